@@ -1,0 +1,1 @@
+"""The only place that reaches into hivemind's internals, always by subclassing."""

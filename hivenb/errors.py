@@ -1,0 +1,38 @@
+"""Every exception that hivenb raises on purpose.
+
+Each message says what happened, with which value, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class HivenbError(Exception):
+    """Base of all errors that hivenb raises on purpose."""
+
+
+class OptionsError(HivenbError, ValueError):
+    """One or more options have a wrong value, or do not go together."""
+
+
+class SwarmError(HivenbError):
+    """The swarm's DHT could not be started, joined or read."""
+
+
+class InviteError(SwarmError, ValueError):
+    """An invite or a peer address cannot be read."""
+
+
+class TrainingError(HivenbError, RuntimeError):
+    """A training run cannot do what was asked of it in its present state."""
+
+
+class LocalPeerError(HivenbError, RuntimeError):
+    """A peer process on this machine could not be started, or ended by itself."""
+
+
+class PlatformError(HivenbError, OSError):
+    """This machine cannot run hivemind, for example because it is not Linux."""
+
+
+class MissingDependencyError(HivenbError, ImportError):
+    """An optional package is needed for what was asked, and is not installed."""
