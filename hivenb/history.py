@@ -51,8 +51,8 @@ class Event:
 class Series:
     """One named series. All arrays have the same length and are read-only.
 
-    A point stands for one recorded value, or, in a long series, for a bucket of neighbours: ``values`` is then
-    their mean, ``lows`` and ``highs`` their extremes, and the rest is that of the bucket's last value.
+    A point stands for one recorded value, or, in a long series, for a bucket of neighbours: ``values`` is
+    then their mean, ``lows`` and ``highs`` their extremes, and the rest is that of the bucket's last value.
 
     Parameters
     ----------
@@ -203,8 +203,8 @@ class History:
 
         Returns
         -------
-        pandas.DataFrame with the columns ``time`` (seconds since the run's first record), ``name``, ``value``,
-        ``epoch`` and ``samples``, a row for each kept point, series after series
+        pandas.DataFrame with the columns ``time`` (seconds since the run's first record), ``name``,
+        ``value``, ``epoch`` and ``samples``, a row for each kept point, series after series
 
         Raises
         ------

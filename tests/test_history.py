@@ -24,7 +24,8 @@ def test_keeps_every_value_while_there_is_room() -> None:
     assert series.times.tolist() == list(range(8))
     assert series.epochs.tolist() == list(range(8))
     assert series.samples.tolist() == [32 * i for i in range(8)]
-    assert np.array_equal(series.lows, series.values) and np.array_equal(series.highs, series.values)
+    assert np.array_equal(series.lows, series.values)
+    assert np.array_equal(series.highs, series.values)
 
 
 def test_merges_neighbours_and_keeps_mean_and_extremes() -> None:
@@ -49,9 +50,11 @@ def test_always_spans_the_whole_run(count: int, capacity: int) -> None:
     series = history.snapshot().series["x"]
     assert len(series) <= capacity + 2
     assert series.times[-1] == count - 1
-    assert series.lows.min() == values.min() and series.highs.max() == values.max()
+    assert series.lows.min() == values.min()
+    assert series.highs.max() == values.max()
     assert np.all(np.diff(series.times) > 0)
-    assert np.all(series.lows <= series.values + 1e-9) and np.all(series.values <= series.highs + 1e-9)
+    assert np.all(series.lows <= series.values + 1e-9)
+    assert np.all(series.values <= series.highs + 1e-9)
 
 
 def test_the_last_value_is_exact_however_long_the_series() -> None:
@@ -68,7 +71,8 @@ def test_a_value_that_is_not_a_number_shows_and_spoils_nothing() -> None:
         history.record("loss", value)
     series = history.snapshot().series["loss"]
     assert np.all(np.isfinite(series.values))
-    assert series.lows.min() == 1.0 and series.highs.max() == 5.0
+    assert series.lows.min() == 1.0
+    assert series.highs.max() == 5.0
     history.record("loss", math.nan)
     assert math.isnan(history.snapshot().last("loss") or 0.0)
 
@@ -115,7 +119,7 @@ def test_a_snapshot_is_cached_until_something_changes_and_never_changes_itself()
     assert history.version > version
     assert first.series["loss"].values.tolist() == [1.0]
     assert history.snapshot().series["loss"].values.tolist() == [1.0, 2.0]
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="read-only"):
         first.series["loss"].values[0] = 7
     with pytest.raises(TypeError):
         first.series["loss"] = first.series["loss"]  # type: ignore[index]
