@@ -1,0 +1,149 @@
+"""What the dashboard's picture shows: which series go into which panel, and between which limits.
+
+Nothing here draws; :mod:`hivenb.view.charts` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hivenb.history import Series, Snapshot
+from hivenb.view import theme, words
+
+_NOT_A_METRIC = {"loss", "val_loss", "peers", "samples_per_second", "swarm_samples_per_second", "memory"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel; ``word`` and ``latest`` are written beside the panel's title, in its colour."""
+
+    series: Series
+    color: str
+    word: str
+    latest: str
+    smooth: bool = False
+    step: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What one panel shows. ``empty`` is written in it while it has no line; ``marks`` are the kinds of event
+    whose words it carries (the thin lines of all events go through all panels)."""
+
+    title: str
+    lines: tuple[Line, ...]
+    empty: str = ""
+    marks: tuple[str, ...] = ()
+    from_zero: bool = False
+    whole: bool = False
+    percent: bool = False
+
+
+def panels(snapshot: Snapshot) -> tuple[tuple[Panel, Panel | None], tuple[Panel, Panel]]:
+    """Two rows of two panels: loss and metric, peers and speed; no metric panel without a metric."""
+
+    def line(
+        name: str, color: str, word: str, write: Callable[[float], str], **how: bool
+    ) -> tuple[Line, ...]:
+        series, last = snapshot.series.get(name), snapshot.last(name)
+        if series is None or last is None:
+            return ()
+        return (Line(series, color, word, write(last), **how),)
+
+    loss = Panel(
+        "Loss",
+        line("loss", theme.OWN, "training", words.value, smooth=True)
+        + line("val_loss", theme.VALIDATION, "validation", words.value),
+        "no training step yet: press Start, or call run.start()",
+        marks=("run", "option", "round"),
+    )
+    metric = None
+    name = _metric_name(snapshot)
+    if name is not None:
+        lines = line(name, theme.VALIDATION, "", lambda number: words.metric(name, number))
+        percent = words.is_share(name) and all(_span(one.series.highs)[1] <= 1 for one in lines)
+        metric = Panel(words.title(name), lines, percent=percent)
+    peers = Panel(
+        "Peers",
+        line("peers", theme.SWARM, "", lambda n: f"{words.counted(round(n), 'peer')} now", step=True),
+        "no peers yet: send them the invite,\nor add two local ones",
+        marks=("peer",),
+        from_zero=True,
+        whole=True,
+    )
+    speed = Panel(
+        "Samples/s",
+        line("swarm_samples_per_second", theme.SWARM, "swarm", words.count)
+        + line("samples_per_second", theme.OWN, "this peer", words.count),
+        "no samples yet",
+        from_zero=True,
+    )
+    return (loss, metric), (peers, speed)
+
+
+def _metric_name(snapshot: Snapshot) -> str | None:
+    """The metric with a panel of its own: validation accuracy if there is one, else any of validation."""
+    names = [name for name in snapshot.series if name not in _NOT_A_METRIC]
+    if "val_acc" in names:
+        return "val_acc"
+    return next((name for name in names if name.startswith("val_")), names[0] if names else None)
+
+
+def limits(panel: Panel) -> tuple[float, float]:
+    """Lowest and highest value of the panel's vertical axis, with some room; ``low < high``."""
+    lows, highs = [], []
+    for line in panel.lines:
+        values = line.series.values
+        if line.smooth and len(values) >= 40:
+            # A few wild batches must not squeeze the rest of the curve into a corner.
+            values = np.concatenate([smoothed(values), _inner(values)])
+        low, high = _span(values)
+        lows.append(low)
+        highs.append(high)
+    low, high = min(lows), max(highs)
+    if panel.whole:
+        return 0.0, max(high, 1.0) * 1.15 + 0.1
+    if panel.from_zero:
+        return 0.0, (high or 1.0) * 1.12
+    room = 0.08 * (high - low) or 0.1 * abs(high) or 0.1
+    if panel.percent:
+        return max(0.0, low - room), min(1.0, high + room) if high < 1 else 1.0
+    # A loss is hardly ever negative: an axis that dips below zero would suggest that it can be.
+    return (low - room if low < 0 else max(0.0, low - room)), high + room
+
+
+def _inner(values: np.ndarray) -> np.ndarray:
+    known = values[np.isfinite(values)]
+    return np.quantile(known, [0.01, 0.99]) if len(known) else known
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """A centred moving average over about a twentieth of the series; gaps (nan) stay out of it.
+
+    Parameters
+    ----------
+    values : at least one
+
+    Returns
+    -------
+    as many values; the average shrinks towards both ends, so the first and the last value stay what they are
+    only in a short series
+    """
+    half = min(len(values) // 40, 40)
+    if half == 0:
+        return values
+    known = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    places = np.arange(len(values))
+    first, last = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
+    counted = counts[last] - counts[first]
+    return np.where(counted > 0, (sums[last] - sums[first]) / np.maximum(counted, 1), np.nan)
+
+
+def _span(values: np.ndarray) -> tuple[float, float]:
+    known = values[np.isfinite(values)]
+    return (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
