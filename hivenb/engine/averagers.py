@@ -1,0 +1,119 @@
+"""Gradient and state averagers that can be born on any thread and change nothing but what they are asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import hivemind
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _PowerSGDGradientAverager
+from hivemind.p2p import ServicerBase
+
+from hivenb.engine.processes import SettledProcess
+
+
+class SettledAverager(SettledProcess, DecentralizedAverager):
+    """Mixin for hivemind's averagers: puts right what creating one does to the creating process."""
+
+    def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
+        # Replaces hivemind/averaging/averager.py:DecentralizedAverager.run_in_background, which sets SIGINT to be
+        # ignored in the caller: an error off the main thread, and the end of the interrupt button on it.
+        self.start()
+        if await_ready:
+            self.wait_until_ready(timeout)
+
+    @classmethod
+    def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
+        # hivemind/p2p/servicer.py makes the class's name a part of the name of each RPC, and peers of plain
+        # hivemind know the names of hivemind's own classes only.
+        upstream = next(base for base in cls.__mro__ if base.__module__.startswith("hivemind."))
+        return ServicerBase._get_handle_name.__func__(upstream, namespace, method_name)  # type: ignore[attr-defined]
+
+
+class GradientAverager(SettledAverager, hivemind.optim.grad_averager.GradientAverager):
+    """``hivemind.GradientAverager`` that can be created on any thread."""
+
+
+class PowerSGDGradientAverager(SettledAverager, _PowerSGDGradientAverager):
+    """``hivemind``'s ``PowerSGDGradientAverager`` that can be created on any thread."""
+
+
+class TrainingStateAverager(SettledAverager, hivemind.optim.state_averager.TrainingStateAverager):
+    """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
+
+    def _init_components(
+        self, param_groups: Any, optimizer_or_factory: Any, scheduler_or_factory: Any, initialize_optimizer: bool | None
+    ) -> tuple[torch.optim.Optimizer, Any]:
+        # Works around hivemind/optim/state_averager.py:initialize_optimizer_state_, a real step with zero gradients
+        # that decays the weights and counts as the first one in Adam's bias correction.
+        if initialize_optimizer is not False:
+            if isinstance(optimizer_or_factory, torch.optim.Optimizer):
+                initialize_optimizer_state(optimizer_or_factory)
+            else:
+                optimizer_or_factory = _initialized_by(optimizer_or_factory)
+        return super()._init_components(param_groups, optimizer_or_factory, scheduler_or_factory, False)
+
+
+def settled_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The same factory of a gradient averager, so that what it makes can be created on any thread.
+
+    :param factory: a subclass of ``hivemind.GradientAverager``, a ``functools.partial`` of one, or ``None`` for the
+      default
+    :raises TypeError: if it is neither; such a factory makes its averager start where we cannot reach it
+    """
+    if factory is None:
+        return GradientAverager
+    if isinstance(factory, partial):
+        return partial(settled_factory(factory.func), *factory.args, **factory.keywords)
+    if not (isinstance(factory, type) and issubclass(factory, hivemind.optim.grad_averager.GradientAverager)):
+        raise TypeError(
+            f"grad_averager_factory is {factory!r}; it must be a subclass of hivemind.GradientAverager or a "
+            "functools.partial of one, such as partial(PowerSGDGradientAverager, averager_rank=32)"
+        )
+    if issubclass(factory, SettledAverager):
+        return factory
+    return type(factory.__name__, (SettledAverager, factory), {})
+
+
+def initialize_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Allocate the state tensors of a fresh optimizer (moments, step counts) and leave all else as it was.
+
+    Does nothing if the optimizer has state already. Parameters and gradients are unchanged, and the state is that
+    of an optimizer that has not made a step yet.
+    """
+    if optimizer.state:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = [(p.detach().clone(), p.grad) for p in parameters]
+    decays = [group.get("weight_decay") for group in optimizer.param_groups]
+    try:
+        for group in optimizer.param_groups:
+            if "weight_decay" in group:
+                group["weight_decay"] = 0.0  # SGD would take it into its momentum buffer
+        for p in parameters:
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+    finally:
+        for group, decay in zip(optimizer.param_groups, decays, strict=True):
+            if decay is not None:
+                group["weight_decay"] = decay
+        with torch.no_grad():
+            for p, (value, grad) in zip(parameters, kept, strict=True):
+                p.copy_(value)
+                p.grad = grad
+    for state in optimizer.state.values():
+        for name, unmade in (("step", 0), ("mu_product", 1)):  # the latter is NAdam's
+            if name in state:
+                state[name] = torch.full_like(state[name], unmade) if torch.is_tensor(state[name]) else unmade
+
+
+def _initialized_by(factory: Callable[[Any], torch.optim.Optimizer]) -> Callable[[Any], torch.optim.Optimizer]:
+    def create(param_groups: Any) -> torch.optim.Optimizer:
+        optimizer = factory(param_groups)
+        initialize_optimizer_state(optimizer)
+        return optimizer
+
+    return create

@@ -1,0 +1,244 @@
+"""hivemind's optimizer for a thread of a notebook kernel: tells what it does, and hands its state over."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import hivemind
+import torch
+from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.utils import get_logger
+
+from hivenb.engine.averagers import TrainingStateAverager, settled_factory
+from hivenb.engine.tracker import ProgressTracker
+from hivenb.errors import SwarmError
+
+logger = get_logger(__name__)
+
+#: How often a peer that fell behind asks for the state before it gives up; hivemind itself never does.
+LOAD_STATE_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What one epoch of the swarm came to at this peer.
+
+    :param epoch: the epoch that has just begun; also the number of global steps made so far
+    :param samples: samples that this peer has put in
+    :param group_size: peers that averaged gradients with this one, itself included; 1 when it was alone or the
+      round failed
+    :param seconds: time spent in the transition, during which this peer's training stood still
+    :param failed: why the round of gradient averaging failed; ``None`` if it did not
+    """
+
+    epoch: int
+    samples: int
+    group_size: int
+    seconds: float
+    failed: str | None = None
+
+
+class Optimizer(hivemind.Optimizer):
+    """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
+
+    Takes the parameters of ``hivemind.Optimizer``
+    (https://learning-at-home.readthedocs.io/en/latest/modules/optim.html), and:
+
+    :param on_epoch: called with an :class:`EpochReport` on the training thread after each epoch of the swarm
+    """
+
+    def __init__(
+        self,
+        *,
+        dht: hivemind.DHT,
+        client_mode: bool | None = None,
+        on_epoch: Callable[[EpochReport], None] | None = None,
+        averager_opts: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        self._own_client_mode = dht.client_mode if client_mode is None else client_mode
+        self._averager_opts = averager_opts or {}
+        self._on_epoch = on_epoch
+        self._last_round: tuple[int, str | None] = (1, None)
+        try:
+            # client_mode is given as a bool because hivemind/optim/optimizer.py:__init__ takes None the wrong way
+            # round; _make_progress_tracker, the first to use it, puts the asked-for value back
+            super().__init__(dht=dht, client_mode=False, averager_opts=averager_opts, **kwargs)
+        except BaseException:
+            self._abandon()
+            raise
+        self.defaults: dict[str, Any] = self.opt.defaults  # what torch's and Lightning's tools look at
+
+    def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> ProgressTracker:
+        self.client_mode = self._own_client_mode
+        return ProgressTracker(
+            dht=self.dht,
+            prefix=self.run_id,
+            target_batch_size=target_batch_size,
+            client_mode=self.client_mode,
+            status_loglevel=self.status_loglevel,
+            start=True,
+            **kwargs,
+        )
+
+    def _make_state_averager(self, **kwargs: Any) -> TrainingStateAverager:
+        return TrainingStateAverager(
+            dht=self.dht,
+            prefix=f"{self.run_id}_state_averager",
+            min_matchmaking_time=self.matchmaking_time,
+            allreduce_timeout=self.allreduce_timeout,
+            shutdown_timeout=self.shutdown_timeout,
+            offload_optimizer=self.offload_optimizer,
+            custom_gradients=self.offload_optimizer,
+            status_loglevel=self.status_loglevel,
+            next_chunk_timeout=self.next_chunk_timeout,
+            client_mode=self.client_mode,
+            auxiliary=self.auxiliary,
+            # not before a checkpoint had its chance to be loaded: a newcomer would take the state of epoch 0
+            allow_state_sharing=False,
+            start=True,
+            **kwargs,
+        )
+
+    def _make_gradient_averager(self, factory: Callable[..., Any] | None, **kwargs: Any) -> Any:
+        # hivemind hands averager_opts to the state averager alone, against its own documentation
+        return super()._make_gradient_averager(
+            settled_factory(factory), allow_state_sharing=False, **{**kwargs, **self._averager_opts}
+        )
+
+    def share_state(self) -> None:
+        """Let peers that join download this peer's state from now on. A peer in client mode cannot, and does not."""
+        if not self.client_mode and not self.auxiliary:
+            self.state_averager.allow_state_sharing = True
+            if self.grad_averager is not None:
+                self.grad_averager.allow_state_sharing = True
+
+    def _update_global_epoch(self, grad_scaler: Any) -> None:
+        samples = self.local_progress.samples_accumulated
+        started = time.perf_counter()
+        self._last_round = (1, None)
+        super()._update_global_epoch(grad_scaler)
+        if self._on_epoch is not None:
+            group_size, failed = self._last_round
+            self._on_epoch(
+                EpochReport(self.local_epoch, samples, group_size, time.perf_counter() - started, failed),
+            )
+
+    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: StepControl | None) -> None:
+        super()._average_gradients_and_load_into_optimizer(maybe_step_control)
+        if maybe_step_control is not None and maybe_step_control.done():
+            self._last_round = _outcome(maybe_step_control)
+        elif maybe_step_control is not None:
+            self._last_round = (1, f"not done within averaging_timeout={self.averaging_timeout} s")
+
+    def load_state_from_peers(self, **kwargs: Any) -> None:
+        """Download parameters, optimizer state and epoch from the peer that is furthest ahead.
+
+        :raises SwarmError: if no peer could be reached in several attempts
+        """
+        # Replaces the endless loop of hivemind/optim/optimizer.py:load_state_from_peers.
+        if self.scheduled_grads is not None and not self.scheduled_grads.done():
+            self._tag_along_with_zero_weight(self.scheduled_grads)
+            self.scheduled_grads = None
+        self.state_averager.step(wait_for_delayed_updates=True)
+        with self.tracker.pause_updates():
+            self._download_state(**kwargs)
+            if self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch:
+                self.state_averager.local_epoch = self.tracker.global_epoch
+            self._begin_epoch()
+
+    def _download_state(self, **kwargs: Any) -> None:
+        for attempt in range(LOAD_STATE_ATTEMPTS):
+            try:
+                self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
+                if self.grad_averager is not None:
+                    self.grad_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
+                return
+            except Exception as e:
+                logger.warning(f"Could not load the state from peers ({attempt + 1} of {LOAD_STATE_ATTEMPTS}): {e!r}")
+                last_error = e
+        raise SwarmError(
+            f"This peer is at epoch {self.local_epoch} and the swarm at {self.tracker.global_epoch}, but the state "
+            f"could not be downloaded in {LOAD_STATE_ATTEMPTS} attempts. Do all peers train the same model with the "
+            "same optimizer?"
+        ) from last_error
+
+    def _begin_epoch(self) -> None:
+        self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
+        if not self.client_mode:
+            self.state_averager.state_sharing_priority = self.local_epoch
+        if self.grad_averager is not None:
+            self.grad_averager.reset_accumulated_grads_()
+            if not self.client_mode:
+                self.grad_averager.state_sharing_priority = self.local_epoch
+
+    def step_aside(self) -> None:
+        """Leave the rounds that were agreed on and the swarm's list of peers until the next step, for a pause.
+
+        Without it every group would wait for this peer until its deadline.
+        """
+        for scheduled in (self.scheduled_grads, self.scheduled_state):
+            if scheduled is not None and not scheduled.done():
+                if scheduled.stage == AveragingStage.LOOKING_FOR_GROUP:
+                    scheduled.cancel()
+                else:
+                    self._tag_along_with_zero_weight(scheduled)
+        self.scheduled_grads = self.scheduled_state = None
+        self.tracker.step_aside()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the wrapped torch optimizer, which plain torch can load, and this peer's epoch beside it."""
+        with self.state_averager.lock_optimizer:
+            return {**self.opt.state_dict(), "hivemind": {"local_epoch": self.local_epoch}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` gave, or the state of a plain torch optimizer of the same class."""
+        state = dict(state_dict)
+        own = state.pop("hivemind", None)
+        self.state_averager.step(wait_for_delayed_updates=True)
+        with self.state_averager.lock_averaged_tensors, self.state_averager.lock_optimizer:
+            self.opt.load_state_dict(state)
+            self._reload_parameters()
+        if own is None:
+            return
+        with self.tracker.pause_updates():
+            self.state_averager.local_epoch = own["local_epoch"]
+            self.tracker.update_epoch(own["local_epoch"])
+            self._begin_epoch()
+
+    @torch.no_grad()
+    def _reload_parameters(self) -> None:
+        """Take the model's parameters over into the offloaded copy, which was made before they were restored."""
+        if not self.offload_optimizer:
+            return
+        offloaded = [p for group in self.opt.param_groups for p in group["params"]]
+        for own, main in zip(offloaded, self.state_averager.main_parameters, strict=True):
+            own.copy_(main)
+
+    def shutdown(self) -> None:
+        """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""
+        if self.state_averager.is_alive():
+            super().shutdown()
+
+    def _abandon(self) -> None:
+        """End what a failed constructor has started."""
+        if (tracker := getattr(self, "tracker", None)) is not None:
+            tracker.shutdown(self.shutdown_timeout)
+        for averager in (getattr(self, "state_averager", None), getattr(self, "grad_averager", None)):
+            if averager is not None and averager.is_alive():
+                with contextlib.suppress(OSError):
+                    averager.shutdown()
+
+    def __del__(self) -> None:
+        """Nothing: Lightning's wrapper inherits this method, and would end the averagers of a living optimizer."""
+
+
+def _outcome(control: StepControl) -> tuple[int, str | None]:
+    if control.cancelled():
+        return 1, "cancelled"
+    error = control.exception()
+    return (1, repr(error)) if error is not None else (len(control.result()), None)

@@ -1,0 +1,120 @@
+"""Children that a keyboard interrupt cannot hit and that never outlive their parent.
+
+Jupyter sends SIGINT to the whole process group of a kernel, and kills a kernel with SIGKILL, when no exit handler
+runs. So each child ignores SIGINT from its first instruction on, and watches its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_POLL_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Hold SIGINT back on this thread; a child forked meanwhile starts with it held back too."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def settle_as_child(parent_pid: int | None = None) -> None:
+    """Make the calling process a well-behaved child: deaf to SIGINT, and gone once its parent is gone.
+
+    To be called on the main thread of the child, before anything else.
+
+    :param parent_pid: the process to outlive by no means; by default the one that forked this process
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    watched = os.getppid() if parent_pid is None else parent_pid
+    threading.Thread(target=_exit_with, args=(watched,), name=f"watch-{watched}", daemon=True).start()
+
+
+def _exit_with(pid: int) -> None:
+    wait_for_exit(pid)
+    os._exit(1)
+
+
+def wait_for_exit(pid: int, timeout: float | None = None) -> bool:
+    """Wait until a process has ended, child of this one or not.
+
+    :param pid: the process to wait for
+    :param timeout: at most this many seconds; without it, as long as it takes
+    :returns: whether it has ended
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:  # a kernel or a sandbox without pidfd
+        return _poll_for_exit(pid, timeout)
+    try:
+        # not select(): a notebook process may well own more than 1024 descriptors
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(None if timeout is None else timeout * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def _poll_for_exit(pid: int, timeout: float | None) -> bool:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while _exists(pid):
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+    return True
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class SettledProcess(mp.process.BaseProcess):
+    """Mixin for hivemind's processes: forked whatever the default start method is, and settled before they run.
+
+    Works around ``hivemind/averaging/averager.py`` (``DecentralizedAverager`` uses the default start method, under
+    which it cannot be pickled from Python 3.14 on) and the lack of any tie to the parent in both of hivemind's
+    process classes.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - the name that multiprocessing calls
+        return mp.context.ForkProcess._Popen(process_obj)  # type: ignore[attr-defined]
+
+    def start(self) -> None:
+        with interrupts_blocked():
+            super().start()
+
+    def run(self) -> None:
+        settle_as_child()
+        super().run()
+
+
+def tied_to_parent(command: list[str]) -> list[str]:
+    """The same command, in a session of its own and killed by the kernel when the calling process dies.
+
+    For a program that is not ours, and so can neither ignore SIGINT nor watch its parent.
+    """
+    # -I and -S: no site packages and no environment, so that the interpreter in between is there for milliseconds
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("_exec_tied.py")), str(os.getpid()), *command]

@@ -1,0 +1,347 @@
+"""HivemindStrategy: the seam between Lightning's Trainer and hivemind's optimizer."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import hivemind
+import torch
+from lightning.pytorch.strategies.strategy import Strategy
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+
+from hivenb.addresses import addresses_from_environment, read_addresses
+from hivenb.engine.dht import DHT, reachable_addresses
+from hivenb.engine.optimizer import EpochReport, Optimizer
+from hivenb.environment import require_linux
+from hivenb.errors import HivenbError
+from hivenb.keywords import sort_keywords
+from hivenb.options import FIELDS, Options
+
+logger = logging.getLogger(__name__)
+
+#: Where the strategy's own DHT listens when ``host_maddrs`` is not given, as documented for Lightning.
+DEFAULT_HOST_MADDRS = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic-v1")
+
+
+class HivemindStrategy(Strategy):
+    """Train one model together with all peers of a run, over the internet, on machines that come and go.
+
+    Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
+    gradients and parameters, make one step, and a new *epoch* of the swarm begins. See
+    https://learning-at-home.readthedocs.io/en/latest/modules/optim.html for the engine underneath.
+
+    One Trainer drives one device; further devices join as further peers.
+
+    :param target_batch_size: samples that all peers accumulate together before each step. The larger, the less
+      often the peers have to communicate
+    :param run_id: name of this run; peers with the same name and DHT train together
+    :param batch_size: samples in each batch of this peer; by default read from each batch
+    :param delay_state_averaging: average parameters in the background, while training goes on
+    :param delay_optimizer_step: run the optimizer in the background and apply its result in a later step; needs
+      ``offload_optimizer`` and ``delay_state_averaging``
+    :param delay_grad_averaging: average gradients in the background; needs ``delay_optimizer_step``
+    :param offload_optimizer: keep the optimizer and its state in host memory, to save memory of the device
+    :param reuse_grad_buffers: accumulate in the model's own ``.grad``, to save one buffer per parameter. The
+      module's ``optimizer_zero_grad`` has no effect meanwhile
+    :param scheduler_fn: ``callable(optimizer) -> LRScheduler``. Required instead of a scheduler from
+      ``configure_optimizers`` when the optimizer is offloaded, because it is then created anew
+    :param matchmaking_time: seconds to wait for peers when a group forms. Raise it if in a quarter of the epochs
+      fewer than 0.9 of the peers average together; lower it for small batches in a fast network
+    :param averaging_timeout: seconds after which a round of averaging is given up. Raise it if a quarter of the
+      rounds end with local gradients
+    :param verbose: log what hivemind does inside, such as rounds and background tasks
+    :param averager_opts: further keyword arguments of both averagers
+    :param host_maddrs: multiaddresses at which the strategy's own DHT listens
+    :param initial_peers: addresses of peers to join: a list, one string with commas, or an invite. By default the
+      environment variable ``INITIAL_PEERS``
+    :param dht: a running DHT to borrow; the strategy then neither starts nor ends one
+    :param optimizer_kwargs: further keyword arguments of ``hivemind.Optimizer`` and, when the strategy starts its
+      own DHT, of ``hivemind.DHT``
+    :raises MisconfigurationException: if options are wrong or do not go together
+    """
+
+    strategy_name = "hivemind"
+
+    def __init__(
+        self,
+        target_batch_size: int,
+        run_id: str = "lightning_run",
+        batch_size: int | None = None,
+        delay_state_averaging: bool = False,
+        delay_optimizer_step: bool | None = None,
+        delay_grad_averaging: bool = False,
+        offload_optimizer: bool | None = None,
+        reuse_grad_buffers: bool = False,
+        scheduler_fn: Callable[[torch.optim.Optimizer], Any] | None = None,
+        matchmaking_time: float = 5.0,
+        averaging_timeout: float = 30.0,
+        verbose: bool = False,
+        averager_opts: dict[str, Any] | None = None,
+        host_maddrs: list[str] | None = None,
+        initial_peers: str | Iterable[str] | None = None,
+        dht: hivemind.DHT | None = None,
+        **optimizer_kwargs: Any,
+    ):
+        super().__init__()
+        require_linux()
+        try:
+            further = sort_keywords(optimizer_kwargs)
+            self.options = Options(
+                target_batch_size=target_batch_size,
+                run_id=run_id,
+                batch_size=batch_size,
+                delay_state_averaging=delay_state_averaging,
+                delay_optimizer_step=delay_optimizer_step,
+                delay_grad_averaging=delay_grad_averaging,
+                offload_optimizer=offload_optimizer,
+                reuse_grad_buffers=reuse_grad_buffers,
+                scheduler_fn=scheduler_fn,
+                matchmaking_time=matchmaking_time,
+                averaging_timeout=averaging_timeout,
+                verbose=verbose,
+                averager_opts=averager_opts,
+                **further.options,
+            )
+            peers = read_addresses(initial_peers) or (() if dht is not None else addresses_from_environment())
+        except HivenbError as e:
+            raise MisconfigurationException(str(e)) from e
+        own = sorted({"host_maddrs"} & {"host_maddrs" if host_maddrs else ""} | set(further.dht))
+        if dht is not None and (peers or own):
+            raise MisconfigurationException(
+                f"HivemindStrategy borrows a running DHT (dht=), so {', '.join(own or ['initial_peers'])} would have "
+                "no effect; give it to that DHT when you start it, or leave out dht="
+            )
+        #: called with an EpochReport on the training thread after each epoch of the swarm
+        self.on_epoch: Callable[[EpochReport], None] | None = None
+        self._dht = dht
+        self._owns_dht = dht is None
+        self._dht_kwargs = {
+            "initial_peers": list(peers) or None,
+            "host_maddrs": list(host_maddrs or DEFAULT_HOST_MADDRS),
+            "client_mode": bool(self.options.client_mode),
+            **further.dht,
+        }
+        self._optimizer_only_kwargs = further.optimizer
+        self._optimizer: Optimizer | None = None
+        self._parallel_devices: list[torch.device] = []
+        self._samples_in_step = 0
+        self._disabled_zero_grad = False
+
+    # -- the swarm ----------------------------------------------------------------------------------------------
+
+    @property
+    def dht(self) -> hivemind.DHT:
+        """The DHT: the borrowed one, or the strategy's own, which is started when it is first needed."""
+        if self._dht is None:
+            self._dht = DHT(start=True, **self._dht_kwargs)
+            logger.info(
+                "Other machines can join this run with the same command and\nINITIAL_PEERS=%s",
+                ",".join(reachable_addresses(self._dht)),
+            )
+        return self._dht
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """hivemind's optimizer of the present or last ``fit``; ``None`` before the first."""
+        return self._optimizer
+
+    @property
+    def num_peers(self) -> int:
+        """Peers that train together in this run, this one included; at least 1. Up to a few seconds old."""
+        return 1 if self._optimizer is None else max(1, self._optimizer.tracker.global_progress.num_peers)
+
+    @property
+    def hivemind_epoch(self) -> int:
+        """Global steps that the swarm has made. The Trainer's ``global_step`` counts this peer's batches instead."""
+        return 0 if self._optimizer is None else self._optimizer.local_epoch
+
+    # -- what Lightning calls -----------------------------------------------------------------------------------
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) != 1:
+            raise MisconfigurationException(
+                f"configure_optimizers gave {len(self.optimizers)} optimizers; HivemindStrategy supports one, with "
+                "as many parameter groups as you like"
+            )
+        scheduler = self._scheduler()
+        self._optimizer = self._make_optimizer(self.optimizers[0], scheduler)
+        self.optimizers = [self._optimizer]
+        inner = self._optimizer.state_averager.scheduler
+        self.lr_scheduler_configs = [LRSchedulerConfig(HiveMindScheduler(inner), interval="step")] if inner else []
+        if self.options.reuse_grad_buffers:
+            # the gradients of earlier batches are still needed; hivemind clears them itself
+            self.lightning_module.optimizer_zero_grad = _do_nothing
+            self._disabled_zero_grad = True
+
+    def _scheduler(self) -> Any:
+        configured = self.lr_scheduler_configs
+        if self.options.scheduler_fn is not None:
+            if configured:
+                logger.warning("scheduler_fn replaces the scheduler that configure_optimizers returned")
+            return self.options.scheduler_fn
+        if not configured:
+            return None
+        if self.options.offload_optimizer:
+            raise MisconfigurationException(
+                "configure_optimizers returned a scheduler, but with offload_optimizer=True the optimizer it belongs "
+                "to is created anew; give HivemindStrategy(scheduler_fn=...) instead, for example "
+                "scheduler_fn=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.99)"
+            )
+        if len(configured) > 1 or configured[0].reduce_on_plateau:
+            raise MisconfigurationException(
+                "HivemindStrategy steps one scheduler, once in each epoch of the swarm; "
+                f"configure_optimizers returned {', '.join(type(c.scheduler).__name__ for c in configured)}"
+            )
+        return configured[0].scheduler
+
+    def _make_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
+        kwargs = {**_engine_kwargs(self.options), **self._optimizer_only_kwargs, "scheduler": scheduler}
+        if self.options.offload_optimizer:
+            kwargs |= {"optimizer": _factory_like(optimizer), "params": optimizer.param_groups}
+        else:
+            kwargs |= {"optimizer": optimizer}
+        return Optimizer(dht=self.dht, on_epoch=self._epoch_ended, **kwargs)
+
+    def _epoch_ended(self, report: EpochReport) -> None:
+        if self.on_epoch is not None:
+            self.on_epoch(report)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self._optimizer is not None:
+            self._optimizer.share_state()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Called in the training loop before anything happens for that batch; counts its samples."""
+        self._samples_in_step += self.options.batch_size or self._samples_in(batch)
+
+    def _samples_in(self, batch: Any) -> int:
+        try:
+            return extract_batch_size(batch)
+        except (MisconfigurationException, RecursionError) as e:
+            raise MisconfigurationException(
+                f"cannot tell the number of samples in a batch of type {type(batch).__name__}; give it as "
+                "HivemindStrategy(batch_size=...)"
+            ) from e
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        samples, self._samples_in_step = self._samples_in_step, 0
+        return super().optimizer_step(optimizer, closure, model, batch_size=samples, **kwargs)
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.load_state_dict(state)
+
+    def teardown(self) -> None:
+        """End the optimizer's processes and, unless it is borrowed, the DHT. Another ``fit`` starts them again."""
+        try:
+            if self._disabled_zero_grad:
+                del self.lightning_module.optimizer_zero_grad
+                self._disabled_zero_grad = False
+            if self._optimizer is not None:
+                self._optimizer.shutdown()
+        finally:
+            if self._owns_dht and self._dht is not None:
+                self._dht.shutdown()
+                self._dht = None
+            super().teardown()
+
+    # -- one device, no process group ---------------------------------------------------------------------------
+
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """The one device that the Trainer was given, as a list; Lightning sets it."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device]) -> None:
+        if len(devices) > 1:
+            raise MisconfigurationException(
+                f"HivemindStrategy trains on one device for each Trainer, and got {len(devices)}: "
+                f"{', '.join(map(str, devices))}. Use devices=1, or devices=[k] to choose one, and let the other "
+                "devices join the run as peers of their own"
+            )
+        self._parallel_devices = list(devices)
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device that this peer trains on."""
+        return self._parallel_devices[0] if self._parallel_devices else torch.device("cpu")
+
+    @property
+    def is_global_zero(self) -> bool:
+        """True: each peer is a Trainer of its own."""
+        return True
+
+    def model_to_device(self) -> None:
+        self.model.to(self.root_device)
+
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """The same tensor: each peer logs its own figures."""
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """The same tensor: each peer logs its own figures."""
+        return tensor
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """The same object: there is no process group."""
+        return obj
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: peers come and go, and wait for nobody."""
+
+
+class HiveMindScheduler:
+    """What Lightning sees of a scheduler that the swarm's epochs move: its state and rate, but no step of its own.
+
+    :param scheduler: the scheduler that hivemind steps
+    """
+
+    def __init__(self, scheduler: Any):
+        self.scheduler = scheduler
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The torch optimizer whose rate it sets."""
+        return self.scheduler.optimizer
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: hivemind steps the scheduler once in each epoch of the swarm."""
+
+    def get_last_lr(self) -> list[float]:
+        """Learning rate of each parameter group."""
+        return self.scheduler.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.scheduler.load_state_dict(state_dict)
+
+
+def _engine_kwargs(options: Options) -> dict[str, Any]:
+    """Keyword arguments of the engine's optimizer; all of them, because its defaults are not the documented ones."""
+    values = {name: getattr(options, name) for name in FIELDS if name not in ("batch_size", "scheduler_fn")}
+    codecs = {name for name, info in FIELDS.items() if info.group == "compression"} - {"grad_averager_factory"}
+    chosen = options.to_strategy_kwargs()
+    return {name: value for name, value in (values | chosen).items() if name in values and name not in codecs} | {
+        name: chosen[name] for name in codecs if name in chosen
+    }
+
+
+def _factory_like(optimizer: torch.optim.Optimizer) -> Callable[[Any], torch.optim.Optimizer]:
+    """A factory of optimizers that are set up as this one is, for other parameters in the same groups."""
+    known = inspect.signature(type(optimizer)).parameters
+    arguments = {name: value for name, value in optimizer.defaults.items() if name in known}
+    return lambda param_groups: type(optimizer)(param_groups, **arguments)
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
