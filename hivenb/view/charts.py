@@ -44,7 +44,7 @@ _PLACES = (
     _Place(0, 0, 0.57, 0.44),
     _Place(0.57, 0, 0.43, 0.44),
 )
-_MOST_MARKS, _MARK_ROWS, _MARK_LETTERS = 40, 3, 28
+_MOST_MARKS, _MARK_ROWS, _MARK_LETTERS = 40, 3, 36
 _TEXT: dict[str, Any] = {"family": "DejaVu Sans", "usetex": False, "parse_math": False}
 
 

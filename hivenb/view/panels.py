@@ -13,8 +13,6 @@ import numpy as np
 from hivenb.history import Series, Snapshot
 from hivenb.view import theme, words
 
-_NOT_A_METRIC = {"loss", "val_loss", "peers", "samples_per_second", "swarm_samples_per_second", "memory"}
-
 
 @dataclass(frozen=True)
 class Line:
@@ -85,11 +83,9 @@ def panels(snapshot: Snapshot) -> tuple[tuple[Panel, Panel | None], tuple[Panel,
 
 
 def _metric_name(snapshot: Snapshot) -> str | None:
-    """The metric with a panel of its own: validation accuracy if there is one, else any of validation."""
-    names = [name for name in snapshot.series if name not in _NOT_A_METRIC]
-    if "val_acc" in names:
-        return "val_acc"
-    return next((name for name in names if name.startswith("val_")), names[0] if names else None)
+    """The metric with a panel of its own: validation accuracy, else any other of validation."""
+    names = [name for name in snapshot.series if name.startswith("val_") and name != "val_loss"]
+    return "val_acc" if "val_acc" in names else next(iter(names), None)
 
 
 def limits(panel: Panel) -> tuple[float, float]:

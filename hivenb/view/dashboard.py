@@ -1,0 +1,193 @@
+"""The dashboard: everything about a run at one glance, and the buttons that steer it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hivenb.errors import HivenbError
+from hivenb.view import display, facts, text
+from hivenb.view.charts import ChartImage
+from hivenb.view.facts import Facts
+from hivenb.view.log_panel import CodePanel, LogPanel
+from hivenb.view.options_panel import OptionsPanel, together
+from hivenb.view.peers_panel import PeersPanel
+from hivenb.view.refresher import Refresher
+from hivenb.view.run_panel import RunPanel
+
+if TYPE_CHECKING:
+    from hivenb.training import TrainingRun
+
+#: A cell that is run again leaves its former dashboard behind, drawing for nobody.
+MAX_LIVE = 3
+
+_live: weakref.WeakKeyDictionary[TrainingRun, list[Dashboard]] = weakref.WeakKeyDictionary()
+
+
+class Dashboard:
+    """Watch and steer a run in a notebook. As the last line of a cell it shows itself.
+
+    Nothing happens until it is shown; then background threads keep it up to date until :meth:`close`. Of one
+    run, the three newest dashboards are live. Where there are no widgets it shows the same facts as text.
+
+    :param run: what to watch
+    :param refresh_interval: least seconds between two frames, at least 0.5
+    :raises HivenbError: if the interval is too short
+    """
+
+    def __init__(self, run: TrainingRun, refresh_interval: float = 0.5) -> None:
+        if not refresh_interval >= 0.5:
+            raise HivenbError(
+                f"refresh_interval={refresh_interval!r} s is too short for a browser to follow; use 0.5"
+            )
+        self.run = run
+        self._interval = refresh_interval
+        self._view: _View | None = None
+
+    @property
+    def widget(self) -> Any:
+        """The whole dashboard as one widget, to be put into a layout of your own.
+
+        :raises MissingDependencyError: without ipywidgets
+        """
+        if self._view is None:
+            self._view = _View(self.run, self._interval)
+            older = _live.setdefault(self.run, [])
+            older.append(self)
+            for dashboard in older[:-MAX_LIVE]:
+                dashboard.close()
+        return self._view.widget
+
+    def text(self) -> str:
+        """The same facts as text, as of now."""
+        now = facts.read(self.run)
+        return text.summary(now.status, now.snapshot, now.peers)
+
+    def close(self) -> None:
+        """Stop watching; the last picture stays. May be called twice."""
+        if self._view is not None:
+            self._view.close()
+        live = _live.get(self.run, [])
+        if self in live:
+            live.remove(self)
+
+    def __repr__(self) -> str:
+        return f"Dashboard(run {self.run.options.run_id!r})"
+
+    def _ipython_display_(self, **_: Any) -> None:
+        if display.widgets_work():
+            display.show_widget(self.widget, repr(self))
+        else:
+            display.show_text(self.text())
+
+
+class _View:
+    """The widgets of one dashboard, and the threads that keep them up to date."""
+
+    def __init__(self, run: TrainingRun, interval: float) -> None:
+        widgets = display.require_ipywidgets()
+        self._run = run
+        self._chart = ChartImage()
+        self._drawn: tuple[Any, ...] | None = None
+        self._charted = -1
+        self._troubles = {"action": "", "draw": ""}
+        self._remark = ""
+        self._is_closed = False
+        self._refresher = Refresher(self._draw, self._failed, interval)
+
+        self.run_panel = RunPanel(
+            self._invite(),
+            {
+                "start": self._handing_in(run.start),
+                "pause": self._handing_in(run.pause),
+                "resume": self._handing_in(run.resume),
+                "stop": self._handing_in(lambda: run.stop(wait=False)),
+            },
+        )
+        self.options_panel = OptionsPanel(self._change_option)
+        self.peers_panel, self.log_panel, self.code_panel = PeersPanel(), LogPanel(), CodePanel()
+        self.image = widgets.Image(format="png", layout=widgets.Layout(width="100%", height="auto"))
+        picture = widgets.Box([self.image], layout=widgets.Layout(flex="3 1 540px", min_width="0"))
+        middle = widgets.HBox(
+            [picture, self.options_panel.widget],
+            layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", margin="8px 0 4px 0"),
+        )
+        tabs = widgets.Tab([self.peers_panel.widget, self.log_panel.widget, self.code_panel.widget])
+        for index, title in enumerate(("Peers", "Log", "Code")):
+            tabs.set_title(index, title)
+        self.widget = widgets.VBox(
+            [self.run_panel.widget, middle, tabs], layout=widgets.Layout(width="100%", overflow="hidden")
+        )
+        self.widget.add_class("hivenb")
+        self._attempt_first_frame()
+        self._refresher.start()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._refresher.close()
+        self.run_panel.close()
+        self.options_panel.close()
+
+    def _invite(self) -> str:
+        try:
+            return self._run.swarm.invite
+        except HivenbError as error:
+            # A run whose swarm is closed can still be looked at.
+            self._troubles["action"] = str(error)
+            return ""
+
+    def _attempt_first_frame(self) -> None:
+        # Before the thread starts, so that what appears under the cell is complete at once.
+        try:
+            self._draw()
+        except Exception as error:
+            self._failed(error, "draw")
+
+    def _handing_in(self, action: Callable[[], Any]) -> Callable[[], None]:
+        def act() -> None:
+            action()
+            self._troubles["action"] = ""
+
+        return lambda: None if self._is_closed else self._refresher.submit(act)
+
+    def _change_option(self, name: str, value: Any) -> None:
+        def change() -> None:
+            before = self._run.options
+            after = before.with_prerequisites(**{name: value})
+            self._run.apply(after)
+            self._troubles["action"] = ""
+            self._remark = together(before, after, name)
+
+        if not self._is_closed:
+            self._refresher.submit(change)
+
+    def _failed(self, error: Exception, kind: str) -> None:
+        known = isinstance(error, HivenbError)
+        words = str(error) if known else f"{type(error).__name__}: {error}"
+        self._troubles[kind] = words if kind == "action" else f"The dashboard could not be drawn: {words}"
+        self._drawn = None
+        if kind == "draw":
+            self.run_panel.show_trouble(self._troubles[kind])
+
+    def _draw(self) -> None:
+        now = facts.read(self._run)
+        trouble = self._troubles["action"]
+        seen = (now.snapshot.version, now.status, now.peers, now.options, now.log, trouble, self._remark)
+        if seen == self._drawn:
+            return
+        self._show(now, trouble)
+        self._drawn = seen
+        self._troubles["draw"] = ""
+
+    def _show(self, now: Facts, trouble: str) -> None:
+        self.run_panel.update(now, trouble)
+        if not self._refresher.has_work:
+            # A change that still waits would look as if it had been undone.
+            self.options_panel.update(now, self._remark)
+        self.peers_panel.update(now)
+        self.log_panel.update(now)
+        self.code_panel.update(now)
+        if now.snapshot.version != self._charted:
+            self.image.value = self._chart.png(now.snapshot)
+            self._charted = now.snapshot.version

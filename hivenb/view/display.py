@@ -1,0 +1,65 @@
+"""Show an object as a widget where widgets work, and as text everywhere else."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from hivenb.errors import MissingDependencyError
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def widgets_work() -> bool:
+    """Whether this process is the kernel of a notebook and has ipywidgets."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    if getattr(get_ipython(), "kernel", None) is None:
+        return False
+    try:
+        require_ipywidgets()
+    except MissingDependencyError:
+        return False
+    return True
+
+
+def require_ipywidgets() -> Any:
+    """The module ipywidgets.
+
+    :raises MissingDependencyError: if it is not installed
+    """
+    try:
+        import ipywidgets
+    except ImportError as error:
+        raise MissingDependencyError(
+            "the widgets of hivenb need ipywidgets, which is not installed: pip install 'ipywidgets>=7.7'. "
+            "Without it, print(dashboard.text()) shows the same facts."
+        ) from error
+    return ipywidgets
+
+
+def show_widget(widget: Any, text: str) -> None:
+    """Display a widget under the cell that runs now.
+
+    :param widget: of ipywidgets 7 or 8
+    :param text: what front ends without widgets show, and what is compared when the notebook is tested
+    """
+    if hasattr(widget, "_repr_mimebundle_"):
+        from IPython.display import display
+
+        bundle = widget._repr_mimebundle_()
+        if isinstance(bundle, tuple):
+            bundle = bundle[0]
+        # ipywidgets would put the widget's whole repr here, which no two versions of it write alike.
+        display({**bundle, "text/plain": text}, raw=True)
+    else:
+        widget._ipython_display_()
+
+
+def show_text(text: str) -> None:
+    """Show text as the result of the cell or the line that runs now."""
+    from IPython.display import display
+
+    display({"text/plain": text}, raw=True)

@@ -1,0 +1,36 @@
+"""What the views show, read from a run once per frame, so that text and widgets always agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hivenb.history import Snapshot
+
+if TYPE_CHECKING:
+    from hivenb.engine.tracker import PeerInfo
+    from hivenb.options import Options
+    from hivenb.training import RunStatus, TrainingRun
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that one frame shows.
+
+    :param status: of the run
+    :param snapshot: of its history
+    :param peers: of the run, as last seen
+    :param options: of the run
+    :param log: its last lines, newest last
+    """
+
+    status: RunStatus
+    snapshot: Snapshot
+    peers: tuple[PeerInfo, ...]
+    options: Options
+    log: tuple[str, ...]
+
+
+def read(run: TrainingRun) -> Facts:
+    """The facts of this moment, from what the run knows already: waits for neither swarm nor device."""
+    return Facts(run.status, run.history.snapshot(), tuple(run.peers()), run.options, tuple(run.log))

@@ -1,0 +1,47 @@
+"""The last lines of the run's log, and the run's options as a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hivenb.view.display import require_ipywidgets
+from hivenb.view.facts import Facts
+from hivenb.view.style import note, safe
+
+MAX_LINES = 100
+MAX_LETTERS = 500
+
+
+class LogPanel:
+    """The log's tail; it stays at its end as lines come in."""
+
+    def __init__(self) -> None:
+        widgets = require_ipywidgets()
+        self.widget = widgets.HTML(layout=widgets.Layout(width="100%"))
+
+    def update(self, facts: Facts) -> None:
+        """Show the log of these facts."""
+        self.widget.value = log_html(facts.log)
+
+
+class CodePanel:
+    """The same configuration as a plain Lightning script."""
+
+    def __init__(self) -> None:
+        widgets = require_ipywidgets()
+        self.widget = widgets.HTML(layout=widgets.Layout(width="100%"))
+
+    def update(self, facts: Facts) -> None:
+        """Show the options of these facts."""
+        says = note("The same configuration as a plain Lightning script:")
+        self.widget.value = f'{says}<div class="hivenb-code"><pre>{safe(facts.options.to_code())}</pre></div>'
+
+
+def log_html(lines: Sequence[str]) -> str:
+    """The last lines, newest at the bottom and in view; long ones are cut."""
+    if not lines:
+        return note("nothing logged yet")
+    shown = [
+        line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines[-MAX_LINES:]
+    ]
+    return f'<div class="hivenb-log"><pre>{safe(chr(10).join(shown))}</pre></div>'

@@ -1,0 +1,144 @@
+"""The top of the dashboard: how the run is doing, the buttons that steer it, and the invite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from hivenb.view import theme, words
+from hivenb.view.display import require_ipywidgets
+from hivenb.view.facts import Facts
+from hivenb.view.style import note, safe, sheet, trouble
+from hivenb.view.text import progress
+
+if TYPE_CHECKING:
+    from hivenb.training import RunStatus
+
+#: Which buttons can be pressed in which state.
+ENABLED: Mapping[str, frozenset[str]] = {
+    "ready": frozenset({"start"}),
+    "starting": frozenset({"stop"}),
+    "training": frozenset({"pause", "stop"}),
+    "paused": frozenset({"resume", "stop"}),
+    "stopping": frozenset(),
+    "stopped": frozenset({"start"}),
+    "finished": frozenset({"start"}),
+    "failed": frozenset({"start"}),
+}
+
+_BUTTONS = (
+    ("start", "Start", "play", "start training, or go on where it stopped: run.start()"),
+    ("pause", "Pause", "pause", "hold on after this batch and stay in the swarm: run.pause()"),
+    ("resume", "Resume", "step-forward", "go on: run.resume()"),
+    ("stop", "Stop", "stop", "stop after this batch and leave the swarm's rounds: run.stop()"),
+)
+
+# Clipboard access needs a secure page; the older command works wherever text can be selected.
+_COPY = (
+    "const box = this.previousElementSibling; box.select();"
+    "const old = () => document.execCommand('copy');"
+    "if (navigator.clipboard) { navigator.clipboard.writeText(box.value).catch(old); } else { old(); }"
+    "this.textContent = 'Copied'; setTimeout(() => { this.textContent = 'Copy'; }, 1500);"
+)
+
+
+class RunPanel:
+    """State, progress, buttons, errors and invite of one run.
+
+    :param invite: to the swarm; no box for it when empty
+    :param actions: what each of ``start``, ``pause``, ``resume`` and ``stop`` does; called by the front end's
+        handlers, so each must return at once
+    """
+
+    def __init__(self, invite: str, actions: Mapping[str, Callable[[], None]]) -> None:
+        widgets = require_ipywidgets()
+        self._facts = widgets.HTML(layout=widgets.Layout(width="100%", margin="0"))
+        self._trouble = widgets.HTML(layout=widgets.Layout(width="100%", margin="0", display="none"))
+        self._invite = widgets.HTML(
+            invite_html(invite), layout=widgets.Layout(flex="1 1 260px", min_width="0", margin="2px")
+        )
+        self.buttons = {}
+        for name, label, icon, tooltip in _BUTTONS:
+            button = widgets.Button(
+                description=label,
+                icon=icon,
+                tooltip=tooltip,
+                disabled=True,
+                layout=widgets.Layout(width="92px", flex="none"),
+            )
+            button.on_click(lambda _, act=actions[name]: act())
+            self.buttons[name] = button
+        self.buttons["start"].button_style = "primary"
+        steer = widgets.HBox(
+            [*self.buttons.values(), self._invite],
+            layout=widgets.Layout(flex_flow="row wrap", align_items="center", margin="4px 0 0 0"),
+        )
+        self.widget = widgets.VBox(
+            [widgets.HTML(sheet(), layout=widgets.Layout(display="none")), self._facts, steer, self._trouble],
+            layout=widgets.Layout(width="100%"),
+        )
+
+    def update(self, facts: Facts, trouble_text: str) -> None:
+        """Show these facts.
+
+        :param facts: of the run
+        :param trouble_text: what went wrong in the dashboard itself, if anything
+        """
+        self._facts.value = status_html(facts.status)
+        enabled = ENABLED.get(str(facts.status.state.value), frozenset())
+        for name, button in self.buttons.items():
+            button.disabled = name not in enabled
+        self.show_trouble("\n".join(text for text in (facts.status.error, trouble_text) if text))
+
+    def show_trouble(self, text: str) -> None:
+        """Show an error in words; none when empty."""
+        self._trouble.value = trouble(text)
+        self._trouble.layout.display = "block" if text else "none"
+
+    def close(self) -> None:
+        """Grey the buttons out and say why."""
+        for button in self.buttons.values():
+            button.disabled = True
+        self._invite.value = note("This dashboard is closed; hivenb.Dashboard(run) shows a live one.")
+
+
+def status_html(status: RunStatus) -> str:
+    """A run's state, its figures with their units, and the progress to its next epoch."""
+    state = str(status.state.value)
+    share = status.samples / status.target_batch_size if status.target_batch_size else 0.0
+    percent = 100 * min(max(share, 0.0), 1.0)
+    figures = [
+        f"epoch <b>{words.count(status.epoch)}</b>",
+        f"<b>{words.count(status.num_peers)}</b> {'peer' if status.num_peers == 1 else 'peers'}",
+        _speed(status.swarm_samples_per_second, "samples/s in the swarm"),
+        _speed(status.samples_per_second, "samples/s here"),
+    ]
+    if status.loss is not None:
+        figures.append(f"loss <b>{safe(words.value(status.loss))}</b>")
+    spans = "".join(f'<span class="unit">{figure}</span>' for figure in figures if figure)
+    dot = f'<span class="dot" style="background: {theme.STATES.get(state, theme.GREY)}"></span>'
+    return (
+        f'<div class="hivenb-facts"><span>{dot}<b>{safe(words.state(state))}</b></span>{spans}</div>'
+        f'<div class="hivenb-progress"><div class="track" role="progressbar" aria-valuemin="0" '
+        f'aria-valuemax="100" aria-valuenow="{percent:.0f}" aria-label="samples to the next epoch">'
+        f'<div class="done" style="width: {percent:.1f}%"></div></div>'
+        f'<div class="words">{safe(progress(status))}</div></div>'
+    )
+
+
+def invite_html(invite: str) -> str:
+    """The invite in a box with a button that copies it."""
+    if not invite:
+        return ""
+    return (
+        '<div class="hivenb-invite"><span class="hivenb-note">invite</span>'
+        f'<input readonly aria-label="invite" data-lm-suppress-shortcuts="true" value="{safe(invite)}" '
+        f'onclick="this.select()"><button title="copy the invite" onclick="{safe(_COPY)}">Copy</button></div>'
+    )
+
+
+def _speed(samples_per_second: float | None, unit: str) -> str:
+    if not samples_per_second:
+        return ""
+    number = words.rate(samples_per_second).split(" ")[0]
+    return f"<b>{safe(number)}</b> {unit}"

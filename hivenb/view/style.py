@@ -1,0 +1,91 @@
+"""The dashboard's style sheet, and the small pieces of HTML that its panels share.
+
+Colours come from JupyterLab's variables where there are any, so that light and dark themes both stay
+readable; elsewhere the fallbacks hold.
+"""
+
+from __future__ import annotations
+
+import html
+
+from hivenb.view import theme
+
+_CSS = """
+.hivenb { font-family: var(--jp-ui-font-family, system-ui, sans-serif); max-width: 1400px; }
+.hivenb .widget-html, .hivenb .widget-html-content, .hivenb .jupyter-widget-html-content
+  { height: auto; line-height: 1.45; font-size: 13px; overflow: visible;
+    color: var(--jp-ui-font-color1, inherit); }
+.hivenb-facts { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 20px; }
+.hivenb-facts b { font-size: 15px; }
+.hivenb-facts .dot
+  { display: inline-block; width: 11px; height: 11px; border-radius: 50%; margin-right: 8px; }
+.hivenb-facts .unit, .hivenb-note { color: var(--jp-ui-font-color2, #6b7280); }
+.hivenb-progress { display: flex; align-items: center; gap: 14px; margin-top: 4px; }
+.hivenb-progress .track
+  { flex: 1 1 200px; height: 8px; border-radius: 4px; overflow: hidden;
+    background: var(--jp-layout-color3, #dfe3e8); }
+.hivenb-progress .done { height: 100%; border-radius: 4px; background: @SWARM; }
+.hivenb-progress .words { flex: none; min-width: 220px; font-variant-numeric: tabular-nums; }
+.hivenb-trouble
+  { border-left: 4px solid @VERMILLION; padding: 6px 12px; margin: 2px 0; white-space: pre-wrap;
+    overflow-wrap: anywhere; background: var(--jp-layout-color2, #f3f4f6); }
+.hivenb-note { font-size: 12px; }
+.hivenb-heading
+  { font-weight: 600; font-size: 12px; letter-spacing: .02em; margin-top: 4px;
+    color: var(--jp-ui-font-color2, #6b7280); }
+.hivenb-invite { display: flex; align-items: center; gap: 8px; min-width: 0; }
+.hivenb-invite input
+  { flex: 1 1 160px; min-width: 80px; height: 26px; box-sizing: border-box; padding: 0 8px; font-size: 12px;
+    font-family: var(--jp-code-font-family, monospace); border: 1px solid var(--jp-border-color1, #bdbdbd);
+    border-radius: 2px; text-overflow: ellipsis; background: var(--jp-layout-color1, #fff);
+    color: var(--jp-ui-font-color1, #24292f); }
+.hivenb-invite button
+  { height: 28px; padding: 0 12px; border: none; font-size: 13px; cursor: pointer;
+    background: var(--jp-layout-color2, #eee); color: var(--jp-ui-font-color1, #24292f); }
+.hivenb-invite button:hover { box-shadow: 0 1px 3px rgba(0, 0, 0, .35); }
+.hivenb-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+.hivenb-table th
+  { text-align: left; font-weight: 600; color: var(--jp-ui-font-color2, #6b7280);
+    border-bottom: 1px solid var(--jp-border-color2, #d7dbe0); }
+.hivenb-table th, .hivenb-table td { padding: 3px 14px 3px 0; white-space: nowrap; }
+.hivenb-table .number { text-align: right; }
+.hivenb-table code { background: none; color: inherit; font-family: var(--jp-code-font-family, monospace); }
+.hivenb-log { display: flex; flex-direction: column-reverse; max-height: 200px; overflow: auto; }
+.hivenb pre
+  { margin: 0; font-size: 12px; line-height: 1.5; white-space: pre-wrap; overflow-wrap: anywhere;
+    font-family: var(--jp-code-font-family, monospace); background: none;
+    color: var(--jp-ui-font-color1, inherit); }
+.hivenb-code { max-height: 260px; overflow: auto; }
+.hivenb .widget-checkbox label { white-space: normal; line-height: 1.3; }
+.hivenb .widget-checkbox { height: auto; min-height: 24px; }
+.hivenb img { max-width: 100%; height: auto; border-radius: 4px; }
+[data-jp-theme-light="false"] .hivenb img { filter: invert(.93) hue-rotate(180deg); }
+"""
+
+
+def sheet() -> str:
+    """The style sheet as an HTML element; it concerns nothing outside of the class ``hivenb``."""
+    css = _CSS
+    for name in ("SWARM", "VERMILLION"):
+        css = css.replace(f"@{name}", getattr(theme, name))
+    return f"<style>{css}</style>"
+
+
+def safe(text: object) -> str:
+    """Text that came from elsewhere, harmless in HTML and in its attributes."""
+    return html.escape(str(text), quote=True)
+
+
+def trouble(text: str) -> str:
+    """An error in words; empty for none."""
+    return f'<div class="hivenb-trouble" role="alert">{safe(text)}</div>' if text else ""
+
+
+def note(text: str) -> str:
+    """A sentence that explains, in a quieter colour."""
+    return f'<div class="hivenb-note">{safe(text)}</div>'
+
+
+def heading(text: str) -> str:
+    """The title of a group of switches."""
+    return f'<div class="hivenb-heading">{safe(text)}</div>'

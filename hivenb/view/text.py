@@ -1,0 +1,130 @@
+"""A run as text: for terminals, for notebooks without widgets, and for all who like to copy and paste."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from hivenb.history import Snapshot
+from hivenb.view import words
+
+if TYPE_CHECKING:
+    from hivenb.engine.tracker import PeerInfo
+    from hivenb.training import RunStatus
+
+NO_PEERS = (
+    "no peers yet: start the run, and give others the invite, or add two peers on this machine with "
+    "swarm.add_local_peers(2, run)"
+)
+
+
+def bar(share: float, width: int = 20) -> str:
+    """A progress bar of ``width`` characters and two brackets.
+
+    :param share: how much is done, from 0 to 1; what is beyond is cut
+    """
+    filled = int(min(max(share, 0.0), 1.0) * width + 0.5)
+    return f"[{'#' * filled}{'-' * (width - filled)}]"
+
+
+def progress(status: RunStatus) -> str:
+    """Samples towards the next epoch, and the time that is left: ``1,310 / 2,048 samples, 3 s left``."""
+    text = f"{words.count(status.samples)} / {words.count(status.target_batch_size)} samples"
+    if status.eta_seconds is not None:
+        text += f", {words.duration(status.eta_seconds)} left"
+    return text
+
+
+def status_line(status: RunStatus, bar_width: int = 20) -> str:
+    """A run in one line.
+
+    :param status: of the run
+    :param bar_width: characters of the progress bar
+    """
+    speed = status.swarm_samples_per_second or status.samples_per_second
+    share = status.samples / status.target_batch_size if status.target_batch_size else 0.0
+    parts = [
+        words.state(status.state),
+        f"epoch {words.count(status.epoch)}",
+        f"{bar(share, bar_width)} {progress(status)}",
+        words.counted(status.num_peers, "peer"),
+        words.rate(speed),
+    ]
+    if status.loss is not None:
+        parts.append(f"loss {words.value(status.loss)}")
+    return "  ".join(parts)
+
+
+def summary(status: RunStatus, snapshot: Snapshot, peers: Sequence[PeerInfo] = ()) -> str:
+    """A run in a few lines: its state, its figures from first to last, its peers.
+
+    :param status: of the run
+    :param snapshot: of its history
+    :param peers: of its swarm
+    :returns: lines joined by newlines, none at the end; equal input gives equal text
+    """
+    lines = [status_line(status)]
+    if status.error:
+        lines += [f"failed: {status.error}"]
+    figures = [
+        (words.title(name), words.metric(name, first), words.metric(name, series_last), _best(name, snapshot))
+        for name, first, series_last in _figures(snapshot)
+    ]
+    if figures:
+        lines += ["", *table(("", "first", "last", "best"), figures, numbers_from=1)]
+    lines += ["", *peer_lines(peers)]
+    return "\n".join(lines)
+
+
+def peer_lines(peers: Sequence[PeerInfo]) -> list[str]:
+    """Peers as the lines of a table, or one line that says how to get some."""
+    if not peers:
+        return [NO_PEERS]
+    rows = [
+        (
+            words.short_id(peer.peer_id)
+            + (" (this one)" if peer.is_self else "")
+            + (" (client)" if peer.client_mode else ""),
+            words.count(peer.epoch),
+            words.count(peer.samples),
+            words.rate(peer.samples_per_second),
+            words.ago(peer.age),
+        )
+        for peer in peers
+    ]
+    return table(("peer", "epoch", "samples", "speed", "last seen"), rows, numbers_from=1)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int) -> list[str]:
+    """Rows of text under a head, in columns as wide as they need to be.
+
+    :param head: a title for each column
+    :param rows: as many texts each
+    :param numbers_from: the first column that is aligned to the right
+    """
+    whole = [tuple(head), *(tuple(row) for row in rows)]
+    widths = [max(len(row[i]) for row in whole) for i in range(len(head))]
+    lines = []
+    for row in whole:
+        cells = [
+            text.ljust(width) if i < numbers_from else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _figures(snapshot: Snapshot) -> list[tuple[str, float, float]]:
+    names = [name for name in snapshot.series if name == "loss" or name.startswith("val_")]
+    found = []
+    for name in sorted(names):
+        last = snapshot.last(name)
+        if last is not None:
+            found.append((name, float(snapshot.series[name].values[0]), last))
+    return found
+
+
+def _best(name: str, snapshot: Snapshot) -> str:
+    series = snapshot.series[name]
+    best = series.highs.max() if words.is_share(name) else series.lows.min()
+    return words.metric(name, float(best))
