@@ -9,7 +9,7 @@ from typing import Any
 
 import hivemind
 import torch
-from lightning.pytorch.strategies.strategy import Strategy
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_HOST_MADDRS = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic-v1")
 
 
-class HivemindStrategy(Strategy):
+class HivemindStrategy(SingleDeviceStrategy):
     """Train one model together with all peers of a run, over the internet, on machines that come and go.
 
     Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
@@ -128,7 +128,6 @@ class HivemindStrategy(Strategy):
         }
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
-        self._parallel_devices: list[torch.device] = []
         self._samples_in_step = 0
         self._disabled_zero_grad = False
 
@@ -252,50 +251,23 @@ class HivemindStrategy(Strategy):
                 self._dht = None
             super().teardown()
 
-    # -- one device, no process group ---------------------------------------------------------------------------
-
     @property
     def parallel_devices(self) -> list[torch.device]:
-        """The one device that the Trainer was given, as a list; Lightning sets it."""
-        return self._parallel_devices
+        """Always empty when read, which makes Lightning hand over the devices that the Trainer was given."""
+        return []
 
     @parallel_devices.setter
     def parallel_devices(self, devices: list[torch.device]) -> None:
-        if len(devices) > 1:
+        if len(devices) != 1:
             raise MisconfigurationException(
                 f"HivemindStrategy trains on one device for each Trainer, and got {len(devices)}: "
                 f"{', '.join(map(str, devices))}. Use devices=1, or devices=[k] to choose one, and let the other "
                 "devices join the run as peers of their own"
             )
-        self._parallel_devices = list(devices)
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device that this peer trains on."""
-        return self._parallel_devices[0] if self._parallel_devices else torch.device("cpu")
-
-    @property
-    def is_global_zero(self) -> bool:
-        """True: each peer is a Trainer of its own."""
-        return True
-
-    def model_to_device(self) -> None:
-        self.model.to(self.root_device)
-
-    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """The same tensor: each peer logs its own figures."""
-        return tensor
-
-    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """The same tensor: each peer logs its own figures."""
-        return tensor
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """The same object: there is no process group."""
-        return obj
+        self._root_device = devices[0]
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: peers come and go, and wait for nobody."""
+        """Nothing: there is no process group; peers come and go, and wait for nobody."""
 
 
 class HiveMindScheduler:

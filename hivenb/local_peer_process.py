@@ -1,0 +1,103 @@
+"""The inside of a local peer: a process forked from a server that has imported all this before."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing as mp
+import os
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import hivemind.utils.asyncio
+import torch
+from hivemind.utils import MPFuture
+from hivemind.utils.crypto import RSAPrivateKey
+from torch.utils.data import DataLoader
+
+from hivenb.engine.processes import settle_as_child
+from hivenb.local_peers import PeerRecipe
+from hivenb.swarm import Swarm
+from hivenb.training import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+
+def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path: str) -> None:
+    """Train until told to leave, until the run has ended, or until the parent is gone."""
+    settle_as_child(parent_pid)
+    os.setsid()
+    _write_to(log_path)
+    _forget_the_server()
+    recipe: PeerRecipe = cloudpickle.loads(packed_recipe)
+    torch.set_num_threads(1)  # peers of one machine share its cores
+    torch.manual_seed(recipe.seed)
+    _reseed(recipe.data, recipe.seed)
+    try:
+        with Swarm.join(recipe.initial_peers) as swarm:
+            run = TrainingRun(
+                recipe.model,
+                recipe.data,
+                swarm=swarm,
+                options=recipe.options,
+                **{**recipe.trainer_kwargs, "limit_val_batches": 0},
+            )
+            run.start()
+            connection.send(("started", swarm.peer_id))
+            _until_told_or_ended(connection, run)
+    except Exception as e:
+        logger.exception("this peer failed")
+        with contextlib.suppress(OSError):
+            connection.send(("failed", f"{type(e).__name__}: {e}"))
+        sys.exit(1)
+
+
+def _until_told_or_ended(connection: Connection, run: TrainingRun) -> None:
+    ended = threading.Event()
+    failure: list[BaseException] = []
+
+    def watch() -> None:
+        try:
+            run.wait()
+        except BaseException as e:
+            failure.append(e)
+        ended.set()
+        with contextlib.suppress(OSError):
+            wake.send(None)
+
+    woken, wake = mp.Pipe(duplex=False)
+    threading.Thread(target=watch, name="watch-run", daemon=True).start()
+    mp.connection.wait([connection, woken])
+    if not ended.is_set():
+        run.stop()
+    if failure:
+        raise failure[0]
+
+
+def _write_to(log_path: str) -> None:
+    """Let all that this process and its children print or log go to a file, not into a cell of the notebook."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _forget_the_server() -> None:
+    """Drop what this process shares with its siblings by way of fork: locks, a key, the start method."""
+    mp.set_start_method("fork", force=True)
+    # a sibling killed while it holds one of these would stop all others for good
+    MPFuture.reset_backend()
+    hivemind.utils.asyncio._AsyncContextWrapper.EXECUTOR_LOCK = mp.Lock()
+    RSAPrivateKey._process_wide_key = None
+
+
+def _reseed(data: Any, seed: int) -> None:
+    """Give a DataLoader with a random generator of its own another order than its siblings'."""
+    if isinstance(data, DataLoader):
+        for generator in {data.generator, getattr(data.sampler, "generator", None)} - {None}:
+            generator.manual_seed(seed)

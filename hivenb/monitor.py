@@ -1,0 +1,91 @@
+"""Samples the swarm while a run trains: peers, speed and memory, into the history."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from hivenb.errors import SwarmError
+from hivenb.history import History
+
+if TYPE_CHECKING:
+    from hivenb.swarm import PeerInfo, Swarm
+
+#: Seconds between two samples.
+INTERVAL = 1.0
+
+
+class Monitor:
+    """A thread that reads the swarm's progress once a second, so that nobody else has to wait for the DHT.
+
+    :param swarm: the swarm to watch
+    :param run_id: the run to watch in it
+    :param history: where to write
+    """
+
+    def __init__(self, swarm: Swarm, run_id: str, history: History):
+        self._swarm, self._run_id, self._history = swarm, run_id, history
+        self._ended = threading.Event()
+        self._peers: tuple[PeerInfo, ...] = ()
+        self._thread = threading.Thread(target=self._watch, name="hivenb-monitor", daemon=True)
+
+    @property
+    def peers(self) -> tuple[PeerInfo, ...]:
+        """Peers as last seen, at most a second or so ago."""
+        return self._peers
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no longer. Returns when the last sample is written."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            started = time.monotonic()
+            try:
+                self._sample()
+            except SwarmError as e:
+                self._history.mark("run", f"the swarm cannot be read: {e}")
+            except OSError:
+                return  # the DHT was closed under our hands: the run is being torn down
+            self._ended.wait(max(0.0, INTERVAL - (time.monotonic() - started)))
+
+    def _sample(self) -> None:
+        peers = self._swarm.peers(self._run_id)
+        self._mark_changes({p.peer_id for p in self._peers}, {p.peer_id for p in peers})
+        self._peers = peers
+        epoch = max((p.epoch for p in peers), default=0)
+        own = next((p for p in peers if p.is_self), None)
+        figures = {
+            "peers": len(peers),
+            "swarm_samples_per_second": sum(p.samples_per_second for p in peers),
+            "memory": resident_bytes(),
+        }
+        if own is not None:
+            figures["samples_per_second"] = own.samples_per_second
+        for name, value in figures.items():
+            self._history.record(name, value, epoch=epoch)
+
+    def _mark_changes(self, before: set[str], after: set[str]) -> None:
+        if before:  # the first ones seen were there already
+            for peer_id in sorted(after - before):
+                self._history.mark("peer", f"peer {short_id(peer_id)} joined")
+            for peer_id in sorted(before - after):
+                self._history.mark("peer", f"peer {short_id(peer_id)} left")
+
+
+def short_id(peer_id: str) -> str:
+    """The end of a peer's id, where ids differ."""
+    return peer_id[-6:]
+
+
+def resident_bytes() -> int:
+    """Bytes of main memory that this process uses now."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,78 @@
+"""What the Trainer reports while it trains, written into the history."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from hivenb.history import History
+
+if TYPE_CHECKING:
+    from hivenb.engine.optimizer import EpochReport
+
+#: Seconds between two points of the training loss. Reading a loss waits for the device, so it is not done each step.
+LOSS_INTERVAL = 0.1
+
+
+class Recorder(Callback):
+    """Lightning callback that records the loss and the user's metrics.
+
+    The training loss is the mean over all batches since the last point. Of what the module logs, validation figures
+    are recorded after each validation and all others after each pass over the data.
+
+    :param history: where to write
+    """
+
+    def __init__(self, history: History):
+        self._history = history
+        self._loss_sum: torch.Tensor | None = None
+        self._batches = 0
+        self._next_flush = 0.0
+        self._recorded: dict[str, float] = {}
+        self.steps = 0
+        self.epoch = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.steps += 1
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if not torch.is_tensor(loss):
+            return  # manual optimization may return nothing; what the module logs is recorded all the same
+        loss = loss.detach()
+        self._loss_sum = loss if self._loss_sum is None else self._loss_sum + loss
+        self._batches += 1
+        if time.monotonic() >= self._next_flush:
+            self._flush_loss()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._flush_loss()
+        self._record_metrics(trainer, validation=False)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._record_metrics(trainer, validation=True)
+
+    def on_epoch(self, report: EpochReport) -> None:
+        """Take over a new epoch of the swarm; a round that failed becomes a mark on the charts."""
+        self.epoch = report.epoch
+        self._history.record("stalled_seconds", report.seconds, epoch=report.epoch)
+        self._history.record("group_size", report.group_size, epoch=report.epoch)
+        if report.failed is not None:
+            self._history.mark("round", f"round failed in epoch {report.epoch}: {report.failed}")
+
+    def _flush_loss(self) -> None:
+        if self._loss_sum is not None and self._batches:
+            self._history.record("loss", float(self._loss_sum) / self._batches, epoch=self.epoch)
+        self._loss_sum, self._batches = None, 0
+        self._next_flush = time.monotonic() + LOSS_INTERVAL
+
+    def _record_metrics(self, trainer: Any, *, validation: bool) -> None:
+        for name, value in trainer.callback_metrics.items():
+            # Lightning adds one or both of these when a metric is logged per step and per epoch
+            base = name.removesuffix("_epoch").removesuffix("_step")
+            if base == "loss" or base.startswith("val") != validation or name.endswith("_step"):
+                continue
+            self._history.record(base, float(value), epoch=self.epoch)

@@ -1,0 +1,422 @@
+"""TrainingRun: a Trainer in a background thread, and one state machine around it."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning
+from hivemind.utils import get_dht_time
+
+from hivenb.errors import OptionsError, TrainingError
+from hivenb.history import History
+from hivenb.monitor import Monitor
+from hivenb.options import Options
+from hivenb.recorder import Recorder
+from hivenb.strategy import HivemindStrategy
+
+if TYPE_CHECKING:
+    from hivenb.swarm import PeerInfo, Swarm
+
+#: What the Trainer of a run is created with unless told otherwise: no printing from a background thread, no files.
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "accelerator": "auto",
+    "devices": 1,
+    "max_epochs": -1,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "logger": False,
+    "num_sanity_val_steps": 0,
+}
+
+
+class RunState(str, Enum):
+    """Where a run stands."""
+
+    READY = "ready"
+    STARTING = "starting"
+    TRAINING = "training"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the Trainer's thread is at work, or about to be."""
+        return self in (RunState.STARTING, RunState.TRAINING, RunState.PAUSED, RunState.STOPPING)
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run at one moment.
+
+    :param state: where it stands
+    :param epoch: epochs of the swarm that are done
+    :param step: batches that this peer has trained on
+    :param samples: samples that the swarm has accumulated towards the next epoch
+    :param target_batch_size: samples that make an epoch
+    :param eta_seconds: seconds until the next epoch, as estimated; ``None`` if it cannot be told
+    :param num_peers: peers in the run, this one included while it trains
+    :param samples_per_second: speed of this peer
+    :param swarm_samples_per_second: speed of all peers together
+    :param loss: newest training loss; ``None`` before the first
+    :param error: what went wrong, in words; ``None`` if nothing did
+    """
+
+    state: RunState
+    epoch: int
+    step: int
+    samples: int
+    target_batch_size: int
+    eta_seconds: float | None
+    num_peers: int
+    samples_per_second: float
+    swarm_samples_per_second: float
+    loss: float | None
+    error: str | None
+
+
+class TrainingRun:
+    """Trains a model with the peers of a swarm, in a background thread, through a real ``lightning.Trainer``.
+
+    Nothing happens before :meth:`start`. All methods may be called from any thread.
+
+    :param model: the LightningModule
+    :param data: a DataLoader, a LightningDataModule, or a pair of training and validation DataLoaders
+    :param swarm: the open swarm to train in
+    :param options: the switches of collaborative training
+    :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`TRAINER_DEFAULTS`
+    :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for
+    """
+
+    def __init__(self, model: Any, data: Any, *, swarm: Swarm, options: Options, **trainer_kwargs: Any):
+        if "strategy" in trainer_kwargs:
+            raise TrainingError(
+                f"strategy={trainer_kwargs['strategy']!r} cannot be given to a TrainingRun: it trains with "
+                "HivemindStrategy, set up by options=. Use lightning.Trainer directly for another one"
+            )
+        if not isinstance(options, Options):
+            raise OptionsError(f"options has to be a hivenb.Options, and is {options!r}")
+        self.model, self.data, self.swarm = model, data, swarm
+        self.trainer_kwargs = trainer_kwargs
+        self.history = History()
+        self._options = options
+        self._changed = threading.Condition(threading.RLock())
+        self._state = RunState.READY
+        self._exception: BaseException | None = None
+        self._may_go_on = threading.Event()
+        self._may_go_on.set()
+        self._recorder = Recorder(self.history)
+        self._trainer: lightning.Trainer | None = None
+        self._strategy: HivemindStrategy | None = None
+        self._monitor: Monitor | None = None
+        self._resume_from: Path | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="hivenb-run-")
+        self._forget_folder = weakref.finalize(self, self._folder.cleanup)
+        swarm.attach(self)
+
+    # -- what a person does -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start to train, or go on from where :meth:`stop` or an error left it. Returns at once.
+
+        :raises TrainingError: if the data has no batches
+        :raises SwarmError: if the swarm is closed
+        :raises MisconfigurationException: if Lightning cannot make a Trainer of the keyword arguments
+        """
+        with self._changed:
+            if self._state.is_active:
+                if self._state is RunState.PAUSED:
+                    self.resume()
+                elif self._state is RunState.STOPPING:
+                    raise TrainingError("the run is stopping; wait for it with run.wait() and start it again")
+                return
+            train, validation = split_data(self.data)
+            with self.swarm.logs.this_thread():
+                strategy = HivemindStrategy(dht=self.swarm.dht, **self._options.to_strategy_kwargs())
+                trainer = self._make_trainer(strategy)
+            strategy.on_epoch = self._on_epoch
+            self.swarm.attach(self)
+            self._trainer, self._strategy, self._exception = trainer, strategy, None
+            self._monitor = Monitor(self.swarm, self._options.run_id, self.history)
+            self._may_go_on.set()
+            self._enter(RunState.STARTING)
+            threading.Thread(
+                target=self._train,
+                args=(trainer, strategy, self._monitor, train, validation),
+                name="hivenb-trainer",
+                daemon=True,
+            ).start()
+
+    def stop(self, wait: bool = True) -> None:
+        """End training at the next batch. The model keeps what it has learned; :meth:`start` goes on from there.
+
+        :param wait: return only when the run has ended and its processes are gone
+        """
+        with self._changed:
+            if self._state.is_active:
+                self._enter(RunState.STOPPING)
+                if self._trainer is not None:
+                    self._trainer.should_stop = True
+                self._may_go_on.set()
+            if not wait or self._is_trainer_thread():
+                return
+            self._changed.wait_for(lambda: not self._state.is_active)
+
+    def pause(self) -> None:
+        """Hold training at the next batch, without leaving the swarm for good. Others no longer wait for this peer.
+
+        :raises TrainingError: if the run is not training
+        """
+        with self._changed:
+            if self._state not in (RunState.STARTING, RunState.TRAINING, RunState.PAUSED):
+                raise TrainingError(f"the run is {self._state.value}; only one that trains can be paused")
+            self._may_go_on.clear()
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`.
+
+        :raises TrainingError: if the run is not active
+        """
+        with self._changed:
+            if not self._state.is_active:
+                raise TrainingError(f"the run is {self._state.value}; start it with run.start()")
+            self._may_go_on.set()
+
+    def wait(self, epochs: int | None = None, steps: int | None = None, timeout: float | None = None) -> bool:
+        """Wait until the run has gone so much further from now, or has ended.
+
+        An interrupt (KeyboardInterrupt) ends the waiting at once; training goes on in the background.
+
+        :param epochs: that many further epochs of the swarm
+        :param steps: that many further batches of this peer
+        :param timeout: at most this many seconds
+        :returns: whether that point was reached; False after the timeout, or if the run ended before
+        :raises TrainingError: if the run was not started
+        :raises Exception: whatever ended the run, as it was raised in the background thread
+        """
+        with self._changed:
+            if self._state is RunState.READY:
+                raise TrainingError("the run was not started; call run.start() first")
+            epoch_goal = None if epochs is None else self._recorder.epoch + epochs
+            step_goal = None if steps is None else self._recorder.steps + steps
+
+            def reached() -> bool:
+                goals = []
+                if epoch_goal is not None:
+                    goals.append(self._recorder.epoch >= epoch_goal)
+                if step_goal is not None:
+                    goals.append(self._recorder.steps >= step_goal)
+                return all(goals) if goals else not self._state.is_active
+
+            self._changed.wait_for(lambda: reached() or not self._state.is_active, timeout)
+            if self._exception is not None:
+                raise self._exception
+            return reached()
+
+    def apply(self, options: Options | None = None, **changes: Any) -> Options:
+        """Change options.
+
+        :param options: the new options as a whole; without them, ``changes`` to the present ones
+        :param changes: new values of single options, by name
+        :returns: the options now in force
+        :raises OptionsError: if the new options are wrong; the old ones stay
+        :raises TrainingError: while the run is active
+        """
+        new = (options or self._options).replace(**changes)
+        with self._changed:
+            if new != self._options and self._state.is_active:
+                raise TrainingError(
+                    f"options cannot be changed while the run is {self._state.value}: stop it, change them and start "
+                    "it again; it goes on from where it was"
+                )
+            for name, (old, value) in self._options.difference(new).items():
+                if self._state is not RunState.READY:
+                    self.history.mark("option", f"{name}: {old} \N{RIGHTWARDS ARROW} {value}")
+            self._options = new
+            return new
+
+    # -- what a person sees -------------------------------------------------------------------------------------
+
+    @property
+    def options(self) -> Options:
+        """The options in force."""
+        return self._options
+
+    @property
+    def exception(self) -> BaseException | None:
+        """What ended the run, if it was an error."""
+        return self._exception
+
+    @property
+    def strategy(self) -> HivemindStrategy | None:
+        """The strategy of the present or last start."""
+        return self._strategy
+
+    @property
+    def trainer(self) -> lightning.Trainer | None:
+        """The Trainer of the present or last start."""
+        return self._trainer
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        """What hivemind, Lightning and hivenb have logged in the background, newest last."""
+        return self.swarm.logs.tail()
+
+    def peers(self) -> tuple[PeerInfo, ...]:
+        """The peers of the run, as last seen while it was active."""
+        return () if self._monitor is None or not self._state.is_active else self._monitor.peers
+
+    @property
+    def status(self) -> RunStatus:
+        """The run at this moment. Cheap: asks neither the swarm nor the device."""
+        with self._changed:
+            state, error = self._state, self._exception
+        optimizer = None if self._strategy is None or not state.is_active else self._strategy.optimizer
+        progress = None if optimizer is None else optimizer.tracker.global_progress
+        peers = self.peers()
+        last = self.history.snapshot().last
+        eta = None if progress is None else progress.eta_next_epoch - get_dht_time()
+        return RunStatus(
+            state=state,
+            epoch=self._recorder.epoch,
+            step=self._recorder.steps,
+            samples=0 if progress is None else progress.samples_accumulated,
+            target_batch_size=self._options.target_batch_size,
+            eta_seconds=max(0.0, eta) if eta is not None and eta < 1e6 else None,
+            num_peers=max(len(peers), 1 if state is RunState.TRAINING else 0),
+            samples_per_second=next((p.samples_per_second for p in peers if p.is_self), 0.0),
+            swarm_samples_per_second=sum(p.samples_per_second for p in peers),
+            loss=last("loss"),
+            error=None if error is None else f"{type(error).__name__}: {error}",
+        )
+
+    def __repr__(self) -> str:
+        return f"TrainingRun({type(self.model).__name__}, {self._state.value}, run_id={self._options.run_id!r})"
+
+    # -- the background thread ----------------------------------------------------------------------------------
+
+    def _make_trainer(self, strategy: HivemindStrategy) -> lightning.Trainer:
+        kwargs = {**TRAINER_DEFAULTS, "default_root_dir": self._folder.name, **self.trainer_kwargs}
+        own = kwargs.pop("callbacks", None) or []
+        own = list(own) if isinstance(own, (list, tuple)) else [own]
+        return lightning.Trainer(strategy=strategy, callbacks=[*own, self._recorder, _Gate(self)], **kwargs)
+
+    def _train(
+        self, trainer: lightning.Trainer, strategy: HivemindStrategy, monitor: Monitor, train: Any, validation: Any
+    ) -> None:
+        failure: BaseException | None = None
+        with self.swarm.logs.this_thread():
+            try:
+                monitor.start()
+                steps_before = self._recorder.steps
+                trainer.fit(self.model, train, validation, ckpt_path=self._resume_from, weights_only=False)
+                if self._recorder.steps == steps_before and not trainer.should_stop:
+                    raise TrainingError("the training data gave no batches; is the dataset empty?")
+            except BaseException as e:  # surfaces at wait() and in the panel
+                failure = e
+            try:
+                self._keep_state(trainer, strategy)
+            except Exception as e:
+                failure = failure or e
+            monitor.close()
+        with self._changed:
+            stopped = self._state is RunState.STOPPING
+            self._exception = failure
+            if failure is not None:
+                self.history.mark("run", f"failed: {type(failure).__name__}")
+                self._enter(RunState.FAILED)
+            else:
+                self._enter(RunState.STOPPED if stopped else RunState.FINISHED)
+
+    def _keep_state(self, trainer: lightning.Trainer, strategy: HivemindStrategy) -> None:
+        """Write down all that another start needs to go on, if training got as far as having any."""
+        if strategy.optimizer is not None and trainer.global_step > 0:
+            path = Path(self._folder.name) / "resume.ckpt"
+            trainer.save_checkpoint(path)
+            self._resume_from = path
+
+    def _on_epoch(self, report: Any) -> None:
+        self._recorder.on_epoch(report)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _enter(self, state: RunState) -> None:
+        with self._changed:
+            self._state = state
+            self._changed.notify_all()
+
+    def _is_trainer_thread(self) -> bool:
+        return threading.current_thread().name == "hivenb-trainer"
+
+
+class _Gate(lightning.Callback):
+    """Where the training thread looks up: begins, pauses, stops, and lets those who wait know of each batch."""
+
+    def __init__(self, run: TrainingRun):
+        self._run = run
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        with self._run._changed:
+            if self._run._state is RunState.STOPPING:
+                trainer.should_stop = True
+            else:
+                self._run.history.mark("run", "started" if self._run._resume_from is None else "resumed")
+                self._run._enter(RunState.TRAINING)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> int | None:
+        run = self._run
+        if not run._may_go_on.is_set():
+            self._hold()
+        if run._state is RunState.STOPPING:
+            trainer.should_stop = True
+            return -1  # Lightning's way to skip the rest of this pass over the data
+        return None
+
+    def _hold(self) -> None:
+        run = self._run
+        if run._strategy is not None and run._strategy.optimizer is not None:
+            run._strategy.optimizer.step_aside()
+        with run._changed:
+            if run._state is RunState.TRAINING:
+                run._enter(RunState.PAUSED)
+        run._may_go_on.wait()
+        with run._changed:
+            if run._state is RunState.PAUSED:
+                run._enter(RunState.TRAINING)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        with self._run._changed:
+            self._run._changed.notify_all()
+
+
+def split_data(data: Any) -> tuple[Any, Any]:
+    """Training and validation data as ``Trainer.fit`` takes them, second and third.
+
+    :param data: a DataLoader, a LightningDataModule, or a pair of DataLoaders
+    :raises TrainingError: if there is nothing to train on
+    """
+    train, validation = data if isinstance(data, (tuple, list)) and len(data) == 2 else (data, None)
+    if train is None:
+        raise TrainingError("data is None; give a DataLoader, a LightningDataModule, or (training, validation)")
+    try:
+        empty = not isinstance(train, lightning.LightningDataModule) and len(train) == 0
+    except (TypeError, NotImplementedError):  # an iterable without a length
+        empty = False
+    if empty:
+        raise TrainingError(
+            f"the training data has no batches (its length is 0): {train!r}. Is the dataset empty, or smaller than "
+            "a batch with drop_last=True?"
+        )
+    return train, validation
