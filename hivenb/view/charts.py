@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from hivenb.history import Event, Snapshot
 from hivenb.view import theme
-from hivenb.view.panels import Line, Panel, limits, panels, smoothed
+from hivenb.view.panels import Line, Panel, limits, merged, panels, smoothed, with_gaps
 from hivenb.view.ticks import number_ticks, time_ticks
 
 WIDTH, HEIGHT, DPI = 7.4, 5.0, 150
@@ -44,7 +44,7 @@ _PLACES = (
     _Place(0, 0, 0.57, 0.44),
     _Place(0.57, 0, 0.43, 0.44),
 )
-_MOST_MARKS, _MARK_ROWS, _MARK_LETTERS = 40, 3, 36
+_MOST_MARKS, _MARK_ROWS, _MARK_LETTERS = 40, 3, 32
 _TEXT: dict[str, Any] = {"family": "DejaVu Sans", "usetex": False, "parse_math": False}
 
 
@@ -142,7 +142,8 @@ def _draw_panel(axes: Axes, panel: Panel, now: float, events: Sequence[Event]) -
         axes.text(0.5, 0.5, panel.empty, transform=axes.transAxes, ha="center", va="center", **style)
         return
     low, high = limits(panel)
-    marks = [event for event in events if event.kind in panel.marks][-_MOST_MARKS:]
+    near = 0.01 * axes.get_xlim()[1]
+    marks = merged([event for event in events if event.kind in panel.marks], near)[-_MOST_MARKS:]
     if marks:
         high += 0.14 * (high - low)  # room for the words
     axes.set_ylim(low, high)
@@ -156,27 +157,28 @@ def _draw_panel(axes: Axes, panel: Panel, now: float, events: Sequence[Event]) -
 
 
 def _draw_line(axes: Axes, line: Line, now: float) -> None:
-    times, values = line.series.times, line.series.values
+    series, color = line.series, line.color
+    times, values = series.times, series.values
     if line.step:
-        times, values = np.append(times, max(now, times[-1])), np.append(values, values[-1])
-        axes.plot(times, values, color=line.color, linewidth=1.6, drawstyle="steps-post", zorder=3)
-        axes.fill_between(times, values, step="post", color=line.color, alpha=0.10, linewidth=0, zorder=2)
+        times, values = with_gaps(np.append(times, max(now, times[-1])), np.append(values, values[-1]))
+        axes.plot(times, values, color=color, linewidth=1.6, drawstyle="steps-post", zorder=3)
+        axes.fill_between(times, values, step="post", color=color, alpha=0.10, linewidth=0, zorder=2)
         return
-    if np.any(line.series.highs > line.series.lows):
-        axes.fill_between(
-            times, line.series.lows, line.series.highs, color=line.color, alpha=0.16, linewidth=0, zorder=2
-        )
+    if np.any(series.highs > series.lows):
+        band = (*with_gaps(times, series.lows), with_gaps(times, series.highs)[1])
+        axes.fill_between(*band, color=color, alpha=0.16, linewidth=0, zorder=2)
     if line.smooth and len(values) >= 40:
-        axes.plot(times, values, color=line.color, linewidth=0.7, alpha=0.30, zorder=2.5)
+        axes.plot(*with_gaps(times, values), color=color, linewidth=0.7, alpha=0.30, zorder=2.5)
         values = smoothed(values)
-    marker: dict[str, Any] = (
-        {"marker": "o", "markersize": 3.0} if len(values) <= 40 and not line.smooth else {}
-    )
-    axes.plot(times, values, color=line.color, linewidth=1.6, zorder=3, solid_joinstyle="round", **marker)
+    marker: dict[str, Any] = {"marker": "o", "markersize": 3.0} if len(values) <= 40 else {}
+    axes.plot(
+        *with_gaps(times, values), color=color, linewidth=1.6, zorder=3, solid_joinstyle="round",
+        **({} if line.smooth else marker),
+    )  # fmt: skip
     known = np.flatnonzero(np.isfinite(values))
     if len(known):
         at = known[-1]
-        axes.plot(times[at], values[at], "o", color=line.color, markersize=4.0, zorder=4, clip_on=False)
+        axes.plot(times[at], values[at], "o", color=color, markersize=4.0, zorder=4, clip_on=False)
 
 
 def _draw_ticks(axes: Axes, panel: Panel) -> None:
@@ -202,8 +204,9 @@ def _write_title(axes: Axes, panel: Panel) -> None:
     wide, high = _inches(axes)
     above = 1 + 0.12 / high
     at = {"transform": axes.transAxes, "va": "baseline", **_TEXT}
+    edge = -(_LEFT - 0.06) / wide  # in line with the numbers, not with the axes
     title = axes.text(
-        0.0, above, panel.title, fontsize=9.5, fontweight="bold", color=theme.INK, ha="left", **at
+        edge, above, panel.title, fontsize=9.5, fontweight="bold", color=theme.INK, ha="left", **at
     )
     into_axes = axes.transAxes.inverted()
     gap = 0.12 / wide

@@ -107,7 +107,9 @@ class _View:
         )
         self.options_panel = OptionsPanel(self._change_option)
         self.peers_panel, self.log_panel, self.code_panel = PeersPanel(), LogPanel(), CodePanel()
-        self.image = widgets.Image(format="png", layout=widgets.Layout(width="100%", height="auto"))
+        self.image = widgets.Image(
+            format="png", layout=widgets.Layout(width="100%", height="auto", margin="0")
+        )
         picture = widgets.Box([self.image], layout=widgets.Layout(flex="3 1 540px", min_width="0"))
         middle = widgets.HBox(
             [picture, self.options_panel.widget],

@@ -26,6 +26,7 @@ _HEADINGS = {
     "memory": "Memory",
     "compression": "Compression of what is sent",
 }
+_WIDTHS = {"overlap": "235px", "memory": "200px", "compression": "290px"}
 _CODEC_OBJECT = "an object of your own"
 
 Change = Callable[[str, Any], None]
@@ -42,19 +43,28 @@ class OptionsPanel:
         widgets = require_ipywidgets()
         self._change = change
         self._shown: dict[str, Any] = {}
-        self._remark = widgets.HTML(layout=widgets.Layout(width="100%", margin="0"))
+        self._remark = widgets.HTML(layout=widgets.Layout(flex="1 1 100%", margin="2px 0"))
         self.controls: dict[str, Any] = {}
         parts = []
         for group, names in SHOWN.items():
-            parts.append(widgets.HTML(heading(_HEADINGS[group]), layout=widgets.Layout(margin="0")))
+            rows = [widgets.HTML(heading(_HEADINGS[group]), layout=widgets.Layout(margin="0"))]
             for name in names:
                 control = self.controls[name] = _choice(name) if group == "compression" else _switch(name)
                 self._shown[name] = control.value
                 control.observe(self._on_change(name), names="value")
-                parts.append(control)
-        self.widget = widgets.VBox(
+                rows.append(control)
+            parts.append(
+                widgets.VBox(rows, layout=widgets.Layout(flex=f"1 1 {_WIDTHS[group]}", min_width="0"))
+            )
+        self.widget = widgets.HBox(
             [*parts, self._remark],
-            layout=widgets.Layout(flex="1 1 270px", max_width="420px", min_width="0", margin="0 0 0 12px"),
+            layout=widgets.Layout(
+                flex="1 1 260px",
+                min_width="0",
+                margin="4px 0 0 10px",
+                flex_flow="row wrap",
+                align_content="flex-start",
+            ),
         )
 
     def update(self, facts: Facts, remark: str) -> None:
@@ -114,7 +124,7 @@ def _switch(name: str) -> Any:
     return widgets.Checkbox(
         description=FIELDS[name].label,
         indent=False,
-        layout=widgets.Layout(width="100%", margin="0 2px"),
+        layout=widgets.Layout(width="auto", margin="0 2px"),
         **_tooltip(widgets, name),
     )
 
@@ -125,8 +135,8 @@ def _choice(name: str) -> Any:
     return widgets.Dropdown(
         description=FIELDS[name].label,
         options=codecs,
-        style={"description_width": "130px"},
-        layout=widgets.Layout(width="100%", margin="1px 2px"),
+        style={"description_width": "158px"},
+        layout=widgets.Layout(width="auto", margin="1px 2px"),
         **_tooltip(widgets, name),
     )
 

@@ -5,12 +5,12 @@ Nothing here draws; :mod:`hivenb.view.charts` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hivenb.history import Series, Snapshot
+from hivenb.history import Event, Series, Snapshot
 from hivenb.view import theme, words
 
 
@@ -80,6 +80,44 @@ def panels(snapshot: Snapshot) -> tuple[tuple[Panel, Panel | None], tuple[Panel,
         from_zero=True,
     )
     return (loss, metric), (peers, speed)
+
+
+def with_gaps(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same points with a nan where nothing was recorded for long, as in a pause, to break the line.
+
+    :param times: seconds
+    :param values: as many
+    """
+    steps = np.diff(times)
+    if len(steps) < 4:
+        return times, values
+    after = np.flatnonzero((steps > 5 * np.median(steps)) & (steps > 2.0)) + 1
+    return np.insert(times, after, times[after]), np.insert(values.astype(float), after, np.nan)
+
+
+def merged(events: Sequence[Event], near: float) -> list[Event]:
+    """Events of a kind that follow each other closely as one, so that its words can be read.
+
+    :param events: oldest first
+    :param near: seconds
+    """
+    groups: list[list[Event]] = []
+    for event in events:
+        last = groups[-1][-1] if groups else None
+        if last is not None and last.kind == event.kind and event.time - last.time <= near:
+            groups[-1].append(event)
+        else:
+            groups.append([event])
+    return [
+        group[0] if len(group) == 1 else Event(group[0].time, group[0].kind, _together(group))
+        for group in groups
+    ]
+
+
+def _together(events: Sequence[Event]) -> str:
+    words_for = {"option": "options changed", "peer": "peers came or went", "round": "marks on rounds"}
+    kind = events[0].kind
+    return f"{len(events)} {words_for[kind]}" if kind in words_for else events[-1].text
 
 
 def _metric_name(snapshot: Snapshot) -> str | None:

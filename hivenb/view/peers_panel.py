@@ -36,18 +36,25 @@ def peers_html(peers: Sequence[PeerInfo]) -> str:
         return note(NO_PEERS)
     head = (
         '<tr><th>peer</th><th></th><th class="number">epoch</th><th class="number">samples</th>'
-        '<th class="number">speed</th><th>connects</th><th>last seen</th></tr>'
+        '<th class="number">speed</th><th>last seen</th></tr>'
     )
     rows = [
         f'<tr><td title="{safe(peer.peer_id)}"><code>{safe(words.short_id(peer.peer_id))}</code></td>'
-        f"<td>{'<b>this peer</b>' if peer.is_self else ''}</td>"
+        f"<td>{_kind(peer)}</td>"
         f'<td class="number">{words.count(peer.epoch)}</td>'
         f'<td class="number">{words.count(peer.samples)}</td>'
         f'<td class="number">{safe(words.rate(peer.samples_per_second))}</td>'
-        f"<td>{'as a client' if peer.client_mode else 'both ways'}</td>"
         f"<td>{safe(words.ago(peer.age))}</td></tr>"
         for peer in peers[:MAX_ROWS]
     ]
     left_out = len(peers) - MAX_ROWS
     more = note(f"and {words.counted(left_out, 'more peer')}") if left_out > 0 else ""
-    return f'<table class="hivenb-table"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>{more}'
+    table = f'<table class="hivenb-table"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
+    return f'<div style="overflow-x: auto">{table}</div>{more}'
+
+
+def _kind(peer: PeerInfo) -> str:
+    kinds = ["<b>this peer</b>"] if peer.is_self else []
+    if peer.client_mode:
+        kinds.append('<span title="connects to others, and cannot be connected to">client</span>')
+    return ", ".join(kinds)

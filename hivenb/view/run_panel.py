@@ -35,8 +35,8 @@ _BUTTONS = (
 
 # Clipboard access needs a secure page; the older command works wherever text can be selected.
 _COPY = (
-    "const box = this.previousElementSibling; box.select();"
-    "const old = () => document.execCommand('copy');"
+    "const box = this.previousElementSibling;"
+    "const old = () => { box.select(); document.execCommand('copy'); };"
     "if (navigator.clipboard) { navigator.clipboard.writeText(box.value).catch(old); } else { old(); }"
     "this.textContent = 'Copied'; setTimeout(() => { this.textContent = 'Copy'; }, 1500);"
 )
@@ -111,8 +111,9 @@ def status_html(status: RunStatus) -> str:
         f"epoch <b>{words.count(status.epoch)}</b>",
         f"<b>{words.count(status.num_peers)}</b> {'peer' if status.num_peers == 1 else 'peers'}",
         _speed(status.swarm_samples_per_second, "samples/s in the swarm"),
-        _speed(status.samples_per_second, "samples/s here"),
     ]
+    if status.num_peers > 1:
+        figures.append(_speed(status.samples_per_second, "samples/s here"))
     if status.loss is not None:
         figures.append(f"loss <b>{safe(words.value(status.loss))}</b>")
     spans = "".join(f'<span class="unit">{figure}</span>' for figure in figures if figure)

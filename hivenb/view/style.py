@@ -16,14 +16,14 @@ _CSS = """
   { height: auto; line-height: 1.45; font-size: 13px; overflow: visible;
     color: var(--jp-ui-font-color1, inherit); }
 .hivenb-facts { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 20px; }
-.hivenb-facts b { font-size: 15px; }
+.hivenb-facts b { font-size: 15px; font-weight: 600; color: var(--jp-ui-font-color1, inherit); }
 .hivenb-facts .dot
   { display: inline-block; width: 11px; height: 11px; border-radius: 50%; margin-right: 8px; }
 .hivenb-facts .unit, .hivenb-note { color: var(--jp-ui-font-color2, #6b7280); }
 .hivenb-progress { display: flex; align-items: center; gap: 14px; margin-top: 4px; }
 .hivenb-progress .track
   { flex: 1 1 200px; height: 8px; border-radius: 4px; overflow: hidden;
-    background: var(--jp-layout-color3, #dfe3e8); }
+    background: var(--jp-layout-color2, #e5e8ec); }
 .hivenb-progress .done { height: 100%; border-radius: 4px; background: @SWARM; }
 .hivenb-progress .words { flex: none; min-width: 220px; font-variant-numeric: tabular-nums; }
 .hivenb-trouble
@@ -47,7 +47,7 @@ _CSS = """
 .hivenb-table th
   { text-align: left; font-weight: 600; color: var(--jp-ui-font-color2, #6b7280);
     border-bottom: 1px solid var(--jp-border-color2, #d7dbe0); }
-.hivenb-table th, .hivenb-table td { padding: 3px 14px 3px 0; white-space: nowrap; }
+.hivenb-table th, .hivenb-table td { padding: 3px 16px 3px 0; white-space: nowrap; }
 .hivenb-table .number { text-align: right; }
 .hivenb-table code { background: none; color: inherit; font-family: var(--jp-code-font-family, monospace); }
 .hivenb-log { display: flex; flex-direction: column-reverse; max-height: 200px; overflow: auto; }
@@ -56,8 +56,10 @@ _CSS = """
     font-family: var(--jp-code-font-family, monospace); background: none;
     color: var(--jp-ui-font-color1, inherit); }
 .hivenb-code { max-height: 260px; overflow: auto; }
-.hivenb .widget-checkbox label { white-space: normal; line-height: 1.3; }
 .hivenb .widget-checkbox { height: auto; min-height: 24px; }
+.hivenb .widget-checkbox label { display: flex; align-items: center; white-space: normal; line-height: 1.3; }
+.hivenb .widget-checkbox input[type="checkbox"] { margin: 0 8px 0 0; flex: none; }
+.hivenb .widget-dropdown .widget-label { text-align: left; }
 .hivenb img { max-width: 100%; height: auto; border-radius: 4px; }
 [data-jp-theme-light="false"] .hivenb img { filter: invert(.93) hue-rotate(180deg); }
 """

@@ -40,9 +40,10 @@ def number_ticks(
     """
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    factors = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    step = next(factor * power for factor in factors if factor * power >= raw * (1 - 1e-9))
     if whole:
-        step = max(1.0, round(step))
+        step = max(1.0, step)
     first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
     places = [i * step for i in range(first, last + 1)]
     return places, [_label(place, step, percent) for place in places]
@@ -50,11 +51,14 @@ def number_ticks(
 
 def _label(place: float, step: float, percent: bool) -> str:
     if percent:
-        digits = max(0, -math.floor(math.log10(step * 100) + 1e-9))
-        return f"{place * 100:.{digits}f} %"
+        return f"{place * 100:.{_digits(step * 100)}f} %"
     if step >= 1e6 or step < 1e-5:
         return f"{place:.3g}"
     if step >= 1000:
-        return f"{place / 1000:,.0f}k" if place else "0"
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    return f"{place:,.{digits}f}"
+        return f"{place / 1000:,.{_digits(step / 1000)}f}k" if place else "0"
+    return f"{place:,.{_digits(step)}f}"
+
+
+def _digits(step: float) -> int:
+    """Decimals that tell neighbouring ticks apart, and no more."""
+    return next((digits for digits in range(8) if math.isclose(round(step, digits), step, rel_tol=1e-6)), 8)
