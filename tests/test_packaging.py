@@ -92,6 +92,7 @@ def test_ci_and_readme_give_the_same_commands():
         pytest.skip("there is no README yet")
     assert f"{test} && pytest" in readme.read_text()
     assert 'pip install -e ".[demo]" -c binder/constraints.txt && hivenb demo' in readme.read_text()
+    assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_the_changelog_knows_this_version_or_has_what_is_unreleased():
