@@ -247,17 +247,14 @@ def codec_key(compression: str | CompressionBase | None) -> Hashable:
             compression = codec(name)
         else:
             return (_CLASS_OF[name], ())
-    from hivemind.compression import CompressionBase
-
-    if not isinstance(compression, CompressionBase):
-        check_codec_name(compression)
-    parts = adaptive_parts(compression)
+    _require_codec(compression)
+    parts = _adaptive_parts(compression)
     if parts is not None:
         return parts
     return (_known_class(compression) or type(compression), _frozen(vars(compression)))
 
 
-def adaptive_parts(compression: Any) -> tuple[Hashable, ...] | None:
+def _adaptive_parts(compression: Any) -> tuple[Hashable, ...] | None:
     """The parameters of hivemind's own adaptive codecs as a comparable value; None for any other codec."""
     kind = _known_class(compression)
     if kind == "SizeAdaptiveCompression":
@@ -289,6 +286,7 @@ def codec_code(compression: str | CompressionBase | None) -> tuple[set[str], str
             return {class_name}, f"{class_name}()"
     kind = _known_class(compression)
     if kind is None:
+        _require_codec(compression)
         raise OptionsError(f"hivenb knows no code that makes {compression!r}.")
     imports = {kind}
 
@@ -319,6 +317,13 @@ def codec_code(compression: str | CompressionBase | None) -> tuple[set[str], str
     else:
         arguments = ""
     return imports, f"{kind}({arguments})"
+
+
+def _require_codec(value: Any) -> None:
+    from hivemind.compression import CompressionBase
+
+    if not isinstance(value, CompressionBase):
+        check_codec_name(value)
 
 
 def _known_class(compression: Any) -> str | None:
