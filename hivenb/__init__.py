@@ -31,9 +31,9 @@ _HOME_OF = {
 
 __all__ = [
     "Dashboard",
+    "History",
     "HivemindStrategy",
     "HivenbError",
-    "History",
     "Options",
     "Swarm",
     "TrainingRun",

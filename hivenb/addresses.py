@@ -85,10 +85,10 @@ def _checked(address: str) -> str:
 
     try:
         parsed = Multiaddr(address)
-        peer_id = parsed["p2p"] if "p2p" in parsed else None
+        named = "p2p" in parsed
     except (ValueError, KeyError, LookupError) as e:
         raise InviteError(f"{_shown(address)} is not the address of a peer ({e}); one looks like {_EXAMPLE}") from e
-    if not peer_id:
+    if not named:
         raise InviteError(f"the address {_shown(address)} does not say whose it is; it has to end like {_EXAMPLE}")
     return str(parsed)
 

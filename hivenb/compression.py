@@ -79,9 +79,7 @@ SIZE_ADAPTIVE_THRESHOLD = 2**16 + 1
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
-        raise AttributeError(
-            f"module 'hivenb.compression' has no attribute {name!r}; it has {', '.join(__all__)}"
-        )
+        raise AttributeError(f"module 'hivenb.compression' has no attribute {name!r}; it has {', '.join(__all__)}")
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
@@ -210,9 +208,7 @@ def check_codec_name(name: object) -> str:
     if isinstance(name, str) and name in CODECS:
         return name
     hint = " (call the class: it takes an instance)" if isinstance(name, type) else ""
-    raise OptionsError(
-        f"{name!r} is no codec{hint}: use one of {', '.join(CODECS)}, or a hivemind compression object."
-    )
+    raise OptionsError(f"{name!r} is no codec{hint}: use one of {', '.join(CODECS)}, or a hivemind compression object.")
 
 
 def codec_name(compression: str | CompressionBase | None) -> str | None:
@@ -311,9 +307,7 @@ def codec_code(compression: str | CompressionBase | None) -> tuple[set[str], str
         else:
             arguments = "[" + ", ".join(inner(part) for part in parts) + "]"
     elif vars(given):
-        raise OptionsError(
-            f"hivenb knows no code that makes {given!r} with attributes {', '.join(vars(given))}."
-        )
+        raise OptionsError(f"hivenb knows no code that makes {given!r} with attributes {', '.join(vars(given))}.")
     else:
         arguments = ""
     return imports, f"{kind}({arguments})"
@@ -329,9 +323,7 @@ def _require_codec(value: Any) -> None:
 def _known_class(compression: Any) -> str | None:
     """The name of the codec's class when it is hivemind's own or its corrected subclass."""
     kind = type(compression)
-    known = kind.__name__ in _HOME_OF and (
-        kind.__module__ == _ENGINE or kind.__module__.startswith(_HIVEMIND)
-    )
+    known = kind.__name__ in _HOME_OF and (kind.__module__ == _ENGINE or kind.__module__.startswith(_HIVEMIND))
     return kind.__name__ if known else None
 
 
@@ -342,9 +334,7 @@ def _frozen(value: Any) -> Hashable:
     if isinstance(value, CompressionBase):
         return codec_key(value)
     if isinstance(value, Mapping):
-        return tuple(
-            sorted(((key, _frozen(part)) for key, part in value.items()), key=lambda item: repr(item[0]))
-        )
+        return tuple(sorted(((key, _frozen(part)) for key, part in value.items()), key=lambda item: repr(item[0])))
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(part) for part in value)
     return value if isinstance(value, Hashable) else repr(value)

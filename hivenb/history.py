@@ -35,11 +35,9 @@ _FIRST_ROWS = 64
 class Event:
     """Something that happened at one moment and deserves a mark on the chart.
 
-    Parameters
-    ----------
-    time : seconds since the history's ``started_at``
-    kind : ``"run"``, ``"option"``, ``"peer"`` or ``"round"``
-    text : a few words
+    :param time: seconds since the history's ``started_at``
+    :param kind: ``"run"``, ``"option"``, ``"peer"`` or ``"round"``
+    :param text: a few words
     """
 
     time: float
@@ -54,11 +52,9 @@ class Series:
     A point stands for one recorded value, or, in a long series, for a bucket of neighbours: ``values`` is
     then their mean, ``lows`` and ``highs`` their extremes, and the rest is that of the bucket's last value.
 
-    Parameters
-    ----------
-    times : seconds since the history's ``started_at``
-    epochs : swarm epochs done
-    samples : samples that the recorder counted at that point
+    :param times: seconds since the history's ``started_at``
+    :param epochs: swarm epochs done
+    :param samples: samples that the recorder counted at that point
     """
 
     name: str
@@ -77,12 +73,10 @@ class Series:
 class Snapshot:
     """A history at one moment; it never changes.
 
-    Parameters
-    ----------
-    version : the history's version at that moment
-    started_at : unix time, in seconds, of the first thing recorded; all other times count from here
-    series : name to :class:`Series`
-    events : oldest first
+    :param version: the history's version at that moment
+    :param started_at: unix time, in seconds, of the first thing recorded; all other times count from here
+    :param series: name to :class:`Series`
+    :param events: oldest first
     """
 
     version: int
@@ -99,21 +93,15 @@ class Snapshot:
 class History:
     """Bounded, thread-safe series and events of one run.
 
-    Parameters
-    ----------
-    capacity : points kept per series, at least 2. When a series is full, neighbours are merged two by two and
-        from then on each point stands for twice as many values, so that a series always spans the whole run.
+    :param capacity: points kept per series, at least 2. When a series is full, neighbours are merged two by
+        two and from then on each point stands for twice as many values: a series always spans the whole run.
 
-    Raises
-    ------
-    HivenbError : when ``capacity`` is less than 2
+    :raises HivenbError: when ``capacity`` is less than 2
     """
 
     def __init__(self, capacity: int = 2048) -> None:
         if capacity < 2:
-            raise HivenbError(
-                f"capacity={capacity!r} is too small for a history; use 2 or more (2048 is usual)."
-            )
+            raise HivenbError(f"capacity={capacity!r} is too small for a history; use 2 or more (2048 is usual).")
         self._capacity = capacity + capacity % 2
         self._lock = Lock()
         self._version = 0
@@ -129,20 +117,16 @@ class History:
         """A number that grows with every change."""
         return self._version
 
-    def record(
-        self, name: str, value: float, *, epoch: int = 0, samples: int = 0, time: float | None = None
-    ) -> None:
+    def record(self, name: str, value: float, *, epoch: int = 0, samples: int = 0, time: float | None = None) -> None:
         """Add one value to a series; the series is made at its first value.
 
         A run may have at most 64 series: values of further ones are left out, and one event says so.
 
-        Parameters
-        ----------
-        name : of the series, for example ``"loss"``
-        value : anything that ``float`` takes
-        epoch : swarm epochs done
-        samples : samples counted so far, by whatever count the recorder keeps
-        time : unix time in seconds; now by default
+        :param name: of the series, for example ``"loss"``
+        :param value: anything that ``float`` takes
+        :param epoch: swarm epochs done
+        :param samples: samples counted so far, by whatever count the recorder keeps
+        :param time: unix time in seconds; now by default
         """
         number = float(value)
         with self._lock:
@@ -162,15 +146,11 @@ class History:
     def mark(self, kind: str, text: str, *, time: float | None = None) -> None:
         """Note an event. The newest 500 are kept.
 
-        Parameters
-        ----------
-        kind : ``"run"``, ``"option"``, ``"peer"`` or ``"round"``
-        text : a few words, such as ``"float16 gradients"``
-        time : unix time in seconds; now by default
+        :param kind: ``"run"``, ``"option"``, ``"peer"`` or ``"round"``
+        :param text: a few words, such as ``"float16 gradients"``
+        :param time: unix time in seconds; now by default
 
-        Raises
-        ------
-        HivenbError : when the kind is none of these
+        :raises HivenbError: when the kind is none of these
         """
         if kind not in EVENT_KINDS:
             raise HivenbError(f"kind={kind!r} is no kind of event; use one of {', '.join(EVENT_KINDS)}.")
@@ -190,9 +170,7 @@ class History:
                 self._snapshot = Snapshot(
                     version=self._version,
                     started_at=start,
-                    series=MappingProxyType(
-                        {name: b.series(name, start) for name, b in self._series.items()}
-                    ),
+                    series=MappingProxyType({name: b.series(name, start) for name, b in self._series.items()}),
                     events=tuple(Event(when - start, kind, text) for when, kind, text in self._events),
                     _last=MappingProxyType({name: b.last for name, b in self._series.items()}),
                 )
@@ -201,14 +179,10 @@ class History:
     def to_dataframe(self) -> pd.DataFrame:
         """All series in one long table.
 
-        Returns
-        -------
-        pandas.DataFrame with the columns ``time`` (seconds since the run's first record), ``name``,
+        :returns: pandas.DataFrame with the columns ``time`` (seconds since the run's first record), ``name``,
         ``value``, ``epoch`` and ``samples``, a row for each kept point, series after series
 
-        Raises
-        ------
-        MissingDependencyError : when pandas is not installed
+        :raises MissingDependencyError: when pandas is not installed
         """
         try:
             import pandas as pd
@@ -302,9 +276,7 @@ class _Buckets:
         return made
 
 
-def _extended(
-    bucket: tuple[float, ...], value: float, epoch: int, samples: int, time: float
-) -> tuple[float, ...]:
+def _extended(bucket: tuple[float, ...], value: float, epoch: int, samples: int, time: float) -> tuple[float, ...]:
     _, _, _, mean, low, high, count = bucket
     if not math.isfinite(value):
         # One diverged batch must not wipe out its finite neighbours; Snapshot.last still reports it.

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from hivenb.engine.processes import settle_as_child
 from hivenb.local_peers import PeerRecipe
 from hivenb.swarm import Swarm
-from hivenb.training import TrainingRun
+from hivenb.training import RunState, TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,10 @@ def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path
                 **{**recipe.trainer_kwargs, "limit_val_batches": 0},
             )
             run.start()
-            connection.send(("started", swarm.peer_id))
-            _until_told_or_ended(connection, run)
+            run.pause()  # until the run in the notebook starts; everything is set up by then
+            run.wait_for(RunState.PAUSED)
+            connection.send(("ready", swarm.peer_id))
+            _obey(connection, run)
     except Exception as e:
         logger.exception("this peer failed")
         with contextlib.suppress(OSError):
@@ -55,26 +57,24 @@ def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path
         sys.exit(1)
 
 
-def _until_told_or_ended(connection: Connection, run: TrainingRun) -> None:
-    ended = threading.Event()
-    failure: list[BaseException] = []
+def _obey(connection: Connection, run: TrainingRun) -> None:
+    """Train when told to, and return when told to leave or when the run has ended."""
+    ended, wake = mp.Pipe(duplex=False)
 
     def watch() -> None:
-        try:
+        with contextlib.suppress(Exception):  # raised again below, on the main thread
             run.wait()
-        except BaseException as e:
-            failure.append(e)
-        ended.set()
-        with contextlib.suppress(OSError):
-            wake.send(None)
+        wake.close()
 
-    woken, wake = mp.Pipe(duplex=False)
     threading.Thread(target=watch, name="watch-run", daemon=True).start()
-    mp.connection.wait([connection, woken])
-    if not ended.is_set():
-        run.stop()
-    if failure:
-        raise failure[0]
+    while connection in mp.connection.wait([connection, ended]):
+        order = connection.recv()
+        if order == "train":
+            run.resume()
+        elif order == "leave":
+            run.stop()
+            break
+    run.wait()
 
 
 def _write_to(log_path: str) -> None:

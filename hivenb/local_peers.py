@@ -10,6 +10,7 @@ import os
 import tempfile
 import threading
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -30,7 +31,15 @@ if TYPE_CHECKING:
 PRELOADED = ["hivenb.local_peer_process"]
 
 #: Trainer arguments that belong to the run in the notebook alone: one set of log files and checkpoints.
-_NOT_FOR_PEERS = ("callbacks", "logger", "enable_checkpointing", "default_root_dir", "max_epochs", "max_steps", "profiler")
+_NOT_FOR_PEERS = (
+    "callbacks",
+    "logger",
+    "enable_checkpointing",
+    "default_root_dir",
+    "max_epochs",
+    "max_steps",
+    "profiler",
+)
 
 #: Seconds that a peer is given to report itself; the first one waits for the imports as well.
 START_TIMEOUT = 120.0
@@ -63,15 +72,18 @@ class LocalPeer:
     """A peer on this machine, seen from the process that added it.
 
     :param number: 1 for the first one of the swarm, and so on
+    :param run: the run it takes part in
     :param process: its process
     :param connection: for orders and reports
     :param log_path: where it writes what it logs
     """
 
-    def __init__(self, number: int, process: Any, connection: Connection, log_path: Path):
+    def __init__(self, number: int, run: TrainingRun, process: Any, connection: Connection, log_path: Path):
         self.number = number
+        self._run = weakref.ref(run)
         self._process, self._connection, self._log_path = process, connection, log_path
         self._peer_id: str | None = None
+        self._began = False
         self._failure: str | None = None
 
     @property
@@ -87,10 +99,10 @@ class LocalPeer:
 
     @property
     def state(self) -> str:
-        """``"starting"``, ``"training"``, ``"left"`` or ``"failed"``."""
+        """``"starting"``, ``"ready"`` until the run is started, ``"training"``, ``"left"`` or ``"failed"``."""
         self._listen()
         if self._process.exitcode is None:
-            return "starting" if self._peer_id is None else "training"
+            return "starting" if self._peer_id is None else "training" if self._began else "ready"
         return "left" if self._process.exitcode == 0 else "failed"
 
     @property
@@ -104,6 +116,16 @@ class LocalPeer:
         """End it at once, without a goodbye to the swarm, as a power cut would."""
         self._process.kill()
         self._process.join()
+
+    def begin(self) -> None:
+        """Tell it to train. Returns at once, and may be called twice."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._connection.send("train")
+            self._began = True
+
+    def is_of(self, run: TrainingRun) -> bool:
+        """Whether it takes part in this run."""
+        return self._run() is run
 
     def ask_to_leave(self) -> None:
         """Tell it to stop training, say goodbye and end. Returns at once."""
@@ -135,7 +157,7 @@ class LocalPeer:
         with contextlib.suppress(EOFError, OSError):
             while self._connection.poll():
                 kind, text = self._connection.recv()
-                if kind == "started":
+                if kind == "ready":
                     self._peer_id = text
                 else:
                     self._failure = text
@@ -180,7 +202,15 @@ class LocalPeers:
                 self._end(new, timeout=0.0)
                 raise
             self._peers += new
+            if run.status.state.is_active:
+                self.begin(run)
             return tuple(new)
+
+    def begin(self, run: TrainingRun) -> None:
+        """Let the peers of a run train, now that it does."""
+        for peer in self._peers:
+            if peer.is_of(run):
+                peer.begin()
 
     def remove(self, count: int | None) -> None:
         """See :meth:`hivenb.Swarm.remove_local_peers`."""
@@ -218,7 +248,7 @@ class LocalPeers:
         with interrupts_blocked():  # the server that forks it is started here too, the first time
             process.start()
         theirs.close()
-        return LocalPeer(self._added, process, ours, log_path)
+        return LocalPeer(self._added, run, process, ours, log_path)
 
 
 def make_recipe(run: TrainingRun, initial_peers: tuple[str, ...], seed: int) -> bytes:

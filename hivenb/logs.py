@@ -24,7 +24,13 @@ _ATOMIC_BYTES = 4096
 
 #: Loggers whose records are collected. hivemind's all come from threads and processes of its own.
 _ALWAYS = ("hivemind", "hivenb")
-_FROM_OUR_THREADS = ("lightning", "lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+_FROM_OUR_THREADS = (
+    "lightning",
+    "lightning.pytorch",
+    "lightning.fabric",
+    "pytorch_lightning",
+    "lightning_fabric",
+)
 
 
 class LogCollector(logging.Handler):
@@ -134,4 +140,4 @@ def _collect_warnings(collector: LogCollector) -> None:
         else:
             printed(message, category, filename, lineno, file, line)
 
-    warnings.showwarning = show  # type: ignore[assignment]
+    warnings.showwarning = show

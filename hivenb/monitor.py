@@ -11,7 +11,8 @@ from hivenb.errors import SwarmError
 from hivenb.history import History
 
 if TYPE_CHECKING:
-    from hivenb.swarm import PeerInfo, Swarm
+    from hivenb.engine.tracker import PeerInfo
+    from hivenb.swarm import Swarm
 
 #: Seconds between two samples.
 INTERVAL = 1.0

@@ -166,9 +166,7 @@ ABOUT: Mapping[str, About] = MappingProxyType(
             "Weight of the newest measurement in the estimate of speed: higher follows changes faster.",
             "rounds",
         ),
-        "verbose": About(
-            "detailed log", "Logs every round, which helps to find out what holds peers up.", "rounds"
-        ),
+        "verbose": About("detailed log", "Logs every round, which helps to find out what holds peers up.", "rounds"),
     }
 )
 """By the option's name in code, which is the same everywhere."""

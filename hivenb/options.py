@@ -124,11 +124,7 @@ class Options:
     def difference(self, other: Options) -> dict[str, tuple[Any, Any]]:
         """What differs from these options to others: option name -> (value here, value there)."""
         mine, theirs = self._comparable(), other._comparable()
-        return {
-            name: (getattr(self, name), getattr(other, name))
-            for name in FIELD_NAMES
-            if mine[name] != theirs[name]
-        }
+        return {name: (getattr(self, name), getattr(other, name)) for name in FIELD_NAMES if mine[name] != theirs[name]}
 
     def to_strategy_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for `hivenb.HivemindStrategy`: what is not the default, codecs as objects.
@@ -155,9 +151,7 @@ class Options:
         return {name: getattr(self, name) for name in FIELD_NAMES}
 
     def _comparable(self) -> dict[str, Hashable]:
-        return {
-            name: _comparable(value, is_codec=name in CODEC_FIELDS) for name, value in self._values().items()
-        }
+        return {name: _comparable(value, is_codec=name in CODEC_FIELDS) for name, value in self._values().items()}
 
     def _changed(self) -> dict[str, Any]:
         comparable = self._comparable()

@@ -38,9 +38,7 @@ def strategy_script(arguments: Mapping[str, Any], *, model: str, data: str) -> s
             continue
         lines.append(f"    {name}={text},")
     own = {name: home for name, home in imports.items() if home == _COMPRESSION}
-    standard = {
-        name: home for name, home in imports.items() if home.partition(".")[0] in sys.stdlib_module_names
-    }
+    standard = {name: home for name, home in imports.items() if home.partition(".")[0] in sys.stdlib_module_names}
     others = {name: home for name, home in imports.items() if name not in own and name not in standard}
     return "\n".join(
         [
@@ -138,7 +136,4 @@ def _together(imports: Mapping[str, str], needed: Mapping[str, str]) -> dict[str
 
 def _import_lines(imports: Mapping[str, str]) -> list[str]:
     homes = sorted(set(imports.values()))
-    return [
-        f"from {home} import {', '.join(sorted(n for n, h in imports.items() if h == home))}"
-        for home in homes
-    ]
+    return [f"from {home} import {', '.join(sorted(n for n, h in imports.items() if h == home))}" for home in homes]

@@ -146,7 +146,7 @@ class HivemindStrategy(SingleDeviceStrategy):
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """hivemind's optimizer of the present or last ``fit``; ``None`` before the first."""
+        """Hivemind's optimizer of the present or last ``fit``; ``None`` before the first."""
         return self._optimizer
 
     @property
@@ -175,7 +175,8 @@ class HivemindStrategy(SingleDeviceStrategy):
         self.lr_scheduler_configs = [LRSchedulerConfig(HiveMindScheduler(inner), interval="step")] if inner else []
         if self.options.reuse_grad_buffers:
             # the gradients of earlier batches are still needed; hivemind clears them itself
-            self.lightning_module.optimizer_zero_grad = _do_nothing
+            module: Any = self.lightning_module
+            module.optimizer_zero_grad = _do_nothing
             self._disabled_zero_grad = True
 
     def _scheduler(self) -> Any:
@@ -214,7 +215,7 @@ class HivemindStrategy(SingleDeviceStrategy):
     def on_train_start(self) -> None:
         super().on_train_start()
         if self._optimizer is not None:
-            self._optimizer.share_state()
+            self._optimizer.begin()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called in the training loop before anything happens for that batch; counts its samples."""
@@ -241,7 +242,8 @@ class HivemindStrategy(SingleDeviceStrategy):
         """End the optimizer's processes and, unless it is borrowed, the DHT. Another ``fit`` starts them again."""
         try:
             if self._disabled_zero_grad:
-                del self.lightning_module.optimizer_zero_grad
+                module: Any = self.lightning_module
+                del module.optimizer_zero_grad
                 self._disabled_zero_grad = False
             if self._optimizer is not None:
                 self._optimizer.shutdown()

@@ -58,7 +58,10 @@ class _Settings:
         if self.identity_path is not None:
             kwargs["identity_path"] = self.identity_path
         if not self.public:
-            kwargs |= {"nat_port_map": False, "auto_nat": False}  # nothing on this machine alone to be found out
+            kwargs |= {
+                "nat_port_map": False,
+                "auto_nat": False,
+            }  # nothing on this machine alone to be found out
         return kwargs
 
 
@@ -240,6 +243,11 @@ class Swarm:
         """Remember a run, so that :meth:`close` ends it first."""
         self._runs.add(run)
         self._last_run_id = run.options.run_id
+
+    def begin(self, run: TrainingRun) -> None:
+        """Let the local peers of a run train, now that it does."""
+        if self._local_peers is not None:
+            self._local_peers.begin(run)
 
     def close(self) -> None:
         """Stop the runs of this swarm, end the peers on this machine and the DHT. May be called twice."""

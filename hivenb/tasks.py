@@ -340,9 +340,7 @@ def _check_sizes(**sizes: int) -> None:
 
 def _check_multiple(name: str, value: int, of: int) -> None:
     if value % of:
-        raise OptionsError(
-            f"{name} must be a multiple of {of}, not {value}; {value + of - value % of} would do"
-        )
+        raise OptionsError(f"{name} must be a multiple of {of}, not {value}; {value + of - value % of} would do")
 
 
 TASKS: dict[str, Callable[..., Task]] = {"digits": digits, "text": text}

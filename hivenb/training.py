@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -24,7 +21,8 @@ from hivenb.recorder import Recorder
 from hivenb.strategy import HivemindStrategy
 
 if TYPE_CHECKING:
-    from hivenb.swarm import PeerInfo, Swarm
+    from hivenb.engine.tracker import PeerInfo
+    from hivenb.swarm import Swarm
 
 #: What the Trainer of a run is created with unless told otherwise: no printing from a background thread, no files.
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -169,6 +167,8 @@ class TrainingRun:
                 self._enter(RunState.STOPPING)
                 if self._trainer is not None:
                     self._trainer.should_stop = True
+                if self._strategy is not None and self._strategy.optimizer is not None:
+                    self._strategy.optimizer.retire()
                 self._may_go_on.set()
             if not wait or self._is_trainer_thread():
                 return
@@ -224,6 +224,19 @@ class TrainingRun:
             if self._exception is not None:
                 raise self._exception
             return reached()
+
+    def wait_for(self, state: RunState, timeout: float | None = None) -> bool:
+        """Wait until the run is in a state, or has ended.
+
+        :param timeout: at most this many seconds
+        :returns: whether it is in that state
+        :raises Exception: whatever ended the run
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._state is state or not self._state.is_active, timeout)
+            if self._exception is not None:
+                raise self._exception
+            return self._state is state
 
     def apply(self, options: Options | None = None, **changes: Any) -> Options:
         """Change options.
@@ -314,7 +327,12 @@ class TrainingRun:
         return lightning.Trainer(strategy=strategy, callbacks=[*own, self._recorder, _Gate(self)], **kwargs)
 
     def _train(
-        self, trainer: lightning.Trainer, strategy: HivemindStrategy, monitor: Monitor, train: Any, validation: Any
+        self,
+        trainer: lightning.Trainer,
+        strategy: HivemindStrategy,
+        monitor: Monitor,
+        train: Any,
+        validation: Any,
     ) -> None:
         failure: BaseException | None = None
         with self.swarm.logs.this_thread():
@@ -374,8 +392,9 @@ class _Gate(lightning.Callback):
             else:
                 self._run.history.mark("run", "started" if self._run._resume_from is None else "resumed")
                 self._run._enter(RunState.TRAINING)
+                self._run.swarm.begin(self._run)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> int | None:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> Any:
         run = self._run
         if not run._may_go_on.is_set():
             self._hold()

@@ -91,6 +91,4 @@ def test_every_direct_dependency_has_a_tested_version_within_its_range():
 
 def test_runtime_is_supported_by_the_package():
     (runtime,) = lines_of("runtime.txt")
-    assert Requirement(f"python{project()['requires-python']}").specifier.contains(
-        runtime.removeprefix("python-")
-    )
+    assert Requirement(f"python{project()['requires-python']}").specifier.contains(runtime.removeprefix("python-"))

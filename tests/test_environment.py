@@ -70,9 +70,7 @@ def test_detecting_imports_nothing():
         "import sys; from hivenb.environment import detect; print(detect().kind.value);"
         "print([name for name in ('IPython', 'ipywidgets', 'torch') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines()[1] == "[]"
 
 

@@ -111,9 +111,7 @@ def test_what_hivemind_takes_is_what_the_checks_know() -> None:
     assert set(option_checks.TRACKER_OPTS) < tracker
     source = inspect.getsource(hivemind.Optimizer._make_state_averager)
     source += inspect.getsource(hivemind.Optimizer.__init__)
-    given = (
-        averager - set(option_checks.AVERAGER_OPTS) - {"self", "kwargs", "averaged_tensors", "tensor_infos"}
-    )
+    given = averager - set(option_checks.AVERAGER_OPTS) - {"self", "kwargs", "averaged_tensors", "tensor_infos"}
     assert all(f"{name}=" in source for name in given), "hivemind sets what the checks leave out"
     factory_source = inspect.getsource(hivemind.Optimizer._make_gradient_averager) + source
     assert all(f"{name}=" in factory_source for name in option_checks.FACTORY_ARGUMENTS)
@@ -143,10 +141,7 @@ def test_what_hivemind_takes_is_what_the_checks_know() -> None:
         *(("scheduler_fn", value) for value in (3, "StepLR")),
         *(("grad_averager_factory", value) for value in (3, PowerSGDGradientAverager)),
         *(("averager_opts", value) for value in ("x", [1], {"nonsense": 1}, {"min_matchmaking_time": 3})),
-        *(
-            ("averager_opts", value)
-            for value in ({"compression": 1}, {"client_mode": True}, {"bandwidth": -1})
-        ),
+        *(("averager_opts", value) for value in ({"compression": 1}, {"client_mode": True}, {"bandwidth": -1})),
         *(("averager_opts", value) for value in ({"initial_group_bits": "02"}, {"target_group_size": 1})),
         *(("tracker_opts", value) for value in ("x", {"nonsense": 1}, {"performance_ema_alpha": 0.5})),
     ],
@@ -346,9 +341,7 @@ def test_every_order_of_switches_gives_valid_options() -> None:
 
 
 def test_difference() -> None:
-    before = options(
-        grad_compression=upstream.Float16Compression(), scheduler_fn=partial(StepLR, step_size=1)
-    )
+    before = options(grad_compression=upstream.Float16Compression(), scheduler_fn=partial(StepLR, step_size=1))
     after = options(grad_compression="uniform8bit", scheduler_fn=partial(StepLR, step_size=1), verbose=True)
     assert before.difference(after) == {
         "grad_compression": ("float16", "uniform8bit"),
@@ -361,9 +354,7 @@ def test_difference() -> None:
 
 
 def adaptive(threshold: int) -> upstream.CompressionBase:
-    return upstream.SizeAdaptiveCompression(
-        threshold, upstream.NoCompression(), upstream.Float16Compression()
-    )
+    return upstream.SizeAdaptiveCompression(threshold, upstream.NoCompression(), upstream.Float16Compression())
 
 
 EXAMPLES = [
@@ -395,19 +386,14 @@ def test_functions_from_a_notebook_cell_travel() -> None:
 def test_equality_is_by_value() -> None:
     assert options(grad_compression=adaptive(9)) == options(grad_compression=adaptive(9))
     assert options(grad_compression=adaptive(9)) != options(grad_compression=adaptive(10))
-    assert options(scheduler_fn=partial(StepLR, step_size=1)) != options(
-        scheduler_fn=partial(StepLR, step_size=2)
-    )
+    assert options(scheduler_fn=partial(StepLR, step_size=1)) != options(scheduler_fn=partial(StepLR, step_size=2))
     assert options(averager_opts={"bandwidth": 1}) != options(averager_opts={"bandwidth": 2})
     assert options() != "options"
     assert len(set(EXAMPLES)) == len(EXAMPLES)
 
 
 def test_repr_shows_what_differs_and_no_addresses() -> None:
-    assert (
-        repr(options(grad_compression="float16"))
-        == "Options(target_batch_size=256, grad_compression='float16')"
-    )
+    assert repr(options(grad_compression="float16")) == "Options(target_batch_size=256, grad_compression='float16')"
     given = repr(options(scheduler_fn=lambda optimizer: None, grad_compression=adaptive(3)))
     assert "0x" not in given
     assert "SizeAdaptiveCompression(3, less=NoCompression(), greater_equal=Float16Compression())" in given
@@ -491,9 +477,7 @@ def test_what_has_no_text_is_a_comment(values: dict[str, Any], comment: str) -> 
 def test_a_function_of_the_notebook_is_asked_for_by_name() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec("def warm_up(optimizer): ...", namespace)
-    assert (
-        "# scheduler_fn: your own warm_up goes here" in options(scheduler_fn=namespace["warm_up"]).to_code()
-    )
+    assert "# scheduler_fn: your own warm_up goes here" in options(scheduler_fn=namespace["warm_up"]).to_code()
 
 
 def test_two_things_of_one_name_are_not_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,9 +120,7 @@ def test_tasks_travel_to_another_process():
         "    batch = next(iter(task.train)); scores, target = task.model.predict_and_target(batch)\n"
         "    print(task.name, *batch[0].shape, len(target))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], input=cargo, capture_output=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", script], input=cargo, capture_output=True, check=True, timeout=60)
     expected = ["digits 32 1 8 8 32", f"text 32 17 {32 * 16}"]
     assert done.stdout.decode().splitlines() == expected
 

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import hivemind
 import torch
 from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.optim.grad_averager import GradientAverager as _GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _PowerSGDGradientAverager
+from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 from hivemind.p2p import ServicerBase
+from hivemind.utils import get_logger
 
+from hivenb.engine import codecs as _codecs  # noqa: F401 - a peer without a codec decodes what others send, too
 from hivenb.engine.processes import SettledProcess
+
+logger = get_logger(__name__)
 
 
 class SettledAverager(SettledProcess, DecentralizedAverager):
-    """Mixin for hivemind's averagers: puts right what creating one does to the creating process."""
+    """Base to put *behind* a class of hivemind's averagers: what creating one, and waiting for it, should be like.
+
+    Behind, because hivemind's classes reach :meth:`step` through ``super()``.
+    """
+
+    _rounds: weakref.WeakSet[StepControl]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        self._rounds = weakref.WeakSet()
+        self._expected: int | None = None
+        self._retired = False
+        self._group_size_is_fixed = kwargs.get("target_group_size") is not None
+        super().__init__(*args, **kwargs)
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
         # Replaces hivemind/averaging/averager.py:DecentralizedAverager.run_in_background, which sets SIGINT to be
@@ -30,22 +49,74 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         # hivemind/p2p/servicer.py makes the class's name a part of the name of each RPC, and peers of plain
         # hivemind know the names of hivemind's own classes only.
         upstream = next(base for base in cls.__mro__ if base.__module__.startswith("hivemind."))
-        return ServicerBase._get_handle_name.__func__(upstream, namespace, method_name)  # type: ignore[attr-defined]
+        return ServicerBase._get_handle_name.__func__(upstream, namespace, method_name)
+
+    # -- in the process that trains -----------------------------------------------------------------------------
+
+    def step(self, *args: Any, wait: bool = True, **kwargs: Any) -> Any:
+        control = super().step(*args, wait=False, **kwargs)
+        self._rounds.add(control)
+        if self._retired:
+            control.cancel()
+        return control.result() if wait else control
+
+    def retire(self) -> None:
+        """Give up the rounds that still look for a group, and all later ones, so that nobody waits for them.
+
+        A round whose peers are exchanging data already comes to its end. May be called from any thread.
+        """
+        self._retired = True
+        for control in list(self._rounds):
+            if not control.done() and control.stage is not AveragingStage.RUNNING_ALLREDUCE:
+                control.cancel()
+
+    def expect_peers(self, count: int) -> None:
+        """Let a group be complete as soon as that many peers have met, instead of after ``matchmaking_time``.
+
+        :param count: peers known to be in the run, this one included. A ``target_group_size`` of the user's own
+          choice stays as it is
+        """
+        if count != self._expected and not self._group_size_is_fixed:
+            self._expected = count
+            self._outer_pipe.send(("_expect_peers", [count], {}))
+
+    # -- in the averager's own process --------------------------------------------------------------------------
+
+    async def _expect_peers(self, count: int) -> None:
+        matchmaking = self._matchmaking
+        # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
+        matchmaking.target_group_size = max(2, count)
+        async with matchmaking.lock_request_join_group:
+            # hivemind looks at the size only when somebody joins, so one that has shrunk is looked at here
+            complete = len(matchmaking.current_followers) + 1 >= matchmaking.target_group_size
+            if complete and matchmaking.is_looking_for_group and not matchmaking.assembled_group.done():
+                await matchmaking.leader_assemble_group()
+
+    async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
+        try:
+            await super()._step(step=step, future_for_init=future_for_init)
+        except Exception as e:
+            # whoever asked for the round has the error in its future; here it would only be printed by asyncio
+            logger.debug(f"A round of averaging ended with {e!r}")
 
 
-class GradientAverager(SettledAverager, hivemind.optim.grad_averager.GradientAverager):
+class GradientAverager(_GradientAverager, SettledAverager):
     """``hivemind.GradientAverager`` that can be created on any thread."""
 
 
-class PowerSGDGradientAverager(SettledAverager, _PowerSGDGradientAverager):
+class PowerSGDGradientAverager(_PowerSGDGradientAverager, SettledAverager):
     """``hivemind``'s ``PowerSGDGradientAverager`` that can be created on any thread."""
 
 
-class TrainingStateAverager(SettledAverager, hivemind.optim.state_averager.TrainingStateAverager):
+class TrainingStateAverager(_TrainingStateAverager, SettledAverager):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
 
     def _init_components(
-        self, param_groups: Any, optimizer_or_factory: Any, scheduler_or_factory: Any, initialize_optimizer: bool | None
+        self,
+        param_groups: Any,
+        optimizer_or_factory: Any,
+        scheduler_or_factory: Any,
+        initialize_optimizer: bool | None,
     ) -> tuple[torch.optim.Optimizer, Any]:
         # Works around hivemind/optim/state_averager.py:initialize_optimizer_state_, a real step with zero gradients
         # that decays the weights and counts as the first one in Adam's bias correction.
@@ -68,14 +139,14 @@ def settled_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
         return GradientAverager
     if isinstance(factory, partial):
         return partial(settled_factory(factory.func), *factory.args, **factory.keywords)
-    if not (isinstance(factory, type) and issubclass(factory, hivemind.optim.grad_averager.GradientAverager)):
+    if not (isinstance(factory, type) and issubclass(factory, _GradientAverager)):
         raise TypeError(
             f"grad_averager_factory is {factory!r}; it must be a subclass of hivemind.GradientAverager or a "
             "functools.partial of one, such as partial(PowerSGDGradientAverager, averager_rank=32)"
         )
     if issubclass(factory, SettledAverager):
         return factory
-    return type(factory.__name__, (SettledAverager, factory), {})
+    return type(factory.__name__, (factory, SettledAverager), {})
 
 
 def initialize_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
@@ -110,7 +181,9 @@ def initialize_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
                 state[name] = torch.full_like(state[name], unmade) if torch.is_tensor(state[name]) else unmade
 
 
-def _initialized_by(factory: Callable[[Any], torch.optim.Optimizer]) -> Callable[[Any], torch.optim.Optimizer]:
+def _initialized_by(
+    factory: Callable[[Any], torch.optim.Optimizer],
+) -> Callable[[Any], torch.optim.Optimizer]:
     def create(param_groups: Any) -> torch.optim.Optimizer:
         optimizer = factory(param_groups)
         initialize_optimizer_state(optimizer)

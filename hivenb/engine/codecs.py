@@ -92,9 +92,7 @@ class _EightBits(_PlainWhenBetter, upstream_quantization.Quantization):
         values = tensor.detach().to(torch.float32).reshape(-1)
         finite = values.isfinite()
         if bool(finite.all()):
-            indices = (
-                self._buckets(values, self.n_bins) if values.numel() else torch.zeros(0, dtype=torch.uint8)
-            )
+            indices = self._buckets(values, self.n_bins) if values.numel() else torch.zeros(0, dtype=torch.uint8)
             table = _bucket_means(values, indices, self.n_bins)
         else:
             regular = self.n_bins - len(_NON_FINITE)
@@ -113,9 +111,7 @@ class _EightBits(_PlainWhenBetter, upstream_quantization.Quantization):
         table = np.frombuffer(buffer[8:table_end], dtype=self.codebook_dtype)
         indices = np.frombuffer(buffer[table_end:], dtype=self.indices_dtype)
         values = torch.from_numpy(table[indices].reshape(tuple(serialized_tensor.size)))
-        return values.to(getattr(torch, serialized_tensor.dtype)).requires_grad_(
-            serialized_tensor.requires_grad
-        )
+        return values.to(getattr(torch, serialized_tensor.dtype)).requires_grad_(serialized_tensor.requires_grad)
 
 
 class Uniform8BitQuantization(_EightBits, upstream_quantization.Uniform8BitQuantization):
@@ -128,9 +124,7 @@ class Uniform8BitQuantization(_EightBits, upstream_quantization.Uniform8BitQuant
         torch is about to remove; here a width too small for float32 means that all values share a bucket.
         """
         centered = values - values.mean(dtype=torch.float64).float()
-        deviation = torch.linalg.vector_norm(centered, dtype=torch.float64).item() / math.sqrt(
-            max(len(values) - 1, 1)
-        )
+        deviation = torch.linalg.vector_norm(centered, dtype=torch.float64).item() / math.sqrt(max(len(values) - 1, 1))
         width = self.RANGE_IN_SIGMAS * deviation / self.n_bins
         if width < torch.finfo(torch.float32).tiny:
             return torch.full(values.shape, count // 2, dtype=torch.uint8)
@@ -186,9 +180,7 @@ class BlockwiseQuantization(_PlainWhenBetter, upstream_quantization.BlockwiseQua
             blocksize=blocksize,
             nested=False,
         )
-        return values.to(getattr(torch, serialized_tensor.dtype)).requires_grad_(
-            serialized_tensor.requires_grad
-        )
+        return values.to(getattr(torch, serialized_tensor.dtype)).requires_grad_(serialized_tensor.requires_grad)
 
 
 def _count_at(buffer: memoryview, offset: int) -> int:

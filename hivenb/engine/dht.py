@@ -37,7 +37,7 @@ class DHT(SettledProcess, hivemind.DHT):
     """``hivemind.DHT`` for a notebook kernel. Parameters and methods are those of ``hivemind.DHT``."""
 
     def __init__(self, *args: Any, startup_timeout: float = STARTUP_TIMEOUT, **kwargs: Any):
-        super().__init__(*args, startup_timeout=startup_timeout, **kwargs)
+        super().__init__(*args, startup_timeout=startup_timeout, **kwargs)  # type: ignore[call-arg]
 
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and
@@ -71,7 +71,8 @@ class DHT(SettledProcess, hivemind.DHT):
             p2p = await P2P.replicate(self._daemon_listen_maddr)
             node_kwargs = {name: value for name, value in self.kwargs.items() if name in _NODE_PARAMETERS}
         else:
-            node_kwargs, p2p_kwargs = {}, {}
+            node_kwargs = {}
+            p2p_kwargs: dict[str, Any] = {}
             for name, value in self.kwargs.items():
                 (node_kwargs if name in _NODE_PARAMETERS else p2p_kwargs)[name] = value
             if not p2p_kwargs.get("use_ipfs"):

@@ -11,6 +11,7 @@ from typing import Any
 import hivemind
 import torch
 from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.optim.progress_tracker import GlobalTrainingProgress
 from hivemind.utils import get_logger
 
 from hivenb.engine.averagers import TrainingStateAverager, settled_factory
@@ -21,6 +22,9 @@ logger = get_logger(__name__)
 
 #: How often a peer that fell behind asks for the state before it gives up; hivemind itself never does.
 LOAD_STATE_ATTEMPTS = 5
+
+#: Seconds that a peer may take at least until its next piece of data arrives; it may still be in its last batch.
+NEXT_CHUNK_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
@@ -58,16 +62,26 @@ class Optimizer(hivemind.Optimizer):
         client_mode: bool | None = None,
         on_epoch: Callable[[EpochReport], None] | None = None,
         averager_opts: dict[str, Any] | None = None,
+        matchmaking_time: float = 5.0,
+        next_chunk_timeout: float | None = None,
         **kwargs: Any,
     ):
         self._own_client_mode = dht.client_mode if client_mode is None else client_mode
-        self._averager_opts = averager_opts or {}
+        self._averager_opts = {"request_timeout": min(3.0, matchmaking_time / 2), **(averager_opts or {})}
         self._on_epoch = on_epoch
         self._last_round: tuple[int, str | None] = (1, None)
         try:
             # client_mode is given as a bool because hivemind/optim/optimizer.py:__init__ takes None the wrong way
             # round; _make_progress_tracker, the first to use it, puts the asked-for value back
-            super().__init__(dht=dht, client_mode=False, averager_opts=averager_opts, **kwargs)
+            super().__init__(
+                dht=dht,
+                client_mode=False,
+                averager_opts=self._averager_opts,
+                matchmaking_time=matchmaking_time,
+                # by default hivemind drops a peer whose last batch before a round takes longer than matchmaking_time
+                next_chunk_timeout=next_chunk_timeout or max(matchmaking_time, NEXT_CHUNK_TIMEOUT),
+                **kwargs,
+            )
         except BaseException:
             self._abandon()
             raise
@@ -81,9 +95,16 @@ class Optimizer(hivemind.Optimizer):
             target_batch_size=target_batch_size,
             client_mode=self.client_mode,
             status_loglevel=self.status_loglevel,
+            on_progress=self._expect_peers,
             start=True,
             **kwargs,
         )
+
+    def _expect_peers(self, progress: GlobalTrainingProgress) -> None:
+        for name in ("state_averager", "grad_averager"):
+            averager = getattr(self, name, None)  # the tracker is at work before they are made
+            if averager is not None:
+                averager.expect_peers(progress.num_peers)
 
     def _make_state_averager(self, **kwargs: Any) -> TrainingStateAverager:
         return TrainingStateAverager(
@@ -110,8 +131,13 @@ class Optimizer(hivemind.Optimizer):
             settled_factory(factory), allow_state_sharing=False, **{**kwargs, **self._averager_opts}
         )
 
-    def share_state(self) -> None:
-        """Let peers that join download this peer's state from now on. A peer in client mode cannot, and does not."""
+    def begin(self) -> None:
+        """Take part from now on: be on the swarm's list, and let peers that join download the state from here.
+
+        To be called when a checkpoint, if there is one, has been loaded.
+        """
+        if not self.auxiliary:
+            self.tracker.announce()
         if not self.client_mode and not self.auxiliary:
             self.state_averager.allow_state_sharing = True
             if self.grad_averager is not None:
@@ -218,6 +244,15 @@ class Optimizer(hivemind.Optimizer):
         offloaded = [p for group in self.opt.param_groups for p in group["params"]]
         for own, main in zip(offloaded, self.state_averager.main_parameters, strict=True):
             own.copy_(main)
+
+    def retire(self) -> None:
+        """Begin no further round of averaging, and wait for none that has no group yet. From any thread.
+
+        To be called when training is about to end: the step that is under way then returns soon.
+        """
+        for averager in (self.state_averager, self.grad_averager):
+            if averager is not None:
+                averager.retire()
 
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""

@@ -99,8 +99,8 @@ class SettledProcess(mp.process.BaseProcess):
     """
 
     @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - the name that multiprocessing calls
-        return mp.context.ForkProcess._Popen(process_obj)  # type: ignore[attr-defined]
+    def _Popen(process_obj: Any) -> Any:
+        return mp.context.ForkProcess._Popen(process_obj)
 
     def start(self) -> None:
         with interrupts_blocked():
@@ -117,4 +117,11 @@ def tied_to_parent(command: list[str]) -> list[str]:
     For a program that is not ours, and so can neither ignore SIGINT nor watch its parent.
     """
     # -I and -S: no site packages and no environment, so that the interpreter in between is there for milliseconds
-    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("_exec_tied.py")), str(os.getpid()), *command]
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        str(Path(__file__).with_name("_exec_tied.py")),
+        str(os.getpid()),
+        *command,
+    ]

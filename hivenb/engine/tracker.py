@@ -6,11 +6,12 @@ import asyncio
 import concurrent.futures
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import hivemind
-from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress
 from hivemind.optim.progress_tracker import ProgressTracker as _ProgressTracker
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, enter_asynchronously, get_dht_time, get_logger
@@ -23,13 +24,47 @@ logger = get_logger(__name__)
 #: left without a goodbye is forgotten within this time (hivemind's own default is 60).
 METADATA_EXPIRATION = 20.0
 
+#: Seconds between two looks for others while this peer believes to be alone (hivemind's own default is 3).
+DEFAULT_REFRESH_PERIOD = 0.5
+
+#: Seconds between two looks at most: a newcomer is to be seen before its second epoch (hivemind's own is 10).
+MAX_REFRESH_PERIOD = 3.0
+
 
 class ProgressTracker(_ProgressTracker):
-    """``hivemind``'s ``ProgressTracker`` whose lock is never held over a read of the DHT, and that can step aside."""
+    """``hivemind``'s ``ProgressTracker`` whose lock is never held over a read of the DHT, and that can step aside.
 
-    def __init__(self, *args: Any, metadata_expiration: float = METADATA_EXPIRATION, **kwargs: Any):
-        self._aside = threading.Event()
-        super().__init__(*args, metadata_expiration=metadata_expiration, **kwargs)
+    :param on_progress: called on the tracker's thread with each new estimate of the swarm's progress
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        metadata_expiration: float = METADATA_EXPIRATION,
+        default_refresh_period: float = DEFAULT_REFRESH_PERIOD,
+        max_refresh_period: float = MAX_REFRESH_PERIOD,
+        on_progress: Callable[[GlobalTrainingProgress], None] | None = None,
+        **kwargs: Any,
+    ):
+        self._announced, self._aside = threading.Event(), threading.Event()
+        self._on_progress = on_progress
+        super().__init__(
+            *args,
+            metadata_expiration=metadata_expiration,
+            default_refresh_period=default_refresh_period,
+            max_refresh_period=max_refresh_period,
+            **kwargs,
+        )
+
+    def announce(self) -> None:
+        """Put this peer on the swarm's list before its first samples, and look at once who else is there.
+
+        Peers that start together then share their first epoch, instead of each going through it alone.
+        """
+        self._announced.set()
+        self.should_report_progress.set()
+        self.global_progress.next_fetch_time = 0.0
+        self.global_state_updated.set()
 
     def step_aside(self) -> None:
         """Take this peer off the swarm's list, so that no group waits for it, until it reports progress again."""
@@ -39,6 +74,13 @@ class ProgressTracker(_ProgressTracker):
     def report_local_progress(self, *args: Any, **kwargs: Any) -> None:
         self._aside.clear()
         super().report_local_progress(*args, **kwargs)
+
+    def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
+        progress = super()._parse_swarm_progress_data(metadata)
+        if progress.num_peers <= 1:
+            # hivemind would wait for max_refresh_period, because it finds a peer: this one
+            progress.next_fetch_time = get_dht_time() + self.default_refresh_period
+        return progress
 
     async def _progress_reporter(self) -> None:
         # Replaces hivemind/optim/progress_tracker.py:_progress_reporter, which cannot be told to withdraw its report
@@ -50,7 +92,8 @@ class ProgressTracker(_ProgressTracker):
             await loop.run_in_executor(None, self.should_report_progress.wait, pause)
             self.should_report_progress.clear()
             progress, last_report = self.local_progress, get_dht_time()
-            if progress.samples_accumulated > 0:
+            if progress.samples_accumulated > 0 or self._announced.is_set():
+                self._announced.clear()
                 last_active_epoch = self.global_epoch
             if last_active_epoch < self.global_epoch - 1:
                 continue  # an auxiliary peer, or one that has long stopped training
@@ -76,7 +119,6 @@ class ProgressTracker(_ProgressTracker):
             if await loop.run_in_executor(None, self.global_state_updated.wait, pause):
                 self.global_state_updated.clear()
                 continue
-            epoch_when_read = self.local_progress.epoch
             try:
                 read = self.dht.get(self.training_progress_key, latest=True, return_future=True)
             except OSError as e:  # the DHT was closed first
@@ -89,12 +131,13 @@ class ProgressTracker(_ProgressTracker):
                 break
             record = reading.result()
             async with enter_asynchronously(self.lock_global_progress):
-                if self.local_progress.epoch != epoch_when_read:
-                    continue  # this peer has moved on while the record was on its way: it would turn the clock back
-                self.global_progress = self._parse_swarm_progress_data(
+                # parsed under the lock, against the epoch that this peer has reached by now
+                self.global_progress = progress = self._parse_swarm_progress_data(
                     record.value if isinstance(record, ValueWithExpiration) else None
                 )
                 self.fetched_global_progress_this_epoch.set()
+            if self._on_progress is not None:
+                self._on_progress(progress)
 
 
 async def _result_of(future: Any) -> Any:

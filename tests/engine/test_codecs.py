@@ -54,9 +54,7 @@ needs_bitsandbytes = pytest.mark.skipif(
 BLOCKWISE = pytest.param(codecs.BlockwiseQuantization, marks=needs_bitsandbytes)
 
 
-def round_trip(
-    codec: upstream.CompressionBase, tensor: torch.Tensor, allow_inplace: bool = False
-) -> torch.Tensor:
+def round_trip(codec: upstream.CompressionBase, tensor: torch.Tensor, allow_inplace: bool = False) -> torch.Tensor:
     """As an averager does: encode with the codec, decode through hivemind's table."""
     before = tensor.detach().clone()
     message = codec.compress(tensor, CompressionInfo.from_tensor(tensor), allow_inplace)
@@ -222,9 +220,7 @@ def test_corrected_replaces_hiveminds_own_codecs_everywhere() -> None:
     assert type(fixed.greater_equal.tensor_compressions["w"]) is codecs.Uniform8BitQuantization
     assert type(plain.less) is upstream.Float16Compression
 
-    by_role: Any = codecs.corrected(
-        upstream.RoleAdaptiveCompression(gradient=upstream.Quantile8BitQuantization())
-    )
+    by_role: Any = codecs.corrected(upstream.RoleAdaptiveCompression(gradient=upstream.Quantile8BitQuantization()))
     assert type(by_role.role_compressions[upstream.TensorRole.GRADIENT]) is codecs.Quantile8BitQuantization
     assert type(by_role.role_compressions[upstream.TensorRole.PARAMETER]) is upstream.NoCompression
     by_index: Any = codecs.corrected(upstream.PerTensorCompression([upstream.Uniform8BitQuantization()]))
@@ -259,9 +255,7 @@ def test_upstream_still_adds_up_in_float32() -> None:
 
 
 def test_upstream_still_loses_the_mean_in_place() -> None:
-    _indices, table = upstream.Uniform8BitQuantization().quantize(
-        TENSORS["shifted"].clone(), allow_inplace=True
-    )
+    _indices, table = upstream.Uniform8BitQuantization().quantize(TENSORS["shifted"].clone(), allow_inplace=True)
     assert abs(table).max() < 1
 
 
@@ -294,9 +288,7 @@ def test_upstream_still_overflows_and_keeps_a_pool_across_forks() -> None:
 @pytest.fixture(scope="module")
 def two_dhts() -> Iterator[list[hivemind.DHT]]:
     first = hivemind.DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    second = hivemind.DHT(
-        start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=first.get_visible_maddrs()
-    )
+    second = hivemind.DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=first.get_visible_maddrs())
     yield [first, second]
     second.shutdown()
     first.shutdown()
@@ -317,17 +309,13 @@ def interrupts_restored() -> Iterator[None]:
         upstream.Uniform8BitQuantization(),
         upstream.Quantile8BitQuantization(),
         codecs.corrected(
-            upstream.SizeAdaptiveCompression(
-                1000, upstream.Float16Compression(), upstream.Uniform8BitQuantization()
-            )
+            upstream.SizeAdaptiveCompression(1000, upstream.Float16Compression(), upstream.Uniform8BitQuantization())
         ),
         codecs.ScaledFloat16Compression(),
     ],
     ids=["plain_uniform", "plain_quantile", "size_adaptive", "scaled_float16"],
 )
-def test_two_averagers_agree_on_the_average(
-    codec: upstream.CompressionBase, two_dhts: list[hivemind.DHT]
-) -> None:
+def test_two_averagers_agree_on_the_average(codec: upstream.CompressionBase, two_dhts: list[hivemind.DHT]) -> None:
     shapes = [(200_000,), (3, 5), (1,)]
     generator = torch.Generator().manual_seed(3)
     inputs = [[torch.rand(shape, generator=generator) + peer for shape in shapes] for peer in range(2)]
