@@ -15,7 +15,6 @@ import cloudpickle
 import hivemind.utils.asyncio
 import torch
 from hivemind.utils import MPFuture
-from hivemind.utils.crypto import RSAPrivateKey
 from torch.utils.data import DataLoader
 
 from hivenb.engine.processes import settle_as_child
@@ -88,12 +87,11 @@ def _write_to(log_path: str) -> None:
 
 
 def _forget_the_server() -> None:
-    """Drop what this process shares with its siblings by way of fork: locks, a key, the start method."""
+    """Drop what this process shares with its siblings by way of fork: locks and the start method."""
     mp.set_start_method("fork", force=True)
     # a sibling killed while it holds one of these would stop all others for good
     MPFuture.reset_backend()
     hivemind.utils.asyncio._AsyncContextWrapper.EXECUTOR_LOCK = mp.Lock()
-    RSAPrivateKey._process_wide_key = None
 
 
 def _reseed(data: Any, seed: int) -> None:

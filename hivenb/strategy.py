@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from hivenb.addresses import addresses_from_environment, read_addresses
+from hivenb.agreement import RENEWAL, ParameterShape, agree_on_model, declare_model, describe_parameters
 from hivenb.engine.dht import DHT, reachable_addresses
 from hivenb.engine.optimizer import EpochReport, Optimizer
 from hivenb.environment import require_linux
@@ -130,6 +132,8 @@ class HivemindStrategy(SingleDeviceStrategy):
         self._optimizer: Optimizer | None = None
         self._samples_in_step = 0
         self._disabled_zero_grad = False
+        self._parameters: tuple[ParameterShape, ...] = ()
+        self._declared_at = 0.0
 
     # -- the swarm ----------------------------------------------------------------------------------------------
 
@@ -172,7 +176,9 @@ class HivemindStrategy(SingleDeviceStrategy):
         self._optimizer = self._make_optimizer(self.optimizers[0], scheduler)
         self.optimizers = [self._optimizer]
         inner = self._optimizer.state_averager.scheduler
-        self.lr_scheduler_configs = [LRSchedulerConfig(HiveMindScheduler(inner), interval="step")] if inner else []
+        # Lightning takes anything that has a scheduler's methods, whatever it says in its annotations
+        shown: list[Any] = [] if inner is None else [HiveMindScheduler(inner)]
+        self.lr_scheduler_configs = [LRSchedulerConfig(scheduler, interval="step") for scheduler in shown]
         if self.options.reuse_grad_buffers:
             # the gradients of earlier batches are still needed; hivemind clears them itself
             module: Any = self.lightning_module
@@ -206,9 +212,15 @@ class HivemindStrategy(SingleDeviceStrategy):
             kwargs |= {"optimizer": _factory_like(optimizer), "params": optimizer.param_groups}
         else:
             kwargs |= {"optimizer": optimizer}
+        self._parameters = _described(self.lightning_module, optimizer)
+        agree_on_model(self.dht, self.options.run_id, self._parameters)
+        self._declared_at = time.monotonic()
         return Optimizer(dht=self.dht, on_epoch=self._epoch_ended, **kwargs)
 
     def _epoch_ended(self, report: EpochReport) -> None:
+        if time.monotonic() - self._declared_at > RENEWAL:
+            declare_model(self.dht, self.options.run_id, self._parameters)
+            self._declared_at = time.monotonic()
         if self.on_epoch is not None:
             self.on_epoch(report)
 
@@ -298,6 +310,12 @@ class HiveMindScheduler:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.scheduler.load_state_dict(state_dict)
+
+
+def _described(module: Any, optimizer: torch.optim.Optimizer) -> tuple[ParameterShape, ...]:
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return describe_parameters((names.get(id(p), "(not of the module)"), p) for p in parameters)
 
 
 def _engine_kwargs(options: Options) -> dict[str, Any]:

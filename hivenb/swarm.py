@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from hivemind.dht.crypto import RSASignatureValidator
-
 from hivenb.addresses import encode_invite, read_addresses
 from hivenb.engine.dht import DHT, reachable_addresses
 from hivenb.engine.tracker import PeerInfo, read_peers
@@ -157,7 +155,7 @@ class Swarm:
         self.logs = collect_logs()
         dht = None
         try:
-            dht = DHT(start=False, record_validators=[RSASignatureValidator()], **settings.dht_kwargs())
+            dht = DHT(start=False, **settings.dht_kwargs())
             dht.run_in_background(await_ready=True, timeout=settings.startup_timeout + 30)
             self.peer_id = dht.peer_id.to_base58()
         except BaseException as e:

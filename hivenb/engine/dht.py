@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import hivemind
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.node import DHTNode
+from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2P
 from hivemind.utils import get_logger, switch_to_uvloop
+from hivemind.utils.crypto import RSAPrivateKey
 
 from hivenb.engine.processes import SettledProcess, settle_as_child, tied_to_parent
 
@@ -34,10 +38,26 @@ class TiedP2P(P2P):
 
 
 class DHT(SettledProcess, hivemind.DHT):
-    """``hivemind.DHT`` for a notebook kernel. Parameters and methods are those of ``hivemind.DHT``."""
+    """``hivemind.DHT`` for a notebook kernel. Parameters and methods are those of ``hivemind.DHT``.
 
-    def __init__(self, *args: Any, startup_timeout: float = STARTUP_TIMEOUT, **kwargs: Any):
-        super().__init__(*args, startup_timeout=startup_timeout, **kwargs)  # type: ignore[call-arg]
+    It signs its records with a key of its own, :attr:`private_key`. hivemind has one key for each process instead,
+    and two peers in one process count as one.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        startup_timeout: float = STARTUP_TIMEOUT,
+        record_validators: Iterable[RecordValidatorBase] = (),
+        **kwargs: Any,
+    ):
+        self.private_key = RSAPrivateKey()
+        super().__init__(  # type: ignore[call-arg]
+            *args,
+            startup_timeout=startup_timeout,
+            record_validators=[RSASignatureValidator(self.private_key), *record_validators],
+            **kwargs,
+        )
 
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and

@@ -89,6 +89,7 @@ class Optimizer(hivemind.Optimizer):
 
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> ProgressTracker:
         self.client_mode = self._own_client_mode
+        kwargs.setdefault("private_key", getattr(self.dht, "private_key", None))
         return ProgressTracker(
             dht=self.dht,
             prefix=self.run_id,
