@@ -95,7 +95,6 @@ class History:
 
     :param capacity: points kept per series, at least 2. When a series is full, neighbours are merged two by
         two and from then on each point stands for twice as many values: a series always spans the whole run.
-
     :raises HivenbError: when ``capacity`` is less than 2
     """
 
@@ -149,7 +148,6 @@ class History:
         :param kind: ``"run"``, ``"option"``, ``"peer"`` or ``"round"``
         :param text: a few words, such as ``"float16 gradients"``
         :param time: unix time in seconds; now by default
-
         :raises HivenbError: when the kind is none of these
         """
         if kind not in EVENT_KINDS:

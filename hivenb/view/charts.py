@@ -51,10 +51,9 @@ _TEXT: dict[str, Any] = {"family": "DejaVu Sans", "usetex": False, "parse_math":
 class ChartImage:
     """Turns snapshots into PNGs, on one figure that is used again and again. For one thread at a time.
 
-    Parameters
-    ----------
-    width, height : inches
-    dpi : pixels an inch
+    :param width: inches
+    :param height: inches
+    :param dpi: pixels an inch
     """
 
     def __init__(self, width: float = WIDTH, height: float = HEIGHT, dpi: int = DPI) -> None:
@@ -75,10 +74,8 @@ def draw(snapshot: Snapshot, figure: Figure) -> None:
     Loss (training and validation), a validation metric where there is one, peers, and samples per second, all
     over the same stretch of time, with a thin line and a word wherever an event was marked.
 
-    Parameters
-    ----------
-    snapshot : what to draw
-    figure : one with an Agg canvas
+    :param snapshot: what to draw
+    :param figure: one with an Agg canvas
     """
     times = [float(s.times[-1]) for s in snapshot.series.values() if len(s)]
     now = max([0.0, *times, *(event.time for event in snapshot.events)])
@@ -194,9 +191,7 @@ def _draw_ticks(axes: Axes, panel: Panel) -> None:
     for place, label in zip(places, labels, strict=True):
         at = {"xycoords": axes.get_yaxis_transform(), "ha": "right", "va": "center"}
         axes.annotate(label, (0, place), (-5, 0), **at, **style)
-    axes.hlines(
-        places, 0, 1, transform=axes.get_yaxis_transform(), color=theme.GRID, linewidth=0.8, zorder=0.5
-    )
+    axes.hlines(places, 0, 1, transform=axes.get_yaxis_transform(), color=theme.GRID, linewidth=0.8, zorder=0.5)
 
 
 def _write_title(axes: Axes, panel: Panel) -> None:
@@ -205,9 +200,7 @@ def _write_title(axes: Axes, panel: Panel) -> None:
     above = 1 + 0.12 / high
     at = {"transform": axes.transAxes, "va": "baseline", **_TEXT}
     edge = -(_LEFT - 0.06) / wide  # in line with the numbers, not with the axes
-    title = axes.text(
-        edge, above, panel.title, fontsize=9.5, fontweight="bold", color=theme.INK, ha="left", **at
-    )
+    title = axes.text(edge, above, panel.title, fontsize=9.5, fontweight="bold", color=theme.INK, ha="left", **at)
     into_axes = axes.transAxes.inverted()
     gap = 0.12 / wide
     left, right = title.get_window_extent().transformed(into_axes).x1 + gap, 1.0
@@ -237,8 +230,8 @@ def _write_marks(axes: Axes, events: Sequence[Event]) -> None:
             text.set_position((-3, -2))
         for row in range(_MARK_ROWS):
             text.set_position((text.get_position()[0], -2 - 10 * row))
-            box = text.get_window_extent()
-            if box.x0 >= frame.x0 and not any(box.overlaps(other) for other in taken):
+            box = text.get_window_extent().padded(3)
+            if box.x0 >= frame.x0 - 3 and not any(box.overlaps(other) for other in taken):
                 taken.append(box)
                 break
         else:

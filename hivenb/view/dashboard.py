@@ -38,9 +38,7 @@ class Dashboard:
 
     def __init__(self, run: TrainingRun, refresh_interval: float = 0.5) -> None:
         if not refresh_interval >= 0.5:
-            raise HivenbError(
-                f"refresh_interval={refresh_interval!r} s is too short for a browser to follow; use 0.5"
-            )
+            raise HivenbError(f"refresh_interval={refresh_interval!r} s is too short for a browser to follow; use 0.5")
         self.run = run
         self._interval = refresh_interval
         self._view: _View | None = None
@@ -107,9 +105,7 @@ class _View:
         )
         self.options_panel = OptionsPanel(self._change_option)
         self.peers_panel, self.log_panel, self.code_panel = PeersPanel(), LogPanel(), CodePanel()
-        self.image = widgets.Image(
-            format="png", layout=widgets.Layout(width="100%", height="auto", margin="0")
-        )
+        self.image = widgets.Image(format="png", layout=widgets.Layout(width="100%", height="auto", margin="0"))
         picture = widgets.Box([self.image], layout=widgets.Layout(flex="3 1 540px", min_width="0"))
         middle = widgets.HBox(
             [picture, self.options_panel.widget],

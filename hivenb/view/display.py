@@ -12,7 +12,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 def widgets_work() -> bool:
     """Whether this process is the kernel of a notebook and has ipywidgets."""
-    if "IPython" not in sys.modules:
+    if sys.modules.get("IPython") is None:
         return False
     from IPython import get_ipython
 

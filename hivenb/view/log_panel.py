@@ -41,7 +41,5 @@ def log_html(lines: Sequence[str]) -> str:
     """The last lines, newest at the bottom and in view; long ones are cut."""
     if not lines:
         return note("nothing logged yet")
-    shown = [
-        line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines[-MAX_LINES:]
-    ]
+    shown = [line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines[-MAX_LINES:]]
     return f'<div class="hivenb-log"><pre>{safe(chr(10).join(shown))}</pre></div>'

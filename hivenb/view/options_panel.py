@@ -53,9 +53,7 @@ class OptionsPanel:
                 self._shown[name] = control.value
                 control.observe(self._on_change(name), names="value")
                 rows.append(control)
-            parts.append(
-                widgets.VBox(rows, layout=widgets.Layout(flex=f"1 1 {_WIDTHS[group]}", min_width="0"))
-            )
+            parts.append(widgets.VBox(rows, layout=widgets.Layout(flex=f"1 1 {_WIDTHS[group]}", min_width="0")))
         self.widget = widgets.HBox(
             [*parts, self._remark],
             layout=widgets.Layout(

@@ -43,9 +43,7 @@ class Panel:
 def panels(snapshot: Snapshot) -> tuple[tuple[Panel, Panel | None], tuple[Panel, Panel]]:
     """Two rows of two panels: loss and metric, peers and speed; no metric panel without a metric."""
 
-    def line(
-        name: str, color: str, word: str, write: Callable[[float], str], **how: bool
-    ) -> tuple[Line, ...]:
+    def line(name: str, color: str, word: str, write: Callable[[float], str], **how: bool) -> tuple[Line, ...]:
         series, last = snapshot.series.get(name), snapshot.last(name)
         if series is None or last is None:
             return ()
@@ -62,11 +60,11 @@ def panels(snapshot: Snapshot) -> tuple[tuple[Panel, Panel | None], tuple[Panel,
     name = _metric_name(snapshot)
     if name is not None:
         lines = line(name, theme.VALIDATION, "", lambda number: words.metric(name, number))
-        percent = words.is_share(name) and all(_span(one.series.highs)[1] <= 1 for one in lines)
+        percent = words.is_share(name) and all(_within_one(one.series) for one in lines)
         metric = Panel(words.title(name), lines, percent=percent)
     peers = Panel(
         "Peers",
-        line("peers", theme.SWARM, "", lambda n: f"{words.counted(round(n), 'peer')} now", step=True),
+        line("peers", theme.SWARM, "", lambda n: f"{words.counted(n, 'peer')} now", step=True),
         "no peers yet: send them the invite,\nor add two local ones",
         marks=("peer",),
         from_zero=True,
@@ -108,10 +106,7 @@ def merged(events: Sequence[Event], near: float) -> list[Event]:
             groups[-1].append(event)
         else:
             groups.append([event])
-    return [
-        group[0] if len(group) == 1 else Event(group[0].time, group[0].kind, _together(group))
-        for group in groups
-    ]
+    return [group[0] if len(group) == 1 else Event(group[0].time, group[0].kind, _together(group)) for group in groups]
 
 
 def _together(events: Sequence[Event]) -> str:
@@ -141,7 +136,7 @@ def limits(panel: Panel) -> tuple[float, float]:
     if panel.whole:
         return 0.0, max(high, 1.0) * 1.15 + 0.1
     if panel.from_zero:
-        return 0.0, (high or 1.0) * 1.12
+        return 0.0, (high if high > 0 else 1.0) * 1.12
     room = 0.08 * (high - low) or 0.1 * abs(high) or 0.1
     if panel.percent:
         return max(0.0, low - room), min(1.0, high + room) if high < 1 else 1.0
@@ -157,14 +152,8 @@ def _inner(values: np.ndarray) -> np.ndarray:
 def smoothed(values: np.ndarray) -> np.ndarray:
     """A centred moving average over about a twentieth of the series; gaps (nan) stay out of it.
 
-    Parameters
-    ----------
-    values : at least one
-
-    Returns
-    -------
-    as many values; the average shrinks towards both ends, so the first and the last value stay what they are
-    only in a short series
+    :param values: at least one
+    :returns: as many values, averaged over less towards both ends; a short series stays as it is
     """
     half = min(len(values) // 40, 40)
     if half == 0:
@@ -176,6 +165,10 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     first, last = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
     counted = counts[last] - counts[first]
     return np.where(counted > 0, (sums[last] - sums[first]) / np.maximum(counted, 1), np.nan)
+
+
+def _within_one(series: Series) -> bool:
+    return _span(series.lows)[0] >= 0 and _span(series.highs)[1] <= 1
 
 
 def _span(values: np.ndarray) -> tuple[float, float]:

@@ -13,10 +13,8 @@ _UNITS_OF_TIME = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 def time_ticks(end: float, most: int) -> tuple[list[float], list[str]]:
     """Ticks from 0 to ``end`` seconds, each label with its unit.
 
-    Parameters
-    ----------
-    end : seconds, more than 0
-    most : ticks that fit, not counting the one at 0
+    :param end: seconds, more than 0
+    :param most: ticks that fit, not counting the one at 0
     """
     step = next((s for s in _STEPS_OF_TIME if end / s <= most), None)
     if step is None:
@@ -31,12 +29,11 @@ def number_ticks(
 ) -> tuple[list[float], list[str]]:
     """Round numbers between ``low`` and ``high``.
 
-    Parameters
-    ----------
-    low, high : the axis' limits, ``low < high``
-    most : ticks that fit
-    whole : nothing but whole numbers
-    percent : write shares of one as percentages
+    :param low: the axis' limits, ``low < high``
+    :param high: the axis' limits, ``low < high``
+    :param most: ticks that fit
+    :param whole: nothing but whole numbers
+    :param percent: write shares of one as percentages
     """
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))

@@ -29,7 +29,7 @@ def count(number: int | float) -> str:
     return f"{number:,.0f}" if math.isfinite(number) else ABSENT
 
 
-def counted(number: int, thing: str) -> str:
+def counted(number: int | float, thing: str) -> str:
     """A number of things: ``1 peer``, ``3 peers``."""
     return f"{count(number)} {thing}" if number == 1 else f"{count(number)} {thing}s"
 

@@ -1,0 +1,127 @@
+"""What the views are tested on: a real history and real values, steered by hand. Nothing here trains."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hivenb.errors import TrainingError
+from hivenb.history import History
+from hivenb.options import Options
+from hivenb.swarm import PeerInfo
+from hivenb.training import RunState, RunStatus
+
+STATUS = RunStatus(
+    state=RunState.READY,
+    epoch=14,
+    step=100,
+    samples=1310,
+    target_batch_size=2048,
+    eta_seconds=3.2,
+    num_peers=3,
+    samples_per_second=130.0,
+    swarm_samples_per_second=412.0,
+    loss=0.4123,
+    error=None,
+)
+
+
+class Scene:
+    """Looks like a run to a view, and does what the test says."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.status = STATUS
+        self.options = Options(target_batch_size=2048)
+        self.log: tuple[str, ...] = ()
+        self.swarm = SimpleNamespace(invite="hivenb://invite")
+        self.calls: list[tuple[str, str]] = []
+        self.failure: Exception | None = None
+        self.now_peers: tuple[PeerInfo, ...] = ()
+
+    def peers(self) -> tuple[PeerInfo, ...]:
+        return self.now_peers
+
+    def start(self) -> None:
+        self._do("start", RunState.TRAINING)
+
+    def pause(self) -> None:
+        self._do("pause", RunState.PAUSED)
+
+    def resume(self) -> None:
+        self._do("resume", RunState.TRAINING)
+
+    def stop(self, wait: bool = True) -> None:
+        assert not wait, "a button must not wait"
+        self._do("stop", RunState.STOPPED)
+
+    def apply(self, options: Options | None = None, **changes: Any) -> Options:
+        if self.status.state.is_active:
+            raise TrainingError("options cannot be changed while the run is training")
+        self.options = (options or self.options).replace(**changes)
+        return self.options
+
+    def set(self, **changes: Any) -> None:
+        self.status = replace(self.status, **changes)
+
+    def _do(self, name: str, state: RunState) -> None:
+        self.calls.append((name, threading.current_thread().name))
+        if self.failure is not None:
+            raise self.failure
+        self.set(state=state)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+@pytest.fixture
+def status() -> RunStatus:
+    return STATUS
+
+
+@pytest.fixture
+def peers() -> tuple[PeerInfo, ...]:
+    return (
+        PeerInfo("12D3KooWself0001", 14, 410, 130.0, False, 0.4, True),
+        PeerInfo("12D3KooWother002", 14, 900, 282.0, True, 17.0, False),
+    )
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    def wait(condition: Callable[[], object], seconds: float = 10.0) -> None:
+        """Wait until something holds that a background thread brings about."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "did not happen in time"
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def training() -> History:
+    """Half a minute of a run with three peers, as it might have been."""
+    history = History()
+    history.mark("run", "started", time=1000.0)
+    for i in range(300):
+        now = 1000.0 + i / 10
+        history.record("loss", 2.3 / (1 + i / 30) + 0.05 * (i % 3), epoch=i // 30, time=now)
+        if i % 10 == 0:
+            history.record("peers", 1 + (i > 60) + (i > 90), time=now)
+            history.record("samples_per_second", 130 + i % 7, time=now)
+            history.record("swarm_samples_per_second", 400 + i % 9, time=now)
+        if i % 50 == 49:
+            history.record("val_loss", 2.4 / (1 + i / 30), time=now)
+            history.record("val_acc", 1 - 0.8 / (1 + i / 30), time=now)
+    history.mark("option", "float16 gradients", time=1015.0)
+    history.mark("peer", "peer joined", time=1006.0)
+    return history

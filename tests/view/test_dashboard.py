@@ -1,0 +1,224 @@
+"""The dashboard as a whole, with real widgets: steered by hand, and once with a run that really trains."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ipywidgets
+import pytest
+
+from hivenb.errors import HivenbError, SwarmError
+from hivenb.training import RunState
+from hivenb.view.dashboard import MAX_LIVE, Dashboard
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def dashboard(scene: Any) -> Iterator[Dashboard]:
+    made = Dashboard(scene)
+    yield made
+    made.close()
+
+
+def dashboards_at_work() -> int:
+    return sum(thread.name == "hivenb-dashboard" for thread in threading.enumerate())
+
+
+def test_nothing_happens_until_it_is_shown(scene: Any) -> None:
+    before = dashboards_at_work()
+    made = Dashboard(scene)
+    assert repr(made) == "Dashboard(run 'lightning_run')"
+    assert dashboards_at_work() == before
+    made.close()
+
+
+def test_the_first_frame_is_complete_at_once(dashboard: Dashboard) -> None:
+    assert isinstance(dashboard.widget, ipywidgets.VBox)
+    assert dashboard.widget is dashboard.widget
+    assert dashboard._view is not None
+    assert bytes(dashboard._view.image.value).startswith(PNG)
+    assert "ready to start" in dashboard._view.run_panel._facts.value
+
+
+def test_the_picture_follows_the_history_and_rests_when_nothing_changes(
+    scene: Any, dashboard: Dashboard, eventually: Callable[..., None]
+) -> None:
+    assert dashboard.widget
+    view = dashboard._view
+    assert view is not None
+    messages: list[Any] = []
+    view.image.observe(messages.append, names="value")
+    view.run_panel._facts.observe(messages.append, names="value")
+    first = view.image.value
+    scene.history.record("loss", 1.0)
+    eventually(lambda: view.image.value != first)
+    messages.clear()
+    frames: list[int] = []
+    real = view._show
+    view._show = lambda *a: (frames.append(1), real(*a))  # type: ignore[method-assign,func-returns-value]
+    looked = threading.Event()
+    view._refresher.submit(looked.set)
+    assert looked.wait(10)
+    threading.Event().wait(1.2)
+    assert (frames, messages) == ([], []), "two looks later nothing was drawn or sent"
+
+
+def test_buttons_steer_the_run_from_the_one_thread(
+    scene: Any, dashboard: Dashboard, eventually: Callable[..., None]
+) -> None:
+    assert dashboard.widget
+    view = dashboard._view
+    assert view is not None
+    for name in ("start", "pause", "resume", "stop"):
+        eventually(lambda name=name: not view.run_panel.buttons[name].disabled)
+        view.run_panel.buttons[name].click()
+    eventually(lambda: len(scene.calls) == 4)
+    assert scene.calls == [(name, "hivenb-dashboard") for name in ("start", "pause", "resume", "stop")]
+    eventually(lambda: "stopped" in view.run_panel._facts.value)
+
+
+def test_what_a_button_raises_is_shown_until_something_works(
+    scene: Any, dashboard: Dashboard, eventually: Callable[..., None]
+) -> None:
+    assert dashboard.widget
+    view = dashboard._view
+    assert view is not None
+    scene.failure = SwarmError("the swarm is closed; open it again")
+    view.run_panel.buttons["start"].click()
+    eventually(lambda: "the swarm is closed; open it again" in view.run_panel._trouble.value)
+    scene.failure = None
+    view.run_panel.buttons["start"].click()
+    eventually(lambda: view.run_panel._trouble.value == "")
+
+
+def test_a_dashboard_that_cannot_be_drawn_says_so(
+    scene: Any, dashboard: Dashboard, eventually: Callable[..., None]
+) -> None:
+    assert dashboard.widget
+    view = dashboard._view
+    assert view is not None
+    right = scene.status
+    scene.status = None
+    eventually(lambda: "could not be drawn" in view.run_panel._trouble.value)
+    scene.status = right
+    eventually(lambda: view.run_panel._trouble.value == "")
+
+
+def test_a_switch_takes_along_what_it_needs(scene: Any, dashboard: Dashboard, eventually: Callable[..., None]) -> None:
+    assert dashboard.widget
+    view = dashboard._view
+    assert view is not None
+    view.options_panel.controls["delay_optimizer_step"].value = True
+    eventually(lambda: view.options_panel.controls["offload_optimizer"].value)
+    assert scene.options.delay_state_averaging is True
+    eventually(lambda: "Also switched on" in view.options_panel._remark.value)
+    view.options_panel.controls["offload_optimizer"].value = False
+    eventually(lambda: not view.options_panel.controls["delay_optimizer_step"].value)
+    assert not scene.options.delay_optimizer_step
+
+
+def test_a_switch_that_is_refused_goes_back_and_says_why(
+    scene: Any, dashboard: Dashboard, eventually: Callable[..., None]
+) -> None:
+    assert dashboard.widget
+    view = dashboard._view
+    assert view is not None
+    scene.set(state=RunState.TRAINING)
+    view.options_panel.controls["offload_optimizer"].value = True
+    eventually(lambda: "cannot be changed" in view.run_panel._trouble.value)
+    eventually(lambda: view.options_panel.controls["offload_optimizer"].value is False)
+
+
+def test_close_keeps_the_last_picture_and_ends_the_thread(scene: Any) -> None:
+    before = dashboards_at_work()
+    made = Dashboard(scene)
+    assert made.widget
+    view = made._view
+    assert view is not None
+    assert dashboards_at_work() == before + 1
+    scene.history.record("loss", 1.0)
+    made.close()
+    made.close()
+    assert dashboards_at_work() == before
+    assert bytes(view.image.value).startswith(PNG)
+    assert view._charted == scene.history.version, "the last frame is the newest"
+    view.run_panel.buttons["start"].click()
+    view.options_panel.controls["offload_optimizer"].value = True
+    assert scene.calls == []
+    assert all(button.disabled for button in view.run_panel.buttons.values())
+
+
+def test_of_many_dashboards_the_newest_are_live(scene: Any) -> None:
+    before = dashboards_at_work()
+    made = [Dashboard(scene) for _ in range(MAX_LIVE + 2)]
+    for one in made:
+        assert one.widget
+    assert dashboards_at_work() == before + MAX_LIVE
+    for one in made:
+        one.close()
+    assert dashboards_at_work() == before
+
+
+def test_a_run_without_a_swarm_can_still_be_looked_at(scene: Any) -> None:
+    class Closed:
+        @property
+        def invite(self) -> str:
+            raise SwarmError("the swarm 'default' is closed")
+
+    scene.swarm = Closed()
+    made = Dashboard(scene)
+    assert made.widget
+    assert made._view is not None
+    assert "is closed" in made._view.run_panel._trouble.value
+    made.close()
+
+
+def test_too_short_an_interval_is_refused(scene: Any) -> None:
+    with pytest.raises(HivenbError, match=r"0\.1 s is too short.*use 0\.5"):
+        Dashboard(scene, refresh_interval=0.1)
+
+
+def test_the_text_has_the_same_facts(dashboard: Dashboard) -> None:
+    assert dashboard.text().startswith("ready to start  epoch 14")
+
+
+def test_the_interpreter_ends_with_a_dashboard_open() -> None:
+    code = (
+        "from hivenb.view.refresher import Refresher\n"
+        "Refresher(lambda: None, lambda e, k: None, interval=0.01).start()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_watches_a_run_that_really_trains(eventually: Callable[..., None]) -> None:
+    import hivenb
+    from hivenb import tasks
+
+    task = tasks.digits()
+    with hivenb.Swarm("dashboard-test") as swarm:
+        options = hivenb.Options(target_batch_size=256, matchmaking_time=1.0, run_id="dashboard-test")
+        run = hivenb.TrainingRun(task.model, (task.train, task.validation), swarm=swarm, options=options)
+        made = Dashboard(run)
+        try:
+            assert made.widget
+            view = made._view
+            assert view is not None
+            empty = view.image.value
+            view.run_panel.buttons["start"].click()
+            eventually(lambda: run.status.epoch >= 1 and run.status.loss is not None, seconds=60)
+            eventually(lambda: view.image.value != empty, seconds=10)
+            eventually(lambda: "training" in view.run_panel._facts.value, seconds=10)
+            eventually(lambda: "this peer" in view.peers_panel.widget.value, seconds=20)
+            view.run_panel.buttons["stop"].click()
+            eventually(lambda: run.status.state is RunState.STOPPED, seconds=30)
+            eventually(lambda: not view.run_panel.buttons["start"].disabled, seconds=10)
+            assert view._refresher.error is None
+        finally:
+            made.close()
+            run.stop()

@@ -1,0 +1,86 @@
+"""What a cell shows: the widget in a kernel, text in a terminal and without ipywidgets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import ipywidgets
+import pytest
+
+from hivenb.errors import MissingDependencyError
+from hivenb.view import display
+
+
+class Shell:
+    """Stands where IPython's kernel shell would."""
+
+    kernel = object()
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    bundles: list[dict[str, Any]] = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: bundles.append(bundle))
+    return bundles
+
+
+def test_a_widget_is_shown_with_our_own_text(shown: list[dict[str, Any]]) -> None:
+    widget = ipywidgets.HTML("x")
+    display.show_widget(widget, "a dashboard")
+    assert shown[0]["text/plain"] == "a dashboard"
+    assert shown[0][display.VIEW]["model_id"] == widget.model_id
+
+
+def test_ipywidgets_7_shows_itself() -> None:
+    class Old:
+        """A widget of ipywidgets 7.7.1 has only this."""
+
+        shown = 0
+
+        def _ipython_display_(self) -> None:
+            self.shown += 1
+
+    old = Old()
+    display.show_widget(old, "a dashboard")
+    assert old.shown == 1
+
+
+def test_widgets_work_in_a_kernel_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("IPython.get_ipython", lambda: None)
+    assert not display.widgets_work()
+    monkeypatch.setattr("IPython.get_ipython", lambda: object())
+    assert not display.widgets_work(), "IPython in a terminal"
+    monkeypatch.setattr("IPython.get_ipython", Shell)
+    assert display.widgets_work()
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    assert not display.widgets_work()
+
+
+def test_without_ipywidgets_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'ipywidgets>=7\.7'"):
+        display.require_ipywidgets()
+
+
+def test_in_a_terminal_a_dashboard_is_text(scene: Any, shown: list[dict[str, Any]]) -> None:
+    from hivenb.view.dashboard import Dashboard
+
+    made = Dashboard(scene)
+    made._ipython_display_()
+    assert shown[0]["text/plain"].startswith("ready to start  epoch 14")
+    assert set(shown[0]) == {"text/plain"}
+
+
+def test_text_needs_neither_widgets_nor_pictures() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('IPython', 'ipywidgets', 'matplotlib'):\n"
+        "    sys.modules[name] = None\n"
+        "import hivenb.view.text, hivenb.view.words, hivenb.view.facts\n"
+        "from hivenb.view.display import widgets_work\n"
+        "print(widgets_work())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr

@@ -1,0 +1,196 @@
+"""The panels: what they say, what can be pressed, and that nothing foreign becomes HTML."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hivenb.options import FIELDS, Options
+from hivenb.training import RunState
+from hivenb.view import facts
+from hivenb.view.log_panel import CodePanel, LogPanel, log_html
+from hivenb.view.options_panel import SHOWN, OptionsPanel, together
+from hivenb.view.peers_panel import MAX_ROWS, PeersPanel, peers_html
+from hivenb.view.run_panel import ENABLED, RunPanel, invite_html, status_html
+
+EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
+
+
+def words_of(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html)).strip()
+
+
+def run_panel(invite: str = "hivenb://invite", pressed: list[str] | None = None) -> RunPanel:
+    calls = [] if pressed is None else pressed
+    return RunPanel(
+        invite, {name: lambda name=name: calls.append(name) for name in ("start", "pause", "resume", "stop")}
+    )
+
+
+def test_the_status_says_every_number_with_its_unit(status: Any) -> None:
+    text = words_of(status_html(status))
+    assert text == (
+        "ready to start epoch 14 3 peers 412 samples/s in the swarm 130 samples/s here loss 0.412 "
+        "1,310 / 2,048 samples, 3 s left"
+    )
+
+
+@pytest.mark.parametrize("samples", [0, 5000])
+def test_the_bar_stays_in_its_frame(status: Any, samples: int) -> None:
+    html = status_html(replace(status, samples=samples))
+    assert f'aria-valuenow="{100 if samples else 0}"' in html
+
+
+@pytest.mark.parametrize("state", list(RunState))
+def test_buttons_follow_the_state(scene: Any, state: RunState) -> None:
+    panel = run_panel()
+    scene.set(state=state)
+    panel.update(facts.read(scene), "")
+    enabled = {name for name, button in panel.buttons.items() if not button.disabled}
+    assert enabled == ENABLED[state.value]
+
+
+def test_every_state_is_known_to_the_buttons() -> None:
+    assert set(ENABLED) == {state.value for state in RunState}
+
+
+def test_buttons_call_what_they_stand_for() -> None:
+    pressed: list[str] = []
+    panel = run_panel(pressed=pressed)
+    for button in panel.buttons.values():
+        button.click()
+    assert pressed == ["start", "pause", "resume", "stop"]
+
+
+def test_errors_are_shown_in_words_and_go_away(scene: Any) -> None:
+    panel = run_panel()
+    scene.set(state=RunState.FAILED, error="RuntimeError: " + EVIL)
+    panel.update(facts.read(scene), "and the dashboard has one too")
+    shown = panel._trouble
+    assert shown.layout.display == "block"
+    assert "<script" not in shown.value
+    assert "and the dashboard has one too" in shown.value
+    scene.set(state=RunState.READY, error=None)
+    panel.update(facts.read(scene), "")
+    assert (shown.layout.display, shown.value) == ("none", "")
+
+
+def test_the_invite_is_text_and_nothing_else() -> None:
+    html = invite_html(EVIL)
+    assert "<script" not in html
+    assert "<img" not in html
+    assert html.count("<input") == html.count("<button") == 1
+    assert invite_html("") == ""
+
+
+def test_peers_are_a_table_that_marks_this_one(scene: Any, peers: Any) -> None:
+    panel = PeersPanel()
+    scene.now_peers = peers
+    panel.update(facts.read(scene))
+    assert words_of(panel.widget.value) == (
+        "peer epoch samples speed last seen …elf0001 this peer 14 410 130 samples/s just now "
+        "…ther002 client 14 900 282 samples/s 15 s ago"
+    )
+    assert "12D3KooWself0001" in panel.widget.value, "the whole id is in the tooltip"
+
+
+def test_no_peers_says_what_to_do_and_many_are_cut(peers: Any) -> None:
+    assert "swarm.add_local_peers(2, run)" in peers_html(())
+    many = peers_html([peers[0]] * (MAX_ROWS + 5))
+    assert many.count("<tr>") == MAX_ROWS + 1
+    assert "and 5 more peers" in many
+
+
+def test_a_peers_id_never_becomes_html(peers: Any) -> None:
+    html = peers_html([replace(peers[0], peer_id=EVIL), replace(peers[0], peer_id="<b>x</b>")])
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "<b>x" not in html
+
+
+def test_the_log_is_escaped_and_bounded(scene: Any) -> None:
+    panel = LogPanel()
+    panel.update(facts.read(scene))
+    assert "nothing logged yet" in panel.widget.value
+    scene.log = (*(f"line {i}" for i in range(5000)), "x" * 10_000, EVIL)
+    panel.update(facts.read(scene))
+    assert "<script" not in panel.widget.value
+    assert "line 4999" in panel.widget.value
+    assert "line 1\n" not in panel.widget.value
+    assert len(log_html(["y" * 9000] * 9000)) < 60_000
+
+
+def test_the_code_is_that_of_the_options(scene: Any) -> None:
+    panel = CodePanel()
+    panel.update(facts.read(scene))
+    assert "target_batch_size=2048" in panel.widget.value
+
+
+def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> None:
+    panel = OptionsPanel(lambda name, value: None)
+    scene.options = scene.options.with_prerequisites(delay_grad_averaging=True, grad_compression="float16")
+    panel.update(facts.read(scene), "")
+    assert {name: control.value for name, control in panel.controls.items()} == {
+        "delay_state_averaging": True,
+        "delay_optimizer_step": True,
+        "delay_grad_averaging": True,
+        "offload_optimizer": True,
+        "reuse_grad_buffers": False,
+        "grad_compression": "float16",
+        "state_averaging_compression": "none",
+        "load_state_compression": "none",
+    }
+    for name, control in panel.controls.items():
+        assert control.description == FIELDS[name].label
+        assert f"({name})" in control.tooltip
+    assert [name for names in SHOWN.values() for name in names] == list(panel.controls)
+
+
+def test_showing_options_is_not_taken_for_a_person_who_changes_them(scene: Any) -> None:
+    changes: list[tuple[str, Any]] = []
+    panel = OptionsPanel(lambda name, value: changes.append((name, value)))
+    scene.options = scene.options.replace(offload_optimizer=True)
+    panel.update(facts.read(scene), "")
+    assert changes == []
+    panel.controls["offload_optimizer"].value = False
+    panel.controls["grad_compression"].value = "float16"
+    assert changes == [("offload_optimizer", False), ("grad_compression", "float16")]
+    panel.update(facts.read(scene), "")
+    assert panel.controls["offload_optimizer"].value is True, "what was not applied is taken back"
+
+
+def test_a_codec_of_ones_own_is_shown_as_such(scene: Any) -> None:
+    from hivemind.compression import RoleAdaptiveCompression
+
+    changes: list[tuple[str, Any]] = []
+    panel = OptionsPanel(lambda name, value: changes.append((name, value)))
+    scene.options = scene.options.replace(grad_compression=RoleAdaptiveCompression())
+    panel.update(facts.read(scene), "")
+    assert panel.controls["grad_compression"].value == "an object of your own"
+    assert changes == []
+
+
+def test_options_are_fixed_while_a_run_is_active(scene: Any) -> None:
+    panel = OptionsPanel(lambda name, value: None)
+    scene.set(state=RunState.TRAINING)
+    panel.update(facts.read(scene), "a remark")
+    assert all(control.disabled for control in panel.controls.values())
+    assert "stop it to change them" in panel._remark.value
+    scene.set(state=RunState.STOPPED)
+    panel.update(facts.read(scene), "a remark")
+    assert not any(control.disabled for control in panel.controls.values())
+    assert "a remark" in panel._remark.value
+
+
+def test_what_was_switched_together_is_said() -> None:
+    before = Options(target_batch_size=1)
+    after = before.with_prerequisites(delay_optimizer_step=True)
+    assert together(before, after, "delay_optimizer_step") == (
+        "Also switched on: state averaging in background, optimizer in main memory."
+    )
+    back = after.with_prerequisites(offload_optimizer=False)
+    assert together(after, back, "offload_optimizer") == "Also switched off: optimizer step in background."
+    assert together(before, before.replace(offload_optimizer=True), "offload_optimizer") == ""

@@ -1,0 +1,60 @@
+"""A run as text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hivenb.history import History
+from hivenb.view.text import NO_PEERS, bar, status_line, summary, table
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn"), [(0, "[----]"), (0.5, "[##--]"), (1, "[####]"), (7, "[####]"), (-1, "[----]")]
+)
+def test_bar(share: float, drawn: str) -> None:
+    assert bar(share, 4) == drawn
+
+
+def test_a_run_in_one_line(status: Any) -> None:
+    assert status_line(status, bar_width=10) == (
+        "ready to start  epoch 14  [######----] 1,310 / 2,048 samples, 3 s left  3 peers  412 samples/s  loss 0.412"
+    )
+
+
+def test_unknown_figures_are_left_out(status: Any) -> None:
+    line = status_line(replace(status, loss=None, eta_seconds=None, num_peers=1))
+    assert "loss" not in line
+    assert "left" not in line
+    assert "  1 peer  " in line
+
+
+def test_summary_is_the_same_for_the_same_facts(status: Any, peers: Any) -> None:
+    history = History()
+    for value in (2.5, 0.5, 0.75):
+        history.record("loss", value, time=0.0)
+        history.record("val_acc", value / 3, time=0.0)
+    text = summary(replace(status, error="the network is gone"), history.snapshot(), peers)
+    assert text == summary(replace(status, error="the network is gone"), history.snapshot(), peers)
+    assert text.splitlines()[1:] == [
+        "failed: the network is gone",
+        "",
+        "                      first    last    best",
+        "Training loss          2.50   0.750   0.500",
+        "Validation accuracy  83.3 %  25.0 %  83.3 %",
+        "",
+        "peer                 epoch  samples          speed  last seen",
+        "…elf0001 (this one)     14      410  130 samples/s   just now",
+        "…ther002 (client)       14      900  282 samples/s   15 s ago",
+    ]
+
+
+def test_says_how_to_get_peers(status: Any) -> None:
+    assert summary(status, History().snapshot()).splitlines()[-1] == NO_PEERS
+
+
+def test_lines_of_a_table_end_without_spaces() -> None:
+    lines = table(("a", ""), [("1", ""), ("22", "x")], numbers_from=1)
+    assert lines == ["a", "1", "22  x"]

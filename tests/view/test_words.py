@@ -1,0 +1,53 @@
+"""Numbers as words: always a unit, few digits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hivenb.training import RunState
+from hivenb.view import theme, words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 s"), (0.42, "0.4 s"), (0.97, "1 s"), (12.4, "12 s"), (59.6, "1 min"), (125, "2 min 5 s"),
+     (3600, "1 h"), (11400, "3 h 10 min"), (None, words.ABSENT), (math.inf, words.ABSENT)],
+)  # fmt: skip
+def test_duration(seconds: float | None, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.0, "0.000"), (0.41234, "0.412"), (2.345, "2.35"), (12.34, "12.3"), (4321.0, "4,321"),
+     (0.00012, "1.2e-04"),
+     (math.nan, "not a number"), (math.inf, "infinite"), (None, words.ABSENT)],
+)  # fmt: skip
+def test_value(number: float | None, text: str) -> None:
+    assert words.value(number) == text
+
+
+def test_rates_counts_and_ages() -> None:
+    assert words.rate(412.3) == "412 samples/s"
+    assert words.rate(3.14) == "3.1 samples/s"
+    assert words.rate(None) == words.ABSENT
+    assert words.counted(1, "peer") == "1 peer"
+    assert words.counted(1200, "peer") == "1,200 peers"
+    assert words.ago(1.0) == words.ago(4.9) == "just now"
+    assert words.ago(17.0) == words.ago(19.9) == "15 s ago"
+    assert words.ago(130.0) == "2 min ago"
+
+
+def test_metrics_and_titles() -> None:
+    assert words.metric("val_acc", 0.9123) == "91.2 %"
+    assert words.metric("val_loss", 0.9123) == "0.912"
+    assert words.title("val_acc") == "Validation accuracy"
+    assert words.title("val_f1") == "Validation f1"
+
+
+@pytest.mark.parametrize("state", list(RunState))
+def test_every_state_has_a_word_and_a_colour(state: RunState) -> None:
+    assert words.state(state) in words.STATES.values()
+    assert state.value in theme.STATES
