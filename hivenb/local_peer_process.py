@@ -7,7 +7,6 @@ import logging
 import multiprocessing as mp
 import os
 import sys
-import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,20 +16,26 @@ import torch
 from hivemind.utils import MPFuture
 from torch.utils.data import DataLoader
 
-from hivenb.engine.processes import settle_as_child
+from hivenb.engine.processes import redirect_output, settle_as_child
 from hivenb.local_peers import PeerRecipe
+from hivenb.logs import collect_logs
+from hivenb.options import Options
 from hivenb.swarm import Swarm
 from hivenb.training import RunState, TrainingRun
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at whether the run has ended by itself; orders are obeyed at once.
+_ORDER_INTERVAL = 1.0
 
 
 def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path: str) -> None:
     """Train until told to leave, until the run has ended, or until the parent is gone."""
     settle_as_child(parent_pid)
     os.setsid()
-    _write_to(log_path)
     _forget_the_server()
+    _write_to(log_path)
+    tempfile.tempdir = os.path.dirname(log_path)  # a killed peer cannot tidy up; its parent does, here
     recipe: PeerRecipe = cloudpickle.loads(packed_recipe)
     torch.set_num_threads(1)  # peers of one machine share its cores
     torch.manual_seed(recipe.seed)
@@ -57,33 +62,35 @@ def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path
 
 
 def _obey(connection: Connection, run: TrainingRun) -> None:
-    """Train when told to, and return when told to leave or when the run has ended."""
-    ended, wake = mp.Pipe(duplex=False)
+    """Train when told to, and return when told to leave or when the run has ended.
 
-    def watch() -> None:
-        with contextlib.suppress(Exception):  # raised again below, on the main thread
-            run.wait()
-        wake.close()
-
-    threading.Thread(target=watch, name="watch-run", daemon=True).start()
-    while connection in mp.connection.wait([connection, ended]):
-        order = connection.recv()
-        if order == "train":
-            run.resume()
-        elif order == "leave":
-            run.stop()
-            break
+    :raises Exception: what ended the run
+    """
+    while run.status.state.is_active:
+        if connection.poll(_ORDER_INTERVAL):
+            order, options = connection.recv()
+            if order == "train":
+                _train_with(run, cloudpickle.loads(options))
+            elif order == "leave":
+                run.stop()
     run.wait()
+
+
+def _train_with(run: TrainingRun, options: Options) -> None:
+    if options == run.options:
+        run.resume()
+        return
+    run.stop()
+    run.apply(options)
+    run.start()
 
 
 def _write_to(log_path: str) -> None:
     """Let all that this process and its children print or log go to a file, not into a cell of the notebook."""
-    sys.stdout.flush()
-    sys.stderr.flush()
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    redirect_output(descriptor)
     os.close(descriptor)
+    collect_logs().echo = sys.stderr
 
 
 def _forget_the_server() -> None:

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,10 +118,10 @@ class LocalPeer:
         self._process.kill()
         self._process.join()
 
-    def begin(self) -> None:
-        """Tell it to train. Returns at once, and may be called twice."""
+    def begin(self, options: Options) -> None:
+        """Tell it to train, with these options from now on. Returns at once, and may be called twice."""
         with contextlib.suppress(OSError):  # it has ended already
-            self._connection.send("train")
+            self._connection.send(("train", cloudpickle.dumps(options)))
             self._began = True
 
     def is_of(self, run: TrainingRun) -> bool:
@@ -130,7 +131,7 @@ class LocalPeer:
     def ask_to_leave(self) -> None:
         """Tell it to stop training, say goodbye and end. Returns at once."""
         with contextlib.suppress(OSError):  # it has ended already
-            self._connection.send("leave")
+            self._connection.send(("leave", b""))
 
     def wait_until_gone(self, timeout: float) -> None:
         """Wait for its end; after the timeout (seconds), force it."""
@@ -207,16 +208,18 @@ class LocalPeers:
             return tuple(new)
 
     def begin(self, run: TrainingRun) -> None:
-        """Let the peers of a run train, now that it does."""
+        """Let the peers of a run train, now that it does, with the options that it has now."""
         for peer in self._peers:
             if peer.is_of(run):
-                peer.begin()
+                peer.begin(run.options)
 
     def remove(self, count: int | None) -> None:
         """See :meth:`hivenb.Swarm.remove_local_peers`."""
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+            raise LocalPeerError(f"cannot remove {count!r} peers; give a whole number, or None for all")
         with self._lock:
-            leaving = self._peers[-count:] if count is not None else self._peers[:]
-            self._peers = self._peers[: len(self._peers) - len(leaving)]
+            staying = 0 if count is None else max(0, len(self._peers) - count)
+            leaving, self._peers = self._peers[staying:], self._peers[:staying]
             self._end(leaving, LEAVE_TIMEOUT)
 
     def close(self) -> None:
@@ -236,8 +239,8 @@ class LocalPeers:
         self._added += 1
         recipe = make_recipe(run, self._swarm.addresses, seed=self._added)
         log_path = Path(self._folder.name) / f"peer-{self._added}.log"
+        start_server()
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         ours, theirs = context.Pipe()
         process = context.Process(
             target=_become_peer,
@@ -245,10 +248,21 @@ class LocalPeers:
             name=f"hivenb-peer-{self._added}",
             daemon=False,  # it has children of its own
         )
-        with interrupts_blocked():  # the server that forks it is started here too, the first time
+        with interrupts_blocked():
             process.start()
         theirs.close()
         return LocalPeer(self._added, run, process, ours, log_path)
+
+
+def start_server() -> None:
+    """Start the process that local peers are forked from, unless it runs already. Returns at once.
+
+    Its imports take several seconds. A program that will need local peers calls this before its own imports, so
+    that both happen at the same time.
+    """
+    mp.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    with interrupts_blocked():
+        forkserver.ensure_running()
 
 
 def make_recipe(run: TrainingRun, initial_peers: tuple[str, ...], seed: int) -> bytes:

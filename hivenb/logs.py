@@ -2,7 +2,7 @@
 
 Whatever a background thread or a child process prints lands in whichever cell ran last. So while a swarm is open,
 the records of hivemind, Lightning and hivenb that come from there are collected: those of this process directly,
-those of its forked children through a pipe.
+those of its forked children, and whatever else these print, through a pipe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
+
+from hivenb.engine import processes
 
 #: Lines kept; the oldest go first.
 CAPACITY = 1000
@@ -43,7 +45,10 @@ class LogCollector(logging.Handler):
         self._owner = os.getpid()
         self._threads: set[int] = set()
         self.version = 0
+        #: where each line is written as well, for a process that nobody looks into
+        self.echo: TextIO | None = None
         read_end, self._write_end = os.pipe()
+        processes.child_output = self._write_end
         threading.Thread(target=self._collect, args=(read_end,), name="hivenb-log", daemon=True).start()
 
     def tail(self, count: int = CAPACITY) -> tuple[str, ...]:
@@ -75,6 +80,8 @@ class LogCollector(logging.Handler):
     def _keep(self, line: str) -> None:
         self._lines.append(line)
         self.version += 1
+        if self.echo is not None:
+            self.echo.write(line + "\n")
 
     def _collect(self, read_end: int) -> None:
         with os.fdopen(read_end, "rb") as lines:

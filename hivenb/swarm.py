@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import html
 import os
 import threading
 import weakref
@@ -277,6 +277,19 @@ class Swarm:
         local = f", {len(self.local_peers)} local peers" if self.local_peers else ""
         return f"Swarm({self.name!r}, open, {where}{local})"
 
+    def _repr_html_(self) -> str:
+        """For a notebook: also this peer's id, its addresses and the invite, which differ each time."""
+        title = f"<b>{html.escape(repr(self))}</b>"
+        if not self.is_open:
+            return title
+        rows = {
+            "peer id": f"<code>{html.escape(self.peer_id)}</code>",
+            "addresses": "<br>".join(f"<code>{html.escape(address)}</code>" for address in self.addresses),
+            "invite": f'<input readonly size="60" onclick="this.select()" value="{html.escape(self.invite)}">',
+        }
+        cells = "".join(f'<tr><td style="text-align:left">{k}</td><td>{v}</td></tr>' for k, v in rows.items())
+        return f"{title}<table>{cells}</table>"
+
 
 def _read_settings(settings: dict[str, Any]) -> _Settings:
     given = dict(settings)
@@ -305,7 +318,11 @@ def _start_failed(error: Exception, settings: _Settings) -> str:
     return f"the DHT could not be started: {what}"
 
 
-@atexit.register
 def _close_all() -> None:
     for swarm in list(Swarm._open.values()):
         swarm.close()
+
+
+# Not atexit: before its handlers run, Python waits for the threads of all executors, and those of hivemind's progress
+# tracker end only when the run does.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -91,6 +92,18 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
             complete = len(matchmaking.current_followers) + 1 >= matchmaking.target_group_size
             if complete and matchmaking.is_looking_for_group and not matchmaking.assembled_group.done():
                 await matchmaking.leader_assemble_group()
+
+    async def _shutdown(self, timeout: float | None) -> None:
+        await super()._shutdown(timeout)
+        # hivemind leaves its other tasks behind, and asyncio complains of each of them at the end of the process
+        # (_run, in _run_internal, is the loop that waits for this very task)
+        others = {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") != "_run"}
+        others -= {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=timeout)
+        await self._p2p.shutdown()  # removes its socket from /tmp
 
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
         try:

@@ -20,6 +20,10 @@ from typing import Any
 
 _POLL_SECONDS = 1.0
 
+#: Where children that are forked from now on write what they print, as a file descriptor; ``None`` for where their
+#: parent writes. In a notebook that would be whichever cell ran last.
+child_output: int | None = None
+
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
@@ -32,7 +36,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def settle_as_child(parent_pid: int | None = None) -> None:
-    """Make the calling process a well-behaved child: deaf to SIGINT, and gone once its parent is gone.
+    """Make the calling process a well-behaved child: deaf to SIGINT, silent, and gone once its parent is gone.
 
     To be called on the main thread of the child, before anything else.
 
@@ -42,6 +46,16 @@ def settle_as_child(parent_pid: int | None = None) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     watched = os.getppid() if parent_pid is None else parent_pid
     threading.Thread(target=_exit_with, args=(watched,), name=f"watch-{watched}", daemon=True).start()
+    if child_output is not None:
+        redirect_output(child_output)
+
+
+def redirect_output(descriptor: int) -> None:
+    """Let all that this process prints, and the children it will have, go to a file descriptor, line by line."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(descriptor, number)
+        # not only the descriptor: a kernel's sys.stdout sends what it is given to the notebook by itself
+        setattr(sys, name, os.fdopen(os.dup(number), "w", buffering=1, errors="replace"))
 
 
 def _exit_with(pid: int) -> None:
