@@ -145,31 +145,32 @@ def _draw_panel(axes: Axes, panel: Panel, now: float, events: Sequence[Event]) -
         high += 0.14 * (high - low)  # room for the words
     axes.set_ylim(low, high)
     _draw_ticks(axes, panel)
+    starts = np.array([event.time for event in events if event.kind == "run"])
     for line in panel.lines:
-        _draw_line(axes, line, now)
+        _draw_line(axes, line, now, starts)
     for event in events[-_MOST_MARKS:]:
         strength = 0.75 if event.kind in panel.marks else 0.3
         axes.axvline(event.time, color=theme.EVENTS[event.kind], linewidth=0.8, alpha=strength, zorder=1.5)
     _write_marks(axes, marks)
 
 
-def _draw_line(axes: Axes, line: Line, now: float) -> None:
+def _draw_line(axes: Axes, line: Line, now: float, starts: np.ndarray) -> None:
     series, color = line.series, line.color
     times, values = series.times, series.values
     if line.step:
-        times, values = with_gaps(np.append(times, max(now, times[-1])), np.append(values, values[-1]))
+        times, values = with_gaps(np.append(times, max(now, times[-1])), np.append(values, values[-1]), starts)
         axes.plot(times, values, color=color, linewidth=1.6, drawstyle="steps-post", zorder=3)
         axes.fill_between(times, values, step="post", color=color, alpha=0.10, linewidth=0, zorder=2)
         return
     if np.any(series.highs > series.lows):
-        band = (*with_gaps(times, series.lows), with_gaps(times, series.highs)[1])
+        band = (*with_gaps(times, series.lows, starts), with_gaps(times, series.highs, starts)[1])
         axes.fill_between(*band, color=color, alpha=0.16, linewidth=0, zorder=2)
     if line.smooth and len(values) >= 40:
-        axes.plot(*with_gaps(times, values), color=color, linewidth=0.7, alpha=0.30, zorder=2.5)
+        axes.plot(*with_gaps(times, values, starts), color=color, linewidth=0.7, alpha=0.30, zorder=2.5)
         values = smoothed(values)
     marker: dict[str, Any] = {"marker": "o", "markersize": 3.0} if len(values) <= 40 else {}
     axes.plot(
-        *with_gaps(times, values), color=color, linewidth=1.6, zorder=3, solid_joinstyle="round",
+        *with_gaps(times, values, starts), color=color, linewidth=1.6, zorder=3, solid_joinstyle="round",
         **({} if line.smooth else marker),
     )  # fmt: skip
     known = np.flatnonzero(np.isfinite(values))

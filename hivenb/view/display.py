@@ -46,16 +46,12 @@ def show_widget(widget: Any, text: str) -> None:
     :param widget: of ipywidgets 7 or 8
     :param text: what front ends without widgets show, and what is compared when the notebook is tested
     """
-    if hasattr(widget, "_repr_mimebundle_"):
-        from IPython.display import display
+    from IPython.display import display
 
-        bundle = widget._repr_mimebundle_()
-        if isinstance(bundle, tuple):
-            bundle = bundle[0]
-        # ipywidgets would put the widget's whole repr here, which no two versions of it write alike.
-        display({**bundle, "text/plain": text}, raw=True)
-    else:
-        widget._ipython_display_()
+    # What ipywidgets 7 and 8 send as well, by different hooks, but for the text: they would put the widget's
+    # whole repr there, which no two versions write alike.
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    display({"text/plain": text, VIEW: view}, raw=True)
 
 
 def show_text(text: str) -> None:

@@ -80,16 +80,15 @@ def panels(snapshot: Snapshot) -> tuple[tuple[Panel, Panel | None], tuple[Panel,
     return (loss, metric), (peers, speed)
 
 
-def with_gaps(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same points with a nan where nothing was recorded for long, as in a pause, to break the line.
+def with_gaps(times: np.ndarray, values: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same points with a nan where the run was started anew, so that no line crosses the time between.
 
     :param times: seconds
     :param values: as many
+    :param starts: seconds
     """
-    steps = np.diff(times)
-    if len(steps) < 4:
-        return times, values
-    after = np.flatnonzero((steps > 5 * np.median(steps)) & (steps > 2.0)) + 1
+    after = np.unique(np.searchsorted(times, starts))
+    after = after[(after > 0) & (after < len(times))]
     return np.insert(times, after, times[after]), np.insert(values.astype(float), after, np.nan)
 
 

@@ -15,6 +15,7 @@ _CSS = """
 .hivenb .widget-html, .hivenb .widget-html-content, .hivenb .jupyter-widget-html-content
   { height: auto; line-height: 1.45; font-size: 13px; overflow: visible;
     color: var(--jp-ui-font-color1, inherit); }
+.hivenb .widget-html > .widget-html-content { flex: 1 1 auto; min-width: 0; max-width: 100%; }
 .hivenb-facts { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 20px; }
 .hivenb-facts b { font-size: 15px; font-weight: 600; color: var(--jp-ui-font-color1, inherit); }
 .hivenb-facts .dot

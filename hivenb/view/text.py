@@ -66,14 +66,20 @@ def summary(status: RunStatus, snapshot: Snapshot, peers: Sequence[PeerInfo] = (
     lines = [status_line(status)]
     if status.error:
         lines += [f"failed: {status.error}"]
-    figures = [
-        (words.title(name), words.metric(name, first), words.metric(name, series_last), _best(name, snapshot))
-        for name, first, series_last in _figures(snapshot)
-    ]
+    figures = figure_lines(snapshot)
     if figures:
-        lines += ["", *table(("", "first", "last", "best"), figures, numbers_from=1)]
+        lines += ["", *figures]
     lines += ["", *peer_lines(peers)]
     return "\n".join(lines)
+
+
+def figure_lines(snapshot: Snapshot) -> list[str]:
+    """Losses and validation metrics, from first to last, as the lines of a table; none before the first figure."""
+    rows = [
+        (words.title(name), words.metric(name, first), words.metric(name, last), _best(name, snapshot))
+        for name, first, last in _figures(snapshot)
+    ]
+    return table(("", "first", "last", "best"), rows, numbers_from=1) if rows else []
 
 
 def peer_lines(peers: Sequence[PeerInfo]) -> list[str]:

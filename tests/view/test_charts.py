@@ -144,12 +144,11 @@ def test_smoothing_keeps_the_mean_and_ignores_gaps() -> None:
     assert np.ptp(smoothed(noisy)[20:-20]) < 0.5
 
 
-def test_a_pause_breaks_the_line() -> None:
-    times = np.array([0.0, 1, 2, 3, 4, 60, 61, 62])
-    broken, values = with_gaps(times, np.ones(8))
-    assert len(broken) == 9
-    assert np.isnan(values[5])
-    assert np.count_nonzero(np.isnan(values)) == 1
+def test_a_new_start_breaks_the_line() -> None:
+    times = np.array([0.0, 1, 2, 60, 61])
+    broken, values = with_gaps(times, np.arange(5), np.array([0.0, 58.0, 58.5, 70.0]))
+    assert broken.tolist() == [0, 1, 2, 60, 60, 61]
+    assert np.array_equal(values, [0, 1, 2, np.nan, 3, 4], equal_nan=True)
 
 
 def test_marks_at_one_moment_share_their_words() -> None:
