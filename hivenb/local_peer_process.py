@@ -7,6 +7,7 @@ import logging
 import multiprocessing as mp
 import os
 import sys
+import tempfile
 from multiprocessing.connection import Connection
 from typing import Any
 

@@ -226,6 +226,7 @@ class Swarm:
         """Let peers on this machine leave, the newest first.
 
         :param count: how many; by default all
+        :raises LocalPeerError: if that is no number of peers
         """
         if self._local_peers is not None:
             self._local_peers.remove(count)

@@ -44,8 +44,11 @@ def settle_as_child(parent_pid: int | None = None) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    watched = os.getppid() if parent_pid is None else parent_pid
-    threading.Thread(target=_exit_with, args=(watched,), name=f"watch-{watched}", daemon=True).start()
+    if parent_pid is None:
+        # not getppid(), if there is a choice: the parent may have been killed in between
+        parent = mp.parent_process()
+        parent_pid = os.getppid() if parent is None or parent.pid is None else parent.pid
+    threading.Thread(target=_exit_with, args=(parent_pid,), name=f"watch-{parent_pid}", daemon=True).start()
     if child_output is not None:
         redirect_output(child_output)
 
