@@ -112,6 +112,11 @@ class HivemindStrategy(SingleDeviceStrategy):
             peers = read_addresses(initial_peers) or (() if dht is not None else addresses_from_environment())
         except HivenbError as e:
             raise MisconfigurationException(str(e)) from e
+        if self.options.auxiliary:
+            raise MisconfigurationException(
+                "auxiliary=True does not go with a Trainer: a helper averages what others train, and trains on no "
+                "batches of its own. Drive hivemind.Optimizer(auxiliary=True) in a loop of your own instead"
+            )
         own = sorted({"host_maddrs"} & {"host_maddrs" if host_maddrs else ""} | set(further.dht))
         if dht is not None and (peers or own):
             raise MisconfigurationException(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -73,13 +73,13 @@ class DHT(SettledProcess, hivemind.DHT):
         except Exception as e:
             self._ready.set_exception(e)
             return
-        messages: asyncio.Queue[tuple[str, list, dict]] = asyncio.Queue()
+        messages: asyncio.Queue[tuple[str, Coroutine[Any, Any, Any]]] = asyncio.Queue()
         asyncio.get_running_loop().add_reader(self._inner_pipe.fileno(), self._receive, messages)
         self._ready.set_result(None)
         tasks: set[asyncio.Task] = set()
         while True:
-            method, args, kwargs = await messages.get()
-            task = asyncio.create_task(getattr(self, method)(*args, **kwargs))
+            method, request = await messages.get()
+            task = asyncio.create_task(request)
             tasks.add(task)  # the event loop itself keeps only weak references
             task.add_done_callback(partial(_finish, tasks))
             if method == "_shutdown":
@@ -122,7 +122,8 @@ class DHT(SettledProcess, hivemind.DHT):
                 asyncio.get_running_loop().remove_reader(self._inner_pipe.fileno())
                 return
             try:
-                messages.put_nowait(pickle.loads(message))
+                method, args, kwargs = pickle.loads(message)
+                messages.put_nowait((method, getattr(self, method)(*args, **kwargs)))
             except Exception as e:
                 # An averager that died takes along the descriptors of the messages it had sent: nobody waits for
                 # their answer any more. Anything else in here came from the caller's own process.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import hivemind
 import torch
+from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.optim.progress_tracker import GlobalTrainingProgress
 from hivemind.utils import get_logger
@@ -68,6 +70,8 @@ class Optimizer(hivemind.Optimizer):
     ):
         self._own_client_mode = dht.client_mode if client_mode is None else client_mode
         self._averager_opts = {"request_timeout": min(3.0, matchmaking_time / 2), **(averager_opts or {})}
+        # begin() decides when, this one whether at all
+        self._shares_state = bool(self._averager_opts.pop("allow_state_sharing", True))
         self._on_epoch = on_epoch
         self._last_round: tuple[int, str | None] = (1, None)
         try:
@@ -128,8 +132,9 @@ class Optimizer(hivemind.Optimizer):
 
     def _make_gradient_averager(self, factory: Callable[..., Any] | None, **kwargs: Any) -> Any:
         # hivemind hands averager_opts to the state averager alone, against its own documentation
+        shared = {name: value for name, value in self._averager_opts.items() if name in _OPTIONS_OF_ALL_AVERAGERS}
         return super()._make_gradient_averager(
-            settled_factory(factory), allow_state_sharing=False, **{**kwargs, **self._averager_opts}
+            settled_factory(factory), allow_state_sharing=False, **{**kwargs, **shared}
         )
 
     def begin(self) -> None:
@@ -139,7 +144,7 @@ class Optimizer(hivemind.Optimizer):
         """
         if not self.auxiliary:
             self.tracker.announce()
-        if not self.client_mode and not self.auxiliary:
+        if self._shares_state and not self.client_mode and not self.auxiliary:
             self.state_averager.allow_state_sharing = True
             if self.grad_averager is not None:
                 self.grad_averager.allow_state_sharing = True
@@ -271,6 +276,10 @@ class Optimizer(hivemind.Optimizer):
 
     def __del__(self) -> None:
         """Nothing: Lightning's wrapper inherits this method, and would end the averagers of a living optimizer."""
+
+
+#: What ``averager_opts`` may hold for both averagers; all else is for the one that averages the state.
+_OPTIONS_OF_ALL_AVERAGERS = frozenset(inspect.signature(DecentralizedAverager).parameters)
 
 
 def _outcome(control: StepControl) -> tuple[int, str | None]:

@@ -1,0 +1,46 @@
+"""A DHT for the tests of a module, and optimizers on it that cannot be left behind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from tiny import LOOPBACK
+
+from hivenb.engine.dht import DHT
+from hivenb.engine.optimizer import Optimizer
+
+_runs = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def dht() -> Iterator[DHT]:
+    opened = DHT(start=True, **LOOPBACK)
+    yield opened
+    opened.shutdown()
+
+
+@pytest.fixture
+def run_id() -> str:
+    """The name of a run that no other test has."""
+    return f"run-{next(_runs)}"
+
+
+@pytest.fixture
+def make_optimizer(dht: DHT, run_id: str) -> Iterator[Callable[..., Optimizer]]:
+    """Makes optimizers that train alone unless told otherwise, and shuts them down."""
+    made: list[Optimizer] = []
+
+    def make(parameters: Any = None, **kwargs: Any) -> Optimizer:
+        if "optimizer" not in kwargs:
+            kwargs["optimizer"] = torch.optim.SGD(parameters, lr=0.1)
+        defaults = {"dht": dht, "run_id": run_id, "target_batch_size": 8, "matchmaking_time": 0.5}
+        made.append(Optimizer(**{**defaults, "averaging_timeout": 20.0, "delay_state_averaging": False, **kwargs}))
+        return made[-1]
+
+    yield make
+    for optimizer in made:
+        optimizer.shutdown()

@@ -1,0 +1,80 @@
+"""A model and data so small that what is around them is what is tested. Importable by processes that tests start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+#: Of a Trainer that writes and prints nothing.
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+
+#: Of a DHT, or a strategy with one of its own, that nobody but this machine can reach.
+LOOPBACK: dict[str, Any] = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "auto_nat": False}
+
+
+class TinyModel(LightningModule):
+    """Linear regression in four dimensions, from the same start each time.
+
+    :param optimizer: makes the optimizer from the parameters
+    :param scheduler: makes a scheduler from it, if there is to be one
+    """
+
+    def __init__(
+        self,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+        scheduler: Callable[..., Any] | None = None,
+        **optimizer_kwargs: Any,
+    ):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        self._optimizer, self._scheduler = optimizer, scheduler
+        self._optimizer_kwargs = {"lr": 0.05, **optimizer_kwargs}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self._optimizer(self.parameters(), **self._optimizer_kwargs)
+        return optimizer if self._scheduler is None else ([optimizer], [self._scheduler(optimizer)])
+
+
+def samples(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs and targets with a relation to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 4, generator=generator)
+    return x, x[:, :2] - x[:, 2:] + 0.1 * torch.randn(count, 2, generator=generator)
+
+
+def loader(count: int = 64, batch_size: int = 8, seed: int = 0, shuffle: bool = False) -> DataLoader[Any]:
+    """Those samples in batches."""
+    return DataLoader(TensorDataset(*samples(count, seed)), batch_size=batch_size, shuffle=shuffle)
+
+
+def parameters(module: nn.Module) -> list[Tensor]:
+    """Copies of the parameters as they are now."""
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+def trainer(strategy: Any, **kwargs: Any) -> Trainer:
+    """A quiet Trainer."""
+    return Trainer(strategy=strategy, **{**QUIET, **kwargs})
