@@ -288,12 +288,16 @@ class Swarm:
             "addresses": "<br>".join(f"<code>{html.escape(address)}</code>" for address in self.addresses),
             "invite": f'<input readonly size="60" onclick="this.select()" value="{html.escape(self.invite)}">',
         }
-        cells = "".join(f'<tr><td style="text-align:left">{k}</td><td>{v}</td></tr>' for k, v in rows.items())
+        left = 'style="text-align:left"'
+        cells = "".join(f"<tr><td {left}>{k}</td><td {left}>{v}</td></tr>" for k, v in rows.items())
         return f"{title}<table>{cells}</table>"
 
 
 def _read_settings(settings: dict[str, Any]) -> _Settings:
     given = dict(settings)
+    names = [f.name for f in fields(_Settings)]
+    if unknown := sorted(set(given) - set(names)):
+        raise TypeError(f"Swarm has no setting {', '.join(unknown)}; there are name, {', '.join(names)}")
     for name in ("host_maddrs", "announce_maddrs"):
         value = given.get(name) or ()
         given[name] = (value,) if isinstance(value, str) else tuple(value)
