@@ -96,7 +96,7 @@ def test_nothing_is_left_after_close(socket_folder):
 def test_a_swarm_whose_daemon_died_can_be_opened_anew(swarm, eventually):
     psutil.Process(swarm.dht.pid).kill()
     eventually(lambda: not swarm.is_open)
-    with pytest.raises(SwarmError, match="process of the swarm .* has ended"):
+    with pytest.raises(SwarmError, match=r"process of the swarm .* has ended"):
         swarm.peers()
     with hivenb.Swarm(swarm.name) as again:
         assert again is not swarm
@@ -145,7 +145,7 @@ def free_port() -> int:
 @pytest.mark.timeout(60)
 def test_a_peer_that_does_not_answer_is_a_clear_error_and_the_corrected_call_works(home):
     nowhere = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{NOBODY}"
-    with pytest.raises(SwarmError, match="none of the peers answers.*still open there"):
+    with pytest.raises(SwarmError, match=r"none of the peers answers.*still open there"):
         hivenb.Swarm.join(nowhere, "guest")
     with hivenb.Swarm.join(home.invite, "guest") as guest:
         assert guest.is_open
@@ -173,7 +173,7 @@ def test_peers_tells_who_trains(swarm, eventually):
     (myself,) = swarm.peers()
     assert isinstance(myself, PeerInfo)
     assert (myself.peer_id, myself.is_self, myself.client_mode) == (swarm.peer_id, True, False)
-    assert 0 <= myself.samples
+    assert myself.samples >= 0
     assert myself.samples_per_second > 0
     assert 0 <= myself.age < 30
     assert swarm.peers("another run") == ()
@@ -200,7 +200,7 @@ def test_an_identity_that_cannot_be_written_is_a_clear_error(tmp_path):
 
 def test_elsewhere_than_on_linux_a_swarm_says_what_to_do(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(PlatformError, match="Linux only.*WSL 2"):
+    with pytest.raises(PlatformError, match=r"Linux only.*WSL 2"):
         hivenb.Swarm("windows")
 
 
