@@ -59,8 +59,11 @@ class Monitor:
 
     def _sample(self) -> None:
         peers = self._swarm.peers(self._run_id)
-        self._mark_changes({p.peer_id for p in self._peers}, {p.peer_id for p in peers})
+        if self._peers:  # those of the first look were there already
+            self._mark_changes(_others(self._peers), _others(peers))
         self._peers = peers
+        if not peers:
+            return  # the run has not announced itself yet
         epoch = max((p.epoch for p in peers), default=0)
         own = next((p for p in peers if p.is_self), None)
         figures = {
@@ -74,11 +77,14 @@ class Monitor:
             self._history.record(name, value, epoch=epoch)
 
     def _mark_changes(self, before: set[str], after: set[str]) -> None:
-        if before:  # the first ones seen were there already
-            for peer_id in sorted(after - before):
-                self._history.mark("peer", f"peer {short_id(peer_id)} joined")
-            for peer_id in sorted(before - after):
-                self._history.mark("peer", f"peer {short_id(peer_id)} left")
+        for peer_id in sorted(after - before):
+            self._history.mark("peer", f"peer {short_id(peer_id)} joined")
+        for peer_id in sorted(before - after):
+            self._history.mark("peer", f"peer {short_id(peer_id)} left")
+
+
+def _others(peers: tuple[PeerInfo, ...]) -> set[str]:
+    return {peer.peer_id for peer in peers if not peer.is_self}
 
 
 def short_id(peer_id: str) -> str:

@@ -16,8 +16,9 @@ from hivemind.utils import get_dht_time
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.history import History
 from hivenb.monitor import Monitor
-from hivenb.options import Options
+from hivenb.options import FIELDS, Options
 from hivenb.recorder import Recorder
+from hivenb.script import describe
 from hivenb.strategy import HivemindStrategy
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class TrainingRun:
 
         :raises TrainingError: if the data has no batches
         :raises SwarmError: if the swarm is closed
-        :raises MisconfigurationException: if Lightning cannot make a Trainer of the keyword arguments
+        :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
         """
         with self._changed:
             if self._state.is_active:
@@ -254,9 +255,11 @@ class TrainingRun:
                     f"options cannot be changed while the run is {self._state.value}: stop it, change them and start "
                     "it again; it goes on from where it was"
                 )
-            for name, (old, value) in self._options.difference(new).items():
+            for name, (_, value) in self._options.difference(new).items():
                 if self._state is not RunState.READY:
-                    self.history.mark("option", f"{name}: {old} \N{RIGHTWARDS ARROW} {value}")
+                    self.history.mark(
+                        "option", f"{FIELDS[name].label}: {value if isinstance(value, str) else describe(value)}"
+                    )
             self._options = new
             return new
 
@@ -394,14 +397,13 @@ class _Gate(lightning.Callback):
                 self._run._enter(RunState.TRAINING)
                 self._run.swarm.begin(self._run)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> Any:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         run = self._run
         if not run._may_go_on.is_set():
             self._hold()
         if run._state is RunState.STOPPING:
             trainer.should_stop = True
-            return -1  # Lightning's way to skip the rest of this pass over the data
-        return None
+            raise StopIteration  # what Lightning makes of a module's hook that skips the rest of this pass
 
     def _hold(self) -> None:
         run = self._run

@@ -1,0 +1,123 @@
+"""A real JupyterLab server and a real Chromium for the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+#: Chromium's own services would only wait for a network that a test machine need not have.
+CHROMIUM_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab.
+
+    :param url: where it answers
+    :param folder: the folder that it shows
+    """
+
+    url: str
+    folder: Path
+
+    def open(self, name: str) -> str:
+        """The address of a notebook in the folder."""
+        return f"{self.url}/lab/tree/{name}?reset"
+
+
+def find_chromium() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    pytest.skip("no Chromium: install it with your system's packages (Debian: apt-get install chromium)")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
+    folder = tmp_path_factory.mktemp("lab")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    private = {
+        name: str(tmp_path_factory.mktemp(name.lower()))
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_WORKSPACES_DIR", "JUPYTERLAB_SETTINGS_DIR")
+    }
+    settings = Path(private["JUPYTERLAB_SETTINGS_DIR"]) / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True)
+    quiet = {"fetchNews": "false", "checkForUpdates": False}
+    (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
+    options = ["--IdentityProvider.token=", "--ServerApp.password=", f"--ServerApp.root_dir={folder}"]
+    with (folder.parent / "lab.log").open("wb") as log:
+        server = subprocess.Popen(
+            [*command, *options], env={**os.environ, **private}, stdout=log, stderr=log, start_new_session=True
+        )
+    lab = Lab(f"http://127.0.0.1:{port}", folder)
+    try:
+        wait_for(lambda: answers(lab.url + "/api"), 60, f"JupyterLab did not answer; see {log.name}")
+        yield lab
+    finally:
+        server.send_signal(signal.SIGTERM)  # it ends its kernels first
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = find_chromium()
+    with playwright.sync_playwright() as p:
+        running = p.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser, request):
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    yield page
+    if (folder := os.environ.get("HIVENB_SCREENSHOTS")) and not page.is_closed():
+        page.screenshot(path=Path(folder) / f"{request.node.name}.png")
+    page.close()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def wait_for(condition, seconds: float, failure: str, interval: float = 0.2):
+    """Look again and again until a condition holds, and return what it gave."""
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{failure} (after {seconds} s)")
+        time.sleep(interval)
+    return result

@@ -1,0 +1,83 @@
+"""What a person does with the quickstart: run it in JupyterLab, watch, and stop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from hivenb.environment import notebook
+
+from .conftest import wait_for
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+PICTURE = ".jp-OutputArea-output .hivenb img"
+STATE = ".jp-OutputArea-output .hivenb"
+
+
+def keep_screenshot(page, name: str) -> None:
+    """Where HIVENB_SCREENSHOTS names a folder, leave a picture there for people to look at."""
+    if folder := os.environ.get("HIVENB_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def run_all(page) -> None:
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
+    page.get_by_role("menuitem", name="Run", exact=True).first.click()
+    page.get_by_text("Run All Cells", exact=True).first.click()
+
+
+def picture(page) -> str | None:
+    image = page.locator(PICTURE).first
+    return image.get_attribute("src") if image.count() else None
+
+
+@pytest.mark.timeout(240)
+def test_runs_from_top_to_bottom_with_a_live_picture(lab, page):
+    shutil.copy(notebook("01_quickstart"), lab.folder / "quickstart.ipynb")
+    page.goto(lab.open("quickstart.ipynb"))
+    run_all(page)
+    seen: set[str] = set()
+
+    def several_pictures() -> bool:
+        source = picture(page)
+        if source is not None and page.locator(STATE).get_by_text("training").count():
+            seen.add(source)
+        return len(seen) >= 3
+
+    wait_for(several_pictures, 120, "the picture does not change while the run trains")
+    keep_screenshot(page, "quickstart-training")
+    last = page.locator(".jp-CodeCell").last
+    wait_for(lambda: "closed" in last.inner_text(), 120, "the notebook did not come to its end")
+    assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+    keep_screenshot(page, "quickstart-done")
+
+
+@pytest.mark.timeout(240)
+def test_start_and_stop_buttons(lab, page):
+    cells = [
+        "import hivenb\nfrom hivenb import tasks\ntask = tasks.digits()\nswarm = hivenb.Swarm()",
+        "options = hivenb.Options(target_batch_size=256)\n"
+        "run = hivenb.TrainingRun(task.model, (task.train, task.validation), swarm=swarm, options=options)\n"
+        "hivenb.Dashboard(run)",
+    ]
+    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    content.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(content, lab.folder / "buttons.ipynb")
+    page.goto(lab.open("buttons.ipynb"))
+    run_all(page)
+    dashboard = page.locator(STATE).first
+    dashboard.wait_for(timeout=90_000)
+    dashboard.get_by_role("button", name="Start").click()
+    dashboard.get_by_text("training", exact=False).first.wait_for(timeout=60_000)
+    first = picture(page)
+    wait_for(lambda: picture(page) != first, 30, "the picture does not change")
+    keep_screenshot(page, "buttons-training")
+    dashboard.get_by_role("button", name="Stop").click()
+    dashboard.get_by_text("stopped", exact=False).first.wait_for(timeout=60_000)
+    keep_screenshot(page, "buttons-stopped")
