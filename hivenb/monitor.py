@@ -88,8 +88,8 @@ def _others(peers: tuple[PeerInfo, ...]) -> set[str]:
 
 
 def short_id(peer_id: str) -> str:
-    """The end of a peer's id, where ids differ."""
-    return peer_id[-6:]
+    """The end of a peer's id: the beginning is the same for all."""
+    return "…" + peer_id[-6:]
 
 
 def resident_bytes() -> int:

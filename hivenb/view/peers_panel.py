@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hivenb.monitor import short_id
 from hivenb.view import words
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.facts import Facts
@@ -39,7 +40,7 @@ def peers_html(peers: Sequence[PeerInfo]) -> str:
         '<th class="number">speed</th><th>last seen</th></tr>'
     )
     rows = [
-        f'<tr><td title="{safe(peer.peer_id)}"><code>{safe(words.short_id(peer.peer_id))}</code></td>'
+        f'<tr><td title="{safe(peer.peer_id)}"><code>{safe(short_id(peer.peer_id))}</code></td>'
         f"<td>{_kind(peer)}</td>"
         f'<td class="number">{words.count(peer.epoch)}</td>'
         f'<td class="number">{words.count(peer.samples)}</td>'

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hivenb.history import Snapshot
+from hivenb.monitor import short_id
 from hivenb.view import words
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def peer_lines(peers: Sequence[PeerInfo]) -> list[str]:
         return [NO_PEERS]
     rows = [
         (
-            words.short_id(peer.peer_id)
+            short_id(peer.peer_id)
             + (" (this one)" if peer.is_self else "")
             + (" (client)" if peer.client_mode else ""),
             words.count(peer.epoch),

@@ -110,8 +110,3 @@ def title(name: str) -> str:
     if words.startswith("val "):
         words = "validation " + words[4:]
     return words[:1].upper() + words[1:]
-
-
-def short_id(peer_id: str) -> str:
-    """The end of a peer id: the beginning is the same for all of them."""
-    return peer_id if len(peer_id) <= 10 else "…" + peer_id[-7:]

@@ -91,8 +91,8 @@ def test_peers_are_a_table_that_marks_this_one(scene: Any, peers: Any) -> None:
     scene.now_peers = peers
     panel.update(facts.read(scene))
     assert words_of(panel.widget.value) == (
-        "peer epoch samples speed last seen …elf0001 this peer 14 410 130 samples/s just now "
-        "…ther002 client 14 900 282 samples/s 15 s ago"
+        "peer epoch samples speed last seen …lf0001 this peer 14 410 130 samples/s just now "
+        "…her002 client 14 900 282 samples/s 15 s ago"
     )
     assert "12D3KooWself0001" in panel.widget.value, "the whole id is in the tooltip"
 

@@ -45,9 +45,9 @@ def test_summary_is_the_same_for_the_same_facts(status: Any, peers: Any) -> None
         "Training loss          2.50   0.750   0.500",
         "Validation accuracy  83.3 %  25.0 %  83.3 %",
         "",
-        "peer                 epoch  samples          speed  last seen",
-        "…elf0001 (this one)     14      410  130 samples/s   just now",
-        "…ther002 (client)       14      900  282 samples/s   15 s ago",
+        "peer                epoch  samples          speed  last seen",
+        "…lf0001 (this one)     14      410  130 samples/s   just now",
+        "…her002 (client)       14      900  282 samples/s   15 s ago",
     ]
 
 
