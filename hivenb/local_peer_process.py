@@ -21,8 +21,9 @@ from hivenb.engine.processes import redirect_output, settle_as_child
 from hivenb.local_peers import PeerRecipe
 from hivenb.logs import collect_logs
 from hivenb.options import Options
+from hivenb.run_status import RunState
 from hivenb.swarm import Swarm
-from hivenb.training import RunState, TrainingRun
+from hivenb.training import TrainingRun
 
 logger = logging.getLogger(__name__)
 

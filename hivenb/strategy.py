@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from hivenb.addresses import addresses_from_environment, read_addresses
@@ -147,10 +148,8 @@ class HivemindStrategy(SingleDeviceStrategy):
         """The DHT: the borrowed one, or the strategy's own, which is started when it is first needed."""
         if self._dht is None:
             self._dht = DHT(start=True, **self._dht_kwargs)
-            logger.info(
-                "Other machines can join this run with the same command and\nINITIAL_PEERS=%s",
-                ",".join(reachable_addresses(self._dht)),
-            )
+            addresses = ",".join(reachable_addresses(self._dht))
+            rank_zero_info(f"Other machines can join this run with the same command and\nINITIAL_PEERS={addresses}")
         return self._dht
 
     @property
@@ -176,6 +175,11 @@ class HivemindStrategy(SingleDeviceStrategy):
             raise MisconfigurationException(
                 f"configure_optimizers gave {len(self.optimizers)} optimizers; HivemindStrategy supports one, with "
                 "as many parameter groups as you like"
+            )
+        if getattr(self.precision_plugin, "scaler", None) is not None:
+            raise MisconfigurationException(
+                "precision='16-mixed' scales gradients in a way that hivemind's averaging does not know of; use "
+                "precision='bf16-mixed', 'bf16-true' or '32-true'"
             )
         scheduler = self._scheduler()
         self._optimizer = self._make_optimizer(self.optimizers[0], scheduler)

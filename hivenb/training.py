@@ -5,8 +5,6 @@ from __future__ import annotations
 import tempfile
 import threading
 import weakref
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,8 @@ from hivenb.history import History
 from hivenb.monitor import Monitor
 from hivenb.options import FIELDS, Options
 from hivenb.recorder import Recorder
+from hivenb.run_data import split_data
+from hivenb.run_status import RunState, RunStatus
 from hivenb.script import describe
 from hivenb.strategy import HivemindStrategy
 
@@ -36,54 +36,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,
     "num_sanity_val_steps": 0,
 }
-
-
-class RunState(str, Enum):
-    """Where a run stands."""
-
-    READY = "ready"
-    STARTING = "starting"
-    TRAINING = "training"
-    PAUSED = "paused"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    FINISHED = "finished"
-    FAILED = "failed"
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the Trainer's thread is at work, or about to be."""
-        return self in (RunState.STARTING, RunState.TRAINING, RunState.PAUSED, RunState.STOPPING)
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """A run at one moment.
-
-    :param state: where it stands
-    :param epoch: epochs of the swarm that are done
-    :param step: batches that this peer has trained on
-    :param samples: samples that the swarm has accumulated towards the next epoch
-    :param target_batch_size: samples that make an epoch
-    :param eta_seconds: seconds until the next epoch, as estimated; ``None`` if it cannot be told
-    :param num_peers: peers in the run, this one included while it trains
-    :param samples_per_second: speed of this peer
-    :param swarm_samples_per_second: speed of all peers together
-    :param loss: newest training loss; ``None`` before the first
-    :param error: what went wrong, in words; ``None`` if nothing did
-    """
-
-    state: RunState
-    epoch: int
-    step: int
-    samples: int
-    target_batch_size: int
-    eta_seconds: float | None
-    num_peers: int
-    samples_per_second: float
-    swarm_samples_per_second: float
-    loss: float | None
-    error: str | None
 
 
 class TrainingRun:
@@ -420,24 +372,3 @@ class _Gate(lightning.Callback):
     def on_train_batch_end(self, *args: Any) -> None:
         with self._run._changed:
             self._run._changed.notify_all()
-
-
-def split_data(data: Any) -> tuple[Any, Any]:
-    """Training and validation data as ``Trainer.fit`` takes them, second and third.
-
-    :param data: a DataLoader, a LightningDataModule, or a pair of DataLoaders
-    :raises TrainingError: if there is nothing to train on
-    """
-    train, validation = data if isinstance(data, (tuple, list)) and len(data) == 2 else (data, None)
-    if train is None:
-        raise TrainingError("data is None; give a DataLoader, a LightningDataModule, or (training, validation)")
-    try:
-        empty = not isinstance(train, lightning.LightningDataModule) and len(train) == 0
-    except (TypeError, NotImplementedError):  # an iterable without a length
-        empty = False
-    if empty:
-        raise TrainingError(
-            f"the training data has no batches (its length is 0): {train!r}. Is the dataset empty, or smaller than "
-            "a batch with drop_last=True?"
-        )
-    return train, validation

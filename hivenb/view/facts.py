@@ -10,7 +10,8 @@ from hivenb.history import Snapshot
 if TYPE_CHECKING:
     from hivenb.engine.tracker import PeerInfo
     from hivenb.options import Options
-    from hivenb.training import RunStatus, TrainingRun
+    from hivenb.run_status import RunStatus
+    from hivenb.training import TrainingRun
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hivenb.view.style import note, safe, sheet, trouble
 from hivenb.view.text import progress
 
 if TYPE_CHECKING:
-    from hivenb.training import RunStatus
+    from hivenb.run_status import RunStatus
 
 #: Which buttons can be pressed in which state.
 ENABLED: Mapping[str, frozenset[str]] = {

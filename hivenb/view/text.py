@@ -11,7 +11,7 @@ from hivenb.view import words
 
 if TYPE_CHECKING:
     from hivenb.engine.tracker import PeerInfo
-    from hivenb.training import RunStatus
+    from hivenb.run_status import RunStatus
 
 NO_PEERS = (
     "no peers yet: start the run, and give others the invite, or add two peers on this machine with "

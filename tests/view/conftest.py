@@ -14,8 +14,8 @@ import pytest
 from hivenb.errors import TrainingError
 from hivenb.history import History
 from hivenb.options import Options
+from hivenb.run_status import RunState, RunStatus
 from hivenb.swarm import PeerInfo
-from hivenb.training import RunState, RunStatus
 
 STATUS = RunStatus(
     state=RunState.READY,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hivenb.options import FIELDS, Options
-from hivenb.training import RunState
+from hivenb.run_status import RunState
 from hivenb.view import facts
 from hivenb.view.log_panel import CodePanel, LogPanel, log_html
 from hivenb.view.options_panel import SHOWN, OptionsPanel, together

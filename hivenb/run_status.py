@@ -1,0 +1,54 @@
+"""Where a run stands, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class RunState(str, Enum):
+    """Where a run stands."""
+
+    READY = "ready"
+    STARTING = "starting"
+    TRAINING = "training"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the Trainer's thread is at work, or about to be."""
+        return self in (RunState.STARTING, RunState.TRAINING, RunState.PAUSED, RunState.STOPPING)
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run at one moment.
+
+    :param state: where it stands
+    :param epoch: epochs of the swarm that are done
+    :param step: batches that this peer has trained on
+    :param samples: samples that the swarm has accumulated towards the next epoch
+    :param target_batch_size: samples that make an epoch
+    :param eta_seconds: seconds until the next epoch, as estimated; ``None`` if it cannot be told
+    :param num_peers: peers in the run, this one included while it trains
+    :param samples_per_second: speed of this peer
+    :param swarm_samples_per_second: speed of all peers together
+    :param loss: newest training loss; ``None`` before the first
+    :param error: what went wrong, in words; ``None`` if nothing did
+    """
+
+    state: RunState
+    epoch: int
+    step: int
+    samples: int
+    target_batch_size: int
+    eta_seconds: float | None
+    num_peers: int
+    samples_per_second: float
+    swarm_samples_per_second: float
+    loss: float | None
+    error: str | None
