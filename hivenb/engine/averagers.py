@@ -71,6 +71,10 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
             if not control.done() and control.stage is not AveragingStage.RUNNING_ALLREDUCE:
                 control.cancel()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_parent_pid"):  # else the constructor has failed, and hivemind's method would print that
+            super().__del__()
+
     def expect_peers(self, count: int) -> None:
         """Let a group be complete as soon as that many peers have met, instead of after ``matchmaking_time``.
 
@@ -113,11 +117,26 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
             logger.debug(f"A round of averaging ended with {e!r}")
 
 
-class GradientAverager(_GradientAverager, SettledAverager):
-    """``hivemind.GradientAverager`` that can be created on any thread."""
+class WeighedBySamples(_GradientAverager):
+    """Mixin to put *before* a gradient averager, so that batches of different sizes count by their samples."""
+
+    def load_accumulators_into_averager_(self) -> None:
+        # hivemind/optim/grad_averager.py divides a sum in units of the first batch by the number of batches: with a
+        # dataset's small last batch as the first one of an epoch, gradients are too large by a factor of about 30.
+        times = self.local_times_accumulated
+        if not self.reuse_grad_buffers and self._anchor_batch_size:
+            self.local_times_accumulated = self.local_samples_accumulated / self._anchor_batch_size
+        try:
+            super().load_accumulators_into_averager_()
+        finally:
+            self.local_times_accumulated = times
 
 
-class PowerSGDGradientAverager(_PowerSGDGradientAverager, SettledAverager):
+class GradientAverager(WeighedBySamples, _GradientAverager, SettledAverager):
+    """``hivemind``'s ``GradientAverager`` that can be created on any thread."""
+
+
+class PowerSGDGradientAverager(WeighedBySamples, _PowerSGDGradientAverager, SettledAverager):
     """``hivemind``'s ``PowerSGDGradientAverager`` that can be created on any thread."""
 
 
@@ -144,8 +163,8 @@ class TrainingStateAverager(_TrainingStateAverager, SettledAverager):
 def settled_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
     """The same factory of a gradient averager, so that what it makes can be created on any thread.
 
-    :param factory: a subclass of ``hivemind.GradientAverager``, a ``functools.partial`` of one, or ``None`` for the
-      default
+    :param factory: a subclass of ``hivemind.optim.grad_averager.GradientAverager``, a ``functools.partial`` of one,
+      or ``None`` for the default
     :raises TypeError: if it is neither; such a factory makes its averager start where we cannot reach it
     """
     if factory is None:
@@ -154,12 +173,13 @@ def settled_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
         return partial(settled_factory(factory.func), *factory.args, **factory.keywords)
     if not (isinstance(factory, type) and issubclass(factory, _GradientAverager)):
         raise TypeError(
-            f"grad_averager_factory is {factory!r}; it must be a subclass of hivemind.GradientAverager or a "
-            "functools.partial of one, such as partial(PowerSGDGradientAverager, averager_rank=32)"
+            f"grad_averager_factory is {factory!r}; it must be a subclass of "
+            "hivemind.optim.grad_averager.GradientAverager or a functools.partial of one, such as "
+            "partial(PowerSGDGradientAverager, averager_rank=32)"
         )
     if issubclass(factory, SettledAverager):
         return factory
-    return type(factory.__name__, (factory, SettledAverager), {})
+    return type(factory.__name__, (WeighedBySamples, factory, SettledAverager), {})
 
 
 def initialize_optimizer_state(optimizer: torch.optim.Optimizer) -> None:

@@ -71,11 +71,19 @@ class ProgressTracker(_ProgressTracker):
         self._aside.set()
         self.should_report_progress.set()
 
+    def shutdown(self, timeout: float | None = None) -> None:
+        try:
+            super().shutdown(timeout)
+        except OSError as e:  # the DHT was closed first
+            logger.debug(f"No goodbye to {self.training_progress_key}: {e!r}")
+
     def report_local_progress(self, *args: Any, **kwargs: Any) -> None:
         self._aside.clear()
         super().report_local_progress(*args, **kwargs)
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
+        if isinstance(metadata, dict):  # hivemind would end at the first report that is none
+            metadata = {key: entry for key, entry in metadata.items() if _parse_report(entry.value) is not None}
         progress = super()._parse_swarm_progress_data(metadata)
         if progress.num_peers <= 1:
             # hivemind would wait for max_refresh_period, because it finds a peer: this one
@@ -108,6 +116,9 @@ class ProgressTracker(_ProgressTracker):
             except OSError as e:
                 logger.debug(f"No longer reporting {self.training_progress_key}: {e!r}")
                 return
+
+    def __del__(self) -> None:
+        """Nothing: a tracker at work is held by its thread, and hivemind's method fails after a failed constructor."""
 
     async def _progress_fetcher(self) -> None:
         # Replaces hivemind/optim/progress_tracker.py:_progress_fetcher, which reads the DHT under the lock that the
@@ -184,11 +195,10 @@ def read_peers(dht: hivemind.DHT, run_id: str, timeout: float) -> tuple[PeerInfo
     own_id, now = dht.peer_id.to_base58(), get_dht_time()
     found = []
     for entry in record.value.values():
-        try:
-            progress = LocalTrainingProgress.parse_obj(entry.value)
-            peer_id = PeerID(progress.peer_id).to_base58()
-        except (ValueError, TypeError):
+        progress = _parse_report(entry.value)
+        if progress is None:
             continue
+        peer_id = PeerID(progress.peer_id).to_base58()
         found.append(
             PeerInfo(
                 peer_id=peer_id,
@@ -201,3 +211,13 @@ def read_peers(dht: hivemind.DHT, run_id: str, timeout: float) -> tuple[PeerInfo
             )
         )
     return tuple(sorted(found, key=lambda peer: (not peer.is_self, peer.peer_id)))
+
+
+def _parse_report(value: Any) -> LocalTrainingProgress | None:
+    """A peer's report, or ``None`` if it has withdrawn it or it is something else."""
+    try:
+        progress = LocalTrainingProgress.parse_obj(value)
+        PeerID(progress.peer_id)
+    except (ValueError, TypeError):
+        return None
+    return progress

@@ -152,6 +152,14 @@ class TestFactories:
             assert issubclass(made, SettledAverager)
             assert made.__name__ == upstream.__name__
 
+    def test_a_class_of_the_users_own_too(self) -> None:
+        class Own(grad_averager.GradientAverager):
+            pass
+
+        made = settled_factory(Own)
+        assert issubclass(made, Own)
+        assert made._get_handle_name(None, "rpc_x") == GradientAverager._get_handle_name(None, "rpc_x")
+
     def test_one_of_ours_stays_as_it_is(self) -> None:
         assert settled_factory(PowerSGDGradientAverager) is PowerSGDGradientAverager
 
@@ -164,7 +172,7 @@ class TestFactories:
 
     @pytest.mark.parametrize("bad", [lambda **kwargs: None, int, "GradientAverager", partial(print)])
     def test_anything_else_is_refused(self, bad: Any) -> None:
-        with pytest.raises(TypeError, match=r"subclass of hivemind\.GradientAverager"):
+        with pytest.raises(TypeError, match=r"subclass of hivemind\.optim\.grad_averager\.GradientAverager"):
             settled_factory(bad)
 
 
