@@ -87,6 +87,10 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
 
     # -- in the averager's own process --------------------------------------------------------------------------
 
+    async def add_p2p_handlers(self, *args: Any, **kwargs: Any) -> None:
+        _keep_tasks_alive()
+        await super().add_p2p_handlers(*args, **kwargs)
+
     async def _expect_peers(self, count: int) -> None:
         matchmaking = self._matchmaking
         # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
@@ -110,6 +114,7 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         await self._p2p.shutdown()  # removes its socket from /tmp
 
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
+        _keep_tasks_alive()  # a client has no handlers
         try:
             await super()._step(step=step, future_for_init=future_for_init)
         except Exception as e:
@@ -158,6 +163,26 @@ class TrainingStateAverager(_TrainingStateAverager, SettledAverager):
             else:
                 optimizer_or_factory = _initialized_by(optimizer_or_factory)
         return super()._init_components(param_groups, optimizer_or_factory, scheduler_or_factory, False)
+
+
+def _keep_tasks_alive() -> None:
+    """Let the running loop hold each of its tasks until it is done; may be called again.
+
+    asyncio holds them weakly, and hivemind/averaging/averager.py:_run_internal only the newest one. A round that has
+    met its peers and waits for its trigger, or a peer's request that waits for that round, would be collected as
+    garbage: the peer then waits for averaging_timeout, and the others for a peer that has never really left.
+    """
+    asyncio.get_running_loop().set_task_factory(_make_kept_task)
+
+
+_kept_tasks: set[asyncio.Task[Any]] = set()
+
+
+def _make_kept_task(loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
+    task = asyncio.Task(coro, loop=loop, **kwargs)
+    _kept_tasks.add(task)
+    task.add_done_callback(_kept_tasks.discard)
+    return task
 
 
 def settled_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
