@@ -1,0 +1,8 @@
+"""``python -m hivenb``: the same as the command ``hivenb``."""
+
+import sys
+
+from hivenb.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
