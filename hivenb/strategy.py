@@ -138,6 +138,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         self._optimizer: Optimizer | None = None
         self._samples_in_step = 0
         self._disabled_zero_grad = False
+        self._zero_grad_of_module: Any = None
         self._parameters: tuple[ParameterShape, ...] = ()
         self._declared_at = 0.0
 
@@ -191,6 +192,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         if self.options.reuse_grad_buffers:
             # the gradients of earlier batches are still needed; hivemind clears them itself
             module: Any = self.lightning_module
+            self._zero_grad_of_module = vars(module).get("optimizer_zero_grad")
             module.optimizer_zero_grad = _do_nothing
             self._disabled_zero_grad = True
 
@@ -265,6 +267,8 @@ class HivemindStrategy(SingleDeviceStrategy):
             if self._disabled_zero_grad:
                 module: Any = self.lightning_module
                 del module.optimizer_zero_grad
+                if self._zero_grad_of_module is not None:
+                    module.optimizer_zero_grad = self._zero_grad_of_module
                 self._disabled_zero_grad = False
             if self._optimizer is not None:
                 self._optimizer.shutdown()

@@ -47,6 +47,7 @@ class ProgressTracker(_ProgressTracker):
         **kwargs: Any,
     ):
         self._announced, self._aside = threading.Event(), threading.Event()
+        self._lock_counting = threading.Lock()
         self._on_progress = on_progress
         super().__init__(
             *args,
@@ -79,11 +80,24 @@ class ProgressTracker(_ProgressTracker):
 
     def report_local_progress(self, *args: Any, **kwargs: Any) -> None:
         self._aside.clear()
-        super().report_local_progress(*args, **kwargs)
+        with self._lock_counting:
+            super().report_local_progress(*args, **kwargs)
+
+    @property
+    def ready_to_update_epoch(self) -> bool:
+        """Whether this peer can end its epoch right away. With others, also when they are estimated to be done."""
+        if self.global_progress.num_peers > 1:
+            return super().ready_to_update_epoch
+        # nothing to be estimated: an epoch of a peer that is alone has as many samples as it should
+        progress = self.global_progress
+        return progress.epoch > self.local_progress.epoch or progress.samples_accumulated >= self.target_batch_size
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
-        if isinstance(metadata, dict):  # hivemind would end at the first report that is none
+        if isinstance(metadata, dict):
+            # hivemind would end at the first report that is none, and count its own samples as it last reported them
             metadata = {key: entry for key, entry in metadata.items() if _parse_report(entry.value) is not None}
+            if (own := metadata.get(self._local_public_key)) is not None:
+                metadata[self._local_public_key] = ValueWithExpiration(self.local_progress.dict(), own.expiration_time)
         progress = super()._parse_swarm_progress_data(metadata)
         if progress.num_peers <= 1:
             # hivemind would wait for max_refresh_period, because it finds a peer: this one
@@ -142,10 +156,11 @@ class ProgressTracker(_ProgressTracker):
                 break
             record = reading.result()
             async with enter_asynchronously(self.lock_global_progress):
-                # parsed under the lock, against the epoch that this peer has reached by now
-                self.global_progress = progress = self._parse_swarm_progress_data(
-                    record.value if isinstance(record, ValueWithExpiration) else None
-                )
+                # parsed under the locks, against the epoch and the samples that this peer has reached by now
+                with self._lock_counting:
+                    self.global_progress = progress = self._parse_swarm_progress_data(
+                        record.value if isinstance(record, ValueWithExpiration) else None
+                    )
                 self.fetched_global_progress_this_epoch.set()
             if self._on_progress is not None:
                 self._on_progress(progress)
