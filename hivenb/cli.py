@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(arguments)
     except KeyboardInterrupt:
-        sys.stderr.write("\nhivenb: interrupted; everything has ended\n")
+        sys.stderr.write("\nhivenb: interrupted\n")
         return 130
     except HivenbError as error:
         if arguments.debug:
@@ -93,7 +93,7 @@ def _join(arguments: argparse.Namespace) -> int:
 def _lab(arguments: argparse.Namespace) -> int:
     from hivenb.lab import open_lab
 
-    open_lab(browser=arguments.browser, port=arguments.port, terminal=Terminal())
+    open_lab(arguments.browser, arguments.port, arguments.further, Terminal())
     return 0
 
 
@@ -138,6 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     lab = commands.add_parser("lab", help="open the quickstart notebook in JupyterLab", description=LAB)
     lab.add_argument("--no-browser", dest="browser", action="store_false", help="only show the address to open")
     lab.add_argument("--port", type=_whole(1, 65535), metavar="N", help="port of JupyterLab (default: a free one)")
+    lab.add_argument(
+        "further", nargs="*", metavar="-- OPTION", help="further options of JupyterLab, such as -- --allow-root"
+    )
     lab.set_defaults(command=_lab)
 
     for command in (demo, join, lab):
@@ -178,7 +181,8 @@ class _Version(argparse.Action):
 
         own = versions()
         others = ", ".join(f"{name} {version}" for name, version in own.items() if name != "hivenb")
-        parser.exit(message=f"hivenb {own['hivenb']} ({others})\n")
+        sys.stdout.write(f"hivenb {own['hivenb']} ({others})\n")
+        parser.exit()
 
 
 def _whole(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -12,8 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hivenb
+from hivenb.environment import detect
 from hivenb.errors import TrainingError
-from hivenb.procfs import Process, descendants, left_running, seconds_since_start
+from hivenb.procfs import descendants, left_running, seconds_since_start
 from hivenb.view.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
     :raises HivenbError: if something cannot be started, or training fails
     :raises KeyboardInterrupt: when interrupted, after everything has been ended
     """
-    terminal.say(f"hivenb {metadata_version('hivenb')}: {settings.task}, {_epochs(settings.epochs)}")
+    terminal.say(f"hivenb {hivenb.__version__}: {settings.task}, {_epochs(settings.epochs)}")
     terminal.show("loading PyTorch, Lightning and hivemind ...")
     if settings.peers:
         from hivenb.local_peers import start_server
@@ -73,9 +75,7 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
     task = _load(settings.task)
     clock.lap("imports")
     terminal.show("opening a swarm ...")
-    swarm = Swarm(RUN_ID, public=settings.public)
-    started: frozenset[Process] = frozenset()
-    try:
+    with _closing(Swarm(RUN_ID, public=settings.public), terminal) as swarm:
         run = _make_run(task, swarm, settings.accelerator)
         terminal.say(_how_to_join(swarm.invite, settings))
         if settings.peers:
@@ -84,29 +84,21 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
         clock.lap("start")
         _start(run, settings.accelerator)
         last = _watch(run, terminal, until_epoch=settings.epochs)
-        started, peers = descendants(), run.peers()
         clock.lap("training")
+        peers, children = run.peers(), descendants()
         run.stop()
         failed = [str(peer.number) for peer in swarm.local_peers if peer.state == "failed"]
-    except KeyboardInterrupt:
-        terminal.say("interrupted: ending the run and the peers ...")
-        raise
-    finally:
-        with _deaf_to_interrupts():
-            swarm.close()
-    accuracy = _validate(run, task, settings.accelerator)
-    children_left = left_running(started, _GRACE_SECONDS)
     clock.lap("closing")
-    _draw(run, settings.png)
+    accuracy = _validate(run, task, settings.accelerator)
+    settings.png.write_bytes(_picture(run))
     _report(run, peers, terminal)
-    clock.lap("picture")
     figures = {
         "task": task.name,
         **_figures(run, last),
         "accuracy": accuracy,
-        "children_left": len(children_left),
+        "children_left": len(left_running(children, _GRACE_SECONDS)),
         "wall_seconds": round(seconds_since_start(), 2),
-        "phases": clock.laps,
+        "phases": clock.lap("results"),
         "versions": versions(),
     }
     if settings.json is not None:
@@ -132,13 +124,14 @@ def run_join(
     from hivenb.addresses import read_addresses
 
     addresses = read_addresses(invite)
+    client = client or not detect().reachable
     terminal.show("loading PyTorch, Lightning and hivemind ...")
     from hivenb.swarm import Swarm
 
     task = _load(task_name)
     terminal.show("joining the swarm ...")
-    swarm = Swarm.join(addresses, RUN_ID, public=_leave_this_machine(addresses), client_mode=client)
-    try:
+    public = _leave_this_machine(addresses)
+    with _closing(Swarm.join(addresses, RUN_ID, public=public, client_mode=client), terminal) as swarm:
         terminal.say(f"joined the swarm; training {task_name}. Ctrl-C leaves it, and the others train on")
         run = _make_run(task, swarm, accelerator)
         _start(run, accelerator)
@@ -146,9 +139,6 @@ def run_join(
             _watch(run, terminal, for_epochs=epochs)
         peers = run.peers()
         terminal.show("leaving the swarm ...")
-    finally:
-        with _deaf_to_interrupts():
-            swarm.close()
     _report(run, peers, terminal)
 
 
@@ -162,10 +152,11 @@ class _Clock:
         self.laps: dict[str, float] = {}
         self._last = 0.0
 
-    def lap(self, name: str) -> None:
+    def lap(self, name: str) -> dict[str, float]:
         now = seconds_since_start()
         self.laps[name] = round(now - self._last, 2)
         self._last = now
+        return self.laps
 
 
 def _load(name: str) -> Task:
@@ -225,13 +216,19 @@ def _fitting(status: RunStatus, width: int | None) -> str:
 
 
 @contextlib.contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Let a second Ctrl-C not cut short what the first one began; it takes seconds at most."""
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _closing(swarm: Swarm, terminal: Terminal) -> Iterator[Swarm]:
+    """Close the swarm at the end, whatever happens; a second Ctrl-C does not cut short what the first one began."""
     try:
-        yield
+        yield swarm
+    except KeyboardInterrupt:
+        terminal.say("interrupted: ending the run and leaving the swarm ...")
+        raise
     finally:
-        signal.signal(signal.SIGINT, previous)
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            swarm.close()
+        finally:
+            signal.signal(signal.SIGINT, previous)
 
 
 def _validate(run: TrainingRun, task: Task, accelerator: str) -> float | None:
@@ -250,10 +247,10 @@ def _validate(run: TrainingRun, task: Task, accelerator: str) -> float | None:
     return round(figures[task.metric], 4)
 
 
-def _draw(run: TrainingRun, path: Path) -> None:
+def _picture(run: TrainingRun) -> bytes:
     from hivenb.view.charts import ChartImage
 
-    path.write_bytes(ChartImage().png(run.history.snapshot()))
+    return ChartImage().png(run.history.snapshot())
 
 
 def _report(run: TrainingRun, peers: Any, terminal: Terminal) -> None:
@@ -306,14 +303,7 @@ def _peers(count: int) -> str:
     return f"{count} peer{'s' * (count != 1)}"
 
 
-def metadata_version(package: str) -> str:
-    """The installed version of a package, without importing it."""
-    import hivenb
-
-    return hivenb.__version__ if package == "hivenb" else metadata.version(package)
-
-
 def versions() -> dict[str, str]:
     """Versions of Python and of all that a training result depends on."""
-    packages = ("hivenb", "hivemind", "lightning", "torch")
-    return {"python": platform.python_version(), **{name: metadata_version(name) for name in packages}}
+    others = {name: metadata.version(name) for name in ("hivemind", "lightning", "torch")}
+    return {"hivenb": hivenb.__version__, "python": platform.python_version(), **others}

@@ -6,19 +6,22 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import quote
 
 from hivenb.environment import notebook
 from hivenb.errors import MissingDependencyError
 from hivenb.view.terminal import Terminal
 
 
-def open_lab(browser: bool, port: int | None, terminal: Terminal) -> None:
+def open_lab(browser: bool, port: int | None, further: Sequence[str], terminal: Terminal) -> None:
     """Become JupyterLab on the quickstart notebook, in this process, so that Ctrl-C goes there. Does not return.
 
     :param browser: open it in the browser, too
     :param port: where to listen; ``None`` for a port that is free
+    :param further: options that JupyterLab is to have as well
     :param terminal: where to say which notebook it is
     :raises MissingDependencyError: if JupyterLab is not installed
     :raises HivenbError: if the notebook is not there
@@ -27,13 +30,20 @@ def open_lab(browser: bool, port: int | None, terminal: Terminal) -> None:
         raise MissingDependencyError('JupyterLab is not installed: pip install "hivenb[demo]"')
     path = own_copy(notebook(), Path.cwd())
     terminal.say(f"opening {path}; Ctrl-C here ends JupyterLab and all notebooks in it")
-    command = [sys.executable, "-m", "jupyterlab", str(path)]
+    # not simply the path: the address that is shown without a browser would then lead to an empty JupyterLab
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        f"--ServerApp.root_dir={path.parent}",
+        f"--LabApp.default_url=/lab/tree/{quote(path.name)}",
+    ]
     if not browser:
         command.append("--no-browser")
     if port is not None:
         # retries would silently take another port than the one asked for
         command += [f"--port={port}", "--ServerApp.port_retries=0"]
-    os.execv(sys.executable, command)
+    os.execv(sys.executable, [*command, *further])
 
 
 def own_copy(original: Path, folder: Path) -> Path:
