@@ -19,10 +19,10 @@ PICTURE = ".jp-OutputArea-output .hivenb img"
 STATE = ".jp-OutputArea-output .hivenb"
 
 
-def keep_screenshot(page, name: str) -> None:
-    """Where HIVENB_SCREENSHOTS names a folder, leave a picture there for people to look at."""
+def keep_screenshot(shown, name: str) -> None:
+    """Where HIVENB_SCREENSHOTS names a folder, leave a picture of a page or a part of it there."""
     if folder := os.environ.get("HIVENB_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png")
+        shown.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def run_all(page) -> None:
@@ -51,9 +51,14 @@ def test_runs_from_top_to_bottom_with_a_live_picture(lab, page):
         return len(seen) >= 3
 
     wait_for(several_pictures, 120, "the picture does not change while the run trains")
-    keep_screenshot(page, "quickstart-training")
     last = page.locator(".jp-CodeCell").last
-    wait_for(lambda: "closed" in last.inner_text(), 120, "the notebook did not come to its end")
+
+    def at_the_end() -> bool:
+        if page.locator(STATE).get_by_text("training", exact=True).count():
+            keep_screenshot(page.locator(STATE).first, "dashboard")  # the latest one stays
+        return "closed" in last.inner_text()
+
+    wait_for(at_the_end, 120, "the notebook did not come to its end", interval=1.0)
     assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
     keep_screenshot(page, "quickstart-done")
 
