@@ -61,7 +61,12 @@ def lab(tmp_path_factory):
         port = free.getsockname()[1]
     private = {
         name: str(tmp_path_factory.mktemp(name.lower()))
-        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_WORKSPACES_DIR", "JUPYTERLAB_SETTINGS_DIR")
+        for name in (
+            "JUPYTER_CONFIG_DIR",
+            "JUPYTER_RUNTIME_DIR",
+            "JUPYTERLAB_WORKSPACES_DIR",
+            "JUPYTERLAB_SETTINGS_DIR",
+        )
     }
     settings = Path(private["JUPYTERLAB_SETTINGS_DIR"]) / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
