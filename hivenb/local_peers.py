@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hivenb.training import TrainingRun
 
 #: Imported once by the process that all local peers are forked from: they share its memory and start at once.
-PRELOADED = ["hivenb.local_peer_process"]
+PRELOADED = ["hivenb._peer_server"]
 
 #: Trainer arguments that belong to the run in the notebook alone: one set of log files and checkpoints.
 _NOT_FOR_PEERS = (

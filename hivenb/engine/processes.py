@@ -7,6 +7,7 @@ runs. So each child ignores SIGINT from its first instruction on, and watches it
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing as mp
 import os
 import select
@@ -120,8 +121,14 @@ class SettledProcess(mp.process.BaseProcess):
         return mp.context.ForkProcess._Popen(process_obj)
 
     def start(self) -> None:
-        with interrupts_blocked():
-            super().start()
+        # a collection of garbage writes to all objects that it looks at, and so copies the pages that parent and
+        # child share; what is frozen it does not look at
+        gc.freeze()
+        try:
+            with interrupts_blocked():
+                super().start()
+        finally:
+            gc.unfreeze()
 
     def run(self) -> None:
         settle_as_child()
