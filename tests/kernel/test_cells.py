@@ -1,0 +1,77 @@
+"""Cells as people run them: twice, in between, and with nothing but their own output."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SWARM = """
+import hivenb, tiny
+swarm = hivenb.Swarm()
+swarm
+"""
+
+RUN = """
+class Model(tiny.TinyModel):  # of this notebook alone
+    pass
+
+run = hivenb.TrainingRun(Model(), (tiny.loader(), tiny.loader(seed=1)), swarm=swarm, accelerator="cpu",
+                         options=hivenb.Options(target_batch_size=64, matchmaking_time=2.0, verbose=True))
+run
+"""
+
+
+def test_a_notebook_from_top_to_bottom_and_again(kernel):
+    assert kernel.run(SWARM) == "Swarm('default', open, this machine only)"
+    daemons = [p for p in kernel.family() if p.name().startswith("p2pd")]
+    for _ in range(2):
+        assert kernel.run("before = swarm" + SWARM) == "Swarm('default', open, this machine only)"
+        assert kernel.run("swarm is before") == "True"
+        assert kernel.run(RUN) == "TrainingRun(Model, ready, run_id='lightning_run')"
+        assert kernel.run("swarm.add_local_peers(1, run)") == "(LocalPeer(1, ready),)" or _ == 1
+        assert kernel.run("run.start()") == ""
+        assert kernel.run("print('mine'); ended = run.wait(epochs=3, timeout=60); print(ended)") == "mine\nTrue\n"
+        for number in range(5):
+            assert kernel.run(f"print({number})") == f"{number}\n"
+            time.sleep(0.2)  # an idle kernel, in which whatever is printed belongs to the last cell
+        assert kernel.run("run.stop(); swarm.remove_local_peers()") == ""
+        assert [p for p in kernel.family() if p.name().startswith("p2pd")] == daemons
+    assert kernel.run("swarm.close(); swarm") == "Swarm('default', closed)"
+    assert stray(kernel) == []
+
+
+def test_background_work_writes_into_no_cell(kernel):
+    kernel.run("import hivenb, tiny, lightning, warnings, sys, threading, os, time")
+    kernel.run(
+        """
+class Loud(tiny.TinyModel):
+    def configure_optimizers(self):
+        warnings.warn("a warning of the background")
+        lightning.pytorch.utilities.rank_zero_info("some information of the background")
+        return super().configure_optimizers()
+swarm = hivenb.Swarm()
+run = hivenb.TrainingRun(Loud(), (tiny.loader(), tiny.loader(seed=1)), swarm=swarm, accelerator="cpu",
+                         options=hivenb.Options(target_batch_size=64, matchmaking_time=2.0, verbose=True))
+peers = swarm.add_local_peers(1, run)
+"""
+    )
+    assert kernel.run("run.start()") == ""
+    assert kernel.run("run.wait(epochs=4, timeout=60)") == "True"
+    assert kernel.run("peers[0].kill()") == ""
+    assert kernel.run("run.wait(epochs=4, timeout=60)") == "True"
+    assert kernel.run("run.pause(); run.resume(); run.stop()") == ""
+    log = kernel.run("print('\\n'.join(run.log))")
+    assert "a warning of the background" in log
+    assert "some information of the background" in log
+    assert kernel.run("swarm.close()") == ""
+    time.sleep(1.0)
+    assert kernel.run("print('the end')") == "the end\n"
+    assert stray(kernel) == []
+
+
+def stray(kernel) -> list[str]:
+    """Output that came when no cell ran that :meth:`Kernel.run` waited for."""
+    return [m["content"]["text"] for m in kernel.strays if m["msg_type"] == "stream"]

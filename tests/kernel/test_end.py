@@ -1,0 +1,57 @@
+"""The end of a kernel, however it comes: nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+EVERYTHING = """
+import hivenb, tiny
+swarm = hivenb.Swarm()
+run = hivenb.TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, accelerator="cpu",
+                         options=hivenb.Options(target_batch_size=64, matchmaking_time=2.0))
+peers = swarm.add_local_peers(2, run)
+run.start()
+assert run.wait(epochs=2, timeout=60)
+"""
+
+
+def names(processes: list[psutil.Process]) -> list[str]:
+    return [" ".join(process.cmdline())[:120] for process in processes]
+
+
+@pytest.mark.parametrize("how", ["kernel", "group", "shutdown"])
+def test_nothing_outlives_the_kernel(kernel, how):
+    kernel.run(EVERYTHING)
+    family = kernel.family()
+    daemons = [process for process in family if process.name().startswith("p2pd")]
+    assert len(daemons) == 3
+    assert {os.getsid(daemon.pid) for daemon in daemons}.isdisjoint({os.getsid(kernel.process.pid)})
+    assert len(family) >= 1 + 3 * 4 + 2 + 1
+    if how == "kernel":
+        os.kill(kernel.process.pid, signal.SIGKILL)
+    elif how == "group":
+        os.killpg(os.getpgid(kernel.process.pid), signal.SIGKILL)
+    else:
+        kernel.manager.shutdown_kernel()  # asks it to end, and kills it if it has not after five seconds
+    if how != "shutdown":
+        kernel.manager.provisioner.process.wait(60)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert names(alive) == []
+
+
+def test_a_kernel_killed_while_everything_starts_leaves_nothing(kernel):
+    cell = kernel.begin(EVERYTHING)
+    family: set[psutil.Process] = set()
+    while len(family) < 7:  # the first local peer is there
+        family |= set(kernel.family())
+    os.kill(kernel.process.pid, signal.SIGKILL)
+    kernel.manager.provisioner.process.wait(60)
+    _, alive = psutil.wait_procs(list(family), timeout=10)
+    assert names(alive) == []
+    assert cell

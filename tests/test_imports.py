@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hivenb
+
+PACKAGE = Path(hivenb.__file__).parent
+MODULES = sorted(path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py"))
+
+#: What draws and displays; only hivenb.view may need it.
+DISPLAYS = ("IPython", "ipywidgets", "matplotlib", "traitlets")
+
+#: The only modules outside of hivenb.view that may know of it, and then only when they are asked to show something.
+KNOW_THE_VIEW = ("__init__", "cli", "demo", "lab")
+
+#: Run as scripts: they do their work on import.
+SCRIPTS = ("engine/_exec_tied", "__main__")
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PYTHONPATH": str(PACKAGE.parent), "PATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_the_import_is_light():
+    loaded = python("import sys, hivenb; dir(hivenb); hivenb.__version__; print(*sys.modules)")
+    heavy = {"torch", "lightning", "hivemind", "numpy", *DISPLAYS}
+    assert heavy.isdisjoint(loaded)
+
+
+def test_every_public_name_is_there():
+    for name in hivenb.__all__:
+        assert getattr(hivenb, name) is not None
+        assert name in dir(hivenb)
+    with pytest.raises(AttributeError, match=r"no attribute 'Swam'; public names: .*Swarm"):
+        hivenb.Swam  # noqa: B018
+
+
+def test_the_core_works_without_what_displays():
+    core = [str(m).replace("/", ".") for m in MODULES if m.parts[0] != "view" and str(m) not in SCRIPTS]
+    code = f"""
+import importlib, sys
+import lightning  # whose torchmetrics needs matplotlib wherever it is installed
+for name in [name for name in sys.modules if name.split(".")[0] in {DISPLAYS!r}]:
+    del sys.modules[name]
+for name in {DISPLAYS!r}:
+    sys.modules[name] = None  # an import of it is an ImportError
+for name in sys.argv[1:]:
+    importlib.import_module("hivenb." + name if name != "__init__" else "hivenb")
+print(len(sys.argv))
+"""
+    assert python(code, *core) == [str(len(core) + 1)]
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.parts[0] != "view"], ids=str)
+def test_nothing_outside_of_the_view_imports_it(module):
+    tree = ast.parse((PACKAGE / module.with_suffix(".py")).read_text())
+    anywhere = {name for node in ast.walk(tree) for name in imported(node)}
+    at_the_top = {name for node in tree.body for name in imported(node)}
+    view = {name for name in anywhere if name.startswith("hivenb.view")}
+    if module.name not in KNOW_THE_VIEW:
+        assert view == set()
+    assert {name.split(".")[0] for name in anywhere}.isdisjoint(DISPLAYS)
+    if module.name == "__init__":
+        assert not any(name.startswith("hivenb.") for name in at_the_top)
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.parts[0] == "engine"], ids=str)
+def test_the_engine_knows_nothing_of_what_is_built_on_it(module):
+    tree = ast.parse((PACKAGE / module.with_suffix(".py")).read_text())
+    ours = {name for node in ast.walk(tree) for name in imported(node) if name.startswith("hivenb.")}
+    assert {name for name in ours if not name.startswith(("hivenb.engine", "hivenb.errors"))} == set()
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def test_elsewhere_than_on_linux_only_the_use_is_an_error():
+    code = """
+import sys
+sys.platform = "darwin"
+import hivenb
+from hivenb.errors import PlatformError
+options = hivenb.Options(target_batch_size=64)
+try:
+    from hivenb.environment import require_linux
+    require_linux()
+except PlatformError as e:
+    print("Linux" in str(e) and "darwin" in str(e))
+"""
+    assert python(code) == ["True"]
