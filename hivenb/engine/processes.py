@@ -120,6 +120,12 @@ class SettledProcess(mp.process.BaseProcess):
     def _Popen(process_obj: Any) -> Any:
         return mp.context.ForkProcess._Popen(process_obj)
 
+    @staticmethod
+    def _after_fork() -> None:
+        # that of the default start method does nothing if that is spawn: the child would then hand out descriptors in
+        # its parent's name, and who waits for the answer to such a message would wait for ever
+        mp.context.ForkProcess._after_fork()  # type: ignore[attr-defined]
+
     def start(self) -> None:
         # a collection of garbage writes to all objects that it looks at, and so copies the pages that parent and
         # child share; what is frozen it does not look at

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 
 import psutil
 import pytest
@@ -70,15 +71,31 @@ def test_a_child_ignores_interrupts_and_its_parent_does_not(on_main_thread: bool
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_a_child_is_forked_whatever_the_default_is() -> None:
+@pytest.mark.parametrize("default", ["spawn", "forkserver"])
+def test_a_child_is_a_full_member_whatever_the_default_start_method_is(default: str) -> None:
+    """Above all it hands out descriptors in its own name, as messages to the DHT need."""
     kept = mp.get_start_method()
-    mp.set_start_method("spawn", force=True)
+    mp.set_start_method(default, force=True)
     try:
+        ForkingPickler.dumps(mp.Pipe()[0])  # from now on this process has such a name
         ours, theirs = mp.Pipe()
-        child = Child(target=lambda: theirs.send("cannot be pickled"), daemon=True)
+        listening, speaking = mp.Pipe()
+
+        def hand_out() -> None:  # cannot be pickled, so it has to be forked
+            theirs.send(listening)
+            theirs.recv()
+
+        child = Child(target=hand_out, daemon=True)
         child.start()
-        assert ours.poll(20)
-        child.join(20)
+        try:
+            assert ours.poll(20)
+            received = ours.recv()
+            speaking.send("hello")
+            assert received.poll(20)
+            assert received.recv() == "hello"
+            ours.send("end")
+        finally:
+            child.join(20)
     finally:
         mp.set_start_method(kept, force=True)
 
