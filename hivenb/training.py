@@ -12,6 +12,7 @@ import lightning
 from hivemind.utils import get_dht_time
 
 from hivenb.errors import OptionsError, TrainingError
+from hivenb.gate import Gate, Stage
 from hivenb.history import History
 from hivenb.monitor import Monitor
 from hivenb.options import FIELDS, Options
@@ -63,11 +64,8 @@ class TrainingRun:
         self.trainer_kwargs = trainer_kwargs
         self.history = History()
         self._options = options
-        self._changed = threading.Condition(threading.RLock())
-        self._state = RunState.READY
+        self._stage = Stage()
         self._exception: BaseException | None = None
-        self._may_go_on = threading.Event()
-        self._may_go_on.set()
         self._recorder = Recorder(self.history)
         self._trainer: lightning.Trainer | None = None
         self._strategy: HivemindStrategy | None = None
@@ -86,7 +84,7 @@ class TrainingRun:
         :raises SwarmError: if the swarm is closed
         :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
         """
-        with self._changed:
+        with self._stage.changed:
             if self._state.is_active:
                 if self._state is RunState.PAUSED:
                     self.resume()
@@ -101,8 +99,7 @@ class TrainingRun:
             self.swarm.attach(self)
             self._trainer, self._strategy, self._exception = trainer, strategy, None
             self._monitor = Monitor(self.swarm, self._options.run_id, self.history)
-            self._may_go_on.set()
-            self._enter(RunState.STARTING)
+            self._stage.enter(RunState.STARTING)
             threading.Thread(
                 target=self._train,
                 args=(trainer, strategy, self._monitor, train, validation),
@@ -115,37 +112,36 @@ class TrainingRun:
 
         :param wait: return only when the run has ended and its processes are gone
         """
-        with self._changed:
+        with self._stage.changed:
             if self._state.is_active:
-                self._enter(RunState.STOPPING)
+                self._stage.enter(RunState.STOPPING)
                 if self._trainer is not None:
                     self._trainer.should_stop = True
                 if self._strategy is not None and self._strategy.optimizer is not None:
                     self._strategy.optimizer.retire()
-                self._may_go_on.set()
             if not wait or self._is_trainer_thread():
                 return
-            self._changed.wait_for(lambda: not self._state.is_active)
+            self._stage.wait_until(lambda: not self._state.is_active)
 
     def pause(self) -> None:
         """Hold training at the next batch, without leaving the swarm for good. Others no longer wait for this peer.
 
         :raises TrainingError: if the run is not training
         """
-        with self._changed:
+        with self._stage.changed:
             if self._state not in (RunState.STARTING, RunState.TRAINING, RunState.PAUSED):
                 raise TrainingError(f"the run is {self._state.value}; only one that trains can be paused")
-            self._may_go_on.clear()
+            self._stage.close_gate()
 
     def resume(self) -> None:
         """Go on after :meth:`pause`.
 
         :raises TrainingError: if the run is not active
         """
-        with self._changed:
+        with self._stage.changed:
             if not self._state.is_active:
                 raise TrainingError(f"the run is {self._state.value}; start it with run.start()")
-            self._may_go_on.set()
+            self._stage.open_gate()
 
     def wait(self, epochs: int | None = None, steps: int | None = None, timeout: float | None = None) -> bool:
         """Wait until the run has gone so much further from now, or has ended.
@@ -159,7 +155,7 @@ class TrainingRun:
         :raises TrainingError: if the run was not started
         :raises Exception: whatever ended the run, as it was raised in the background thread
         """
-        with self._changed:
+        with self._stage.changed:
             if self._state is RunState.READY:
                 raise TrainingError("the run was not started; call run.start() first")
             epoch_goal = None if epochs is None else self._recorder.epoch + epochs
@@ -173,7 +169,7 @@ class TrainingRun:
                     goals.append(self._recorder.steps >= step_goal)
                 return all(goals) if goals else not self._state.is_active
 
-            self._changed.wait_for(lambda: reached() or not self._state.is_active, timeout)
+            self._stage.wait_until(lambda: reached() or not self._state.is_active, timeout)
             if self._exception is not None:
                 raise self._exception
             return reached()
@@ -185,8 +181,8 @@ class TrainingRun:
         :returns: whether it is in that state
         :raises Exception: whatever ended the run
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._state is state or not self._state.is_active, timeout)
+        with self._stage.changed:
+            self._stage.wait_until(lambda: self._state is state or not self._state.is_active, timeout)
             if self._exception is not None:
                 raise self._exception
             return self._state is state
@@ -201,7 +197,7 @@ class TrainingRun:
         :raises TrainingError: while the run is active
         """
         new = (options or self._options).replace(**changes)
-        with self._changed:
+        with self._stage.changed:
             if new != self._options and self._state.is_active:
                 raise TrainingError(
                     f"options cannot be changed while the run is {self._state.value}: stop it, change them and start "
@@ -249,7 +245,7 @@ class TrainingRun:
     @property
     def status(self) -> RunStatus:
         """The run at this moment. Cheap: asks neither the swarm nor the device."""
-        with self._changed:
+        with self._stage.changed:
             state, error = self._state, self._exception
         optimizer = None if self._strategy is None or not state.is_active else self._strategy.optimizer
         progress = None if optimizer is None else optimizer.tracker.global_progress
@@ -279,7 +275,11 @@ class TrainingRun:
         kwargs = {**TRAINER_DEFAULTS, "default_root_dir": self._folder.name, **self.trainer_kwargs}
         own = kwargs.pop("callbacks", None) or []
         own = list(own) if isinstance(own, (list, tuple)) else [own]
-        return lightning.Trainer(strategy=strategy, callbacks=[*own, self._recorder, _Gate(self)], **kwargs)
+        return lightning.Trainer(
+            strategy=strategy,
+            callbacks=[*own, self._recorder, Gate(self._stage, self._began, self._step_aside)],
+            **kwargs,
+        )
 
     def _train(
         self,
@@ -304,14 +304,14 @@ class TrainingRun:
             except Exception as e:
                 failure = failure or e
             monitor.close()
-        with self._changed:
+        with self._stage.changed:
             stopped = self._state is RunState.STOPPING
             self._exception = failure
             if failure is not None:
                 self.history.mark("run", f"failed: {type(failure).__name__}")
-                self._enter(RunState.FAILED)
+                self._stage.enter(RunState.FAILED)
             else:
-                self._enter(RunState.STOPPED if stopped else RunState.FINISHED)
+                self._stage.enter(RunState.STOPPED if stopped else RunState.FINISHED)
 
     def _keep_state(self, trainer: lightning.Trainer, strategy: HivemindStrategy) -> None:
         """Write down all that another start needs to go on, if training got as far as having any."""
@@ -322,53 +322,19 @@ class TrainingRun:
 
     def _on_epoch(self, report: Any) -> None:
         self._recorder.on_epoch(report)
-        with self._changed:
-            self._changed.notify_all()
+        self._stage.notify()
 
-    def _enter(self, state: RunState) -> None:
-        with self._changed:
-            self._state = state
-            self._changed.notify_all()
+    def _began(self) -> None:
+        self.history.mark("run", "started" if self._resume_from is None else "resumed")
+        self.swarm.begin(self)
+
+    def _step_aside(self) -> None:
+        if self._strategy is not None and self._strategy.optimizer is not None:
+            self._strategy.optimizer.step_aside()
+
+    @property
+    def _state(self) -> RunState:
+        return self._stage.state
 
     def _is_trainer_thread(self) -> bool:
         return threading.current_thread().name == "hivenb-trainer"
-
-
-class _Gate(lightning.Callback):
-    """Where the training thread looks up: begins, pauses, stops, and lets those who wait know of each batch."""
-
-    def __init__(self, run: TrainingRun):
-        self._run = run
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        with self._run._changed:
-            if self._run._state is RunState.STOPPING:
-                trainer.should_stop = True
-            else:
-                self._run.history.mark("run", "started" if self._run._resume_from is None else "resumed")
-                self._run._enter(RunState.TRAINING)
-                self._run.swarm.begin(self._run)
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        run = self._run
-        if not run._may_go_on.is_set():
-            self._hold()
-        if run._state is RunState.STOPPING:
-            trainer.should_stop = True
-            raise StopIteration  # what Lightning makes of a module's hook that skips the rest of this pass
-
-    def _hold(self) -> None:
-        run = self._run
-        if run._strategy is not None and run._strategy.optimizer is not None:
-            run._strategy.optimizer.step_aside()
-        with run._changed:
-            if run._state is RunState.TRAINING:
-                run._enter(RunState.PAUSED)
-        run._may_go_on.wait()
-        with run._changed:
-            if run._state is RunState.PAUSED:
-                run._enter(RunState.TRAINING)
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        with self._run._changed:
-            self._run._changed.notify_all()
