@@ -171,7 +171,8 @@ class Swarm:
     @property
     def is_open(self) -> bool:
         """Whether the DHT runs."""
-        return self._dht is not None and self._dht.is_alive()
+        dht = self._dht
+        return dht is not None and dht.is_alive()
 
     @property
     def dht(self) -> DHT:
@@ -179,11 +180,12 @@ class Swarm:
 
         :raises SwarmError: after :meth:`close`, or if its process has died
         """
-        if self._dht is None:
+        dht = self._dht  # once: another thread may be closing the swarm
+        if dht is None:
             raise SwarmError(f"the swarm {self.name!r} is closed; open one with hivenb.Swarm({self.name!r})")
-        if not self._dht.is_alive():
+        if not dht.is_alive():
             raise SwarmError(f"the DHT process of the swarm {self.name!r} has ended; close it and open it anew")
-        return self._dht
+        return dht
 
     @property
     def addresses(self) -> tuple[str, ...]:
