@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from collections.abc import Callable
+from concurrent.futures import InvalidStateError
 from functools import partial
 from typing import Any
 
@@ -22,6 +24,9 @@ from hivenb.engine.processes import SettledProcess
 
 logger = get_logger(__name__)
 
+#: Looks at the swarm in a row that find nobody else before a search for a group is given up; one may miss a record.
+ALONE_AFTER = 2
+
 
 class SettledAverager(SettledProcess, DecentralizedAverager):
     """Base to put *behind* a class of hivemind's averagers: what creating one, and waiting for it, should be like.
@@ -34,6 +39,7 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
     def __init__(self, *args: Any, **kwargs: Any):
         self._rounds = weakref.WeakSet()
         self._expected: int | None = None
+        self._seen_alone = 0
         self._retired = False
         self._group_size_is_fixed = kwargs.get("target_group_size") is not None
         super().__init__(*args, **kwargs)
@@ -69,7 +75,8 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         self._retired = True
         for control in list(self._rounds):
             if not control.done() and control.stage is not AveragingStage.RUNNING_ALLREDUCE:
-                control.cancel()
+                with contextlib.suppress(InvalidStateError):  # another thread was quicker
+                    control.cancel()
 
     def __del__(self) -> None:
         if hasattr(self, "_parent_pid"):  # else the constructor has failed, and hivemind's method would print that
@@ -81,9 +88,22 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         :param count: peers known to be in the run, this one included. A ``target_group_size`` of the user's own
           choice stays as it is
         """
+        if count <= 1:
+            self._seen_alone += 1
+            if self._seen_alone >= ALONE_AFTER:
+                self._give_up_searches()
+            return
+        self._seen_alone = 0
         if count != self._expected and not self._group_size_is_fixed:
             self._expected = count
             self._outer_pipe.send(("_expect_peers", [count], {}))
+
+    def _give_up_searches(self) -> None:
+        """Cancel the rounds that look for a group when everybody else has left: hivemind would until their timeout."""
+        for control in list(self._rounds):
+            if not control.done() and control.stage is AveragingStage.LOOKING_FOR_GROUP:
+                with contextlib.suppress(InvalidStateError):  # another thread was quicker
+                    control.cancel()
 
     # -- in the averager's own process --------------------------------------------------------------------------
 

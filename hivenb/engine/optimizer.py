@@ -13,7 +13,6 @@ import hivemind
 import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl
-from hivemind.optim.progress_tracker import GlobalTrainingProgress
 from hivemind.utils import get_logger
 
 from hivenb.engine.averagers import TrainingStateAverager, settled_factory
@@ -100,16 +99,16 @@ class Optimizer(hivemind.Optimizer):
             target_batch_size=target_batch_size,
             client_mode=self.client_mode,
             status_loglevel=self.status_loglevel,
-            on_progress=self._expect_peers,
+            on_count=self._expect_peers,
             start=True,
             **kwargs,
         )
 
-    def _expect_peers(self, progress: GlobalTrainingProgress) -> None:
+    def _expect_peers(self, count: int) -> None:
         for name in ("state_averager", "grad_averager"):
             averager = getattr(self, name, None)  # the tracker is at work before they are made
             if averager is not None:
-                averager.expect_peers(progress.num_peers)
+                averager.expect_peers(count)
 
     def _make_state_averager(self, **kwargs: Any) -> TrainingStateAverager:
         return TrainingStateAverager(
@@ -159,6 +158,20 @@ class Optimizer(hivemind.Optimizer):
             self._on_epoch(
                 EpochReport(self.local_epoch, samples, group_size, time.perf_counter() - started, failed),
             )
+
+    def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
+        self._forget_given_up_rounds()
+        began: bool = super()._begin_averaging_gradients(grad_scaler)
+        if not began:
+            # hivemind/optim/optimizer.py:_update_global_epoch would step with the gradients of the last batch alone
+            self._load_local_gradients_into_optimizer()
+        return began
+
+    def _forget_given_up_rounds(self) -> None:
+        for name in ("scheduled_grads", "scheduled_state"):
+            control: StepControl | None = getattr(self, name)
+            if control is not None and control.done():
+                setattr(self, name, None)
 
     def _average_gradients_and_load_into_optimizer(self, maybe_step_control: StepControl | None) -> None:
         super()._average_gradients_and_load_into_optimizer(maybe_step_control)
@@ -262,11 +275,15 @@ class Optimizer(hivemind.Optimizer):
 
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""
+        # hivemind/optim/optimizer.py:shutdown cancels a round that was cancelled already, which is an error
+        self._forget_given_up_rounds()
         if self.state_averager.is_alive():
             super().shutdown()
+        else:  # it was killed, or this is the second call
+            self._abandon()
 
     def _abandon(self) -> None:
-        """End what a failed constructor has started."""
+        """End what is still at work, without a word to anybody waited for."""
         if (tracker := getattr(self, "tracker", None)) is not None:
             tracker.shutdown(self.shutdown_timeout)
         for averager in (getattr(self, "state_averager", None), getattr(self, "grad_averager", None)):

@@ -30,11 +30,14 @@ DEFAULT_REFRESH_PERIOD = 0.5
 #: Seconds between two looks at most: a newcomer is to be seen before its second epoch (hivemind's own is 10).
 MAX_REFRESH_PERIOD = 3.0
 
+#: Seconds; an estimate beyond this comes from a speed of nothing.
+_ENDLESS = 1e6
+
 
 class ProgressTracker(_ProgressTracker):
     """``hivemind``'s ``ProgressTracker`` whose lock is never held over a read of the DHT, and that can step aside.
 
-    :param on_progress: called on the tracker's thread with each new estimate of the swarm's progress
+    :param on_count: called on the tracker's thread with the number of peers in the swarm, each time it was looked at
     """
 
     def __init__(
@@ -43,12 +46,12 @@ class ProgressTracker(_ProgressTracker):
         metadata_expiration: float = METADATA_EXPIRATION,
         default_refresh_period: float = DEFAULT_REFRESH_PERIOD,
         max_refresh_period: float = MAX_REFRESH_PERIOD,
-        on_progress: Callable[[GlobalTrainingProgress], None] | None = None,
+        on_count: Callable[[int], None] | None = None,
         **kwargs: Any,
     ):
         self._announced, self._aside = threading.Event(), threading.Event()
         self._lock_counting = threading.Lock()
-        self._on_progress = on_progress
+        self._on_count = on_count
         super().__init__(
             *args,
             metadata_expiration=metadata_expiration,
@@ -99,8 +102,10 @@ class ProgressTracker(_ProgressTracker):
             if (own := metadata.get(self._local_public_key)) is not None:
                 metadata[self._local_public_key] = ValueWithExpiration(self.local_progress.dict(), own.expiration_time)
         progress = super()._parse_swarm_progress_data(metadata)
-        if progress.num_peers <= 1:
-            # hivemind would wait for max_refresh_period, because it finds a peer: this one
+        is_unknown = progress.eta_next_epoch - get_dht_time() > _ENDLESS
+        if progress.num_peers <= 1 or is_unknown:
+            # hivemind would wait for max_refresh_period: it finds a peer, which is this one, or peers that have just
+            # begun and whose speed is not known yet, and whose first epoch is over by then
             progress.next_fetch_time = get_dht_time() + self.default_refresh_period
         return progress
 
@@ -155,15 +160,25 @@ class ProgressTracker(_ProgressTracker):
                 reading.cancel()
                 break
             record = reading.result()
+            if self._on_count is not None:
+                self._on_count(_count_reports(record))
+            if self.lock_global_progress.locked():
+                # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
+                await asyncio.sleep(self.default_refresh_period)
+                continue
             async with enter_asynchronously(self.lock_global_progress):
                 # parsed under the locks, against the epoch and the samples that this peer has reached by now
                 with self._lock_counting:
-                    self.global_progress = progress = self._parse_swarm_progress_data(
+                    self.global_progress = self._parse_swarm_progress_data(
                         record.value if isinstance(record, ValueWithExpiration) else None
                     )
                 self.fetched_global_progress_this_epoch.set()
-            if self._on_progress is not None:
-                self._on_progress(progress)
+
+
+def _count_reports(record: Any) -> int:
+    if not isinstance(record, ValueWithExpiration) or not isinstance(record.value, dict):
+        return 0
+    return sum(_parse_report(entry.value) is not None for entry in record.value.values())
 
 
 async def _result_of(future: Any) -> Any:

@@ -327,6 +327,19 @@ def test_shutting_down_after_the_dht(run_id: str, make_optimizer: Make) -> None:
     assert not optimizer.grad_averager.is_alive()
 
 
+def test_shutting_down_after_an_averager_was_killed(make_optimizer: Make) -> None:
+    model = TinyModel()
+    optimizer = make_optimizer(model.parameters())
+    optimizer.begin()
+    train(model, optimizer, 1, batch_size=8)
+    optimizer.state_averager.kill()
+    optimizer.state_averager.join(10)
+    optimizer.shutdown()
+    assert not optimizer.grad_averager.is_alive()
+    optimizer.tracker.join(10)
+    assert not optimizer.tracker.is_alive(), "its threads would keep the interpreter from ending"
+
+
 @pytest.fixture
 def joining_dht(dht: DHT) -> Iterator[DHT]:
     opened = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK)
