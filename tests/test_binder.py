@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -92,3 +93,10 @@ def test_every_direct_dependency_has_a_tested_version_within_its_range():
 def test_runtime_is_supported_by_the_package():
     (runtime,) = lines_of("runtime.txt")
     assert Requirement(f"python{project()['requires-python']}").specifier.contains(runtime.removeprefix("python-"))
+
+
+def test_binder_starts_jupyter_through_our_script(dockerfile):
+    start = BINDER / "start"
+    assert os.access(start, os.X_OK)
+    assert start.read_text().rstrip().endswith('exec "$@"')
+    assert "binder/start" in dockerfile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LIMIT = 1.5e9
 
 
-def test_the_quickstart_with_two_local_peers_fits_into_a_free_notebook(kernel, capsys):
+@pytest.fixture
+def environment_of_binder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``binder/start`` sets before it starts Jupyter."""
+    start = Path(__file__).resolve().parents[2] / "binder" / "start"
+    if not start.is_file():
+        pytest.skip("the tests run apart from the source tree")
+    settings = re.findall(r"^export (\w+)=(\w+)$", start.read_text(), re.MULTILINE)
+    assert settings
+    for name, value in settings:
+        monkeypatch.setenv(name, value)
+
+
+def test_the_quickstart_with_two_local_peers_fits_into_a_free_notebook(environment_of_binder, kernel, capsys):
     kernel.run(
         """
 import hivenb
