@@ -14,7 +14,7 @@ import hivemind
 from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress
 from hivemind.optim.progress_tracker import ProgressTracker as _ProgressTracker
 from hivemind.p2p import PeerID
-from hivemind.utils import ValueWithExpiration, enter_asynchronously, get_dht_time, get_logger
+from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
 from hivenb.errors import SwarmError
 
@@ -162,17 +162,19 @@ class ProgressTracker(_ProgressTracker):
             record = reading.result()
             if self._on_count is not None:
                 self._on_count(_count_reports(record))
-            if self.lock_global_progress.locked():
+            if not self.lock_global_progress.acquire(blocking=False):
                 # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
                 await asyncio.sleep(self.default_refresh_period)
                 continue
-            async with enter_asynchronously(self.lock_global_progress):
+            try:
                 # parsed under the locks, against the epoch and the samples that this peer has reached by now
                 with self._lock_counting:
                     self.global_progress = self._parse_swarm_progress_data(
                         record.value if isinstance(record, ValueWithExpiration) else None
                     )
                 self.fetched_global_progress_this_epoch.set()
+            finally:
+                self.lock_global_progress.release()
 
 
 def _count_reports(record: Any) -> int:

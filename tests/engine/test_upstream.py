@@ -1,0 +1,179 @@
+"""Each thing that the engine works around is still wrong in hivemind; where it no longer is, an override may go."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing as mp
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import hivemind
+import pytest
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.optim import grad_averager, optimizer, progress_tracker, state_averager
+from hivemind.p2p import P2P, ServicerBase
+from tiny import TinyModel, samples
+
+from hivenb.engine.dht import DHT
+
+
+def source(function: Callable[..., Any]) -> str:
+    """Without comments and docstrings, on one line."""
+    text = re.sub(r'""".*?"""', "", inspect.getsource(function), flags=re.DOTALL)
+    return " ".join(re.sub(r"#.*", "", text).split())
+
+
+class TestProcesses:
+    def test_the_averagers_start_method_is_the_default_one(self) -> None:
+        assert issubclass(DecentralizedAverager, mp.Process), "SettledProcess._Popen and _after_fork may go"
+
+    @pytest.mark.parametrize("run", [hivemind.DHT.run, DecentralizedAverager.run, DecentralizedAverager._run_internal])
+    def test_nothing_ties_a_child_to_its_parent(self, run: Callable[..., Any]) -> None:
+        assert not re.search(r"pidfd|prctl|PDEATHSIG|getppid|parent_process", source(run)), "settle_as_child may go"
+
+    def test_the_daemon_is_in_the_callers_process_group(self) -> None:
+        started = source(P2P.create)
+        assert "create_subprocess_exec(" in started
+        assert not re.search(r"start_new_session|setsid|preexec_fn|process_group", started), "TiedP2P may go"
+
+
+class TestDht:
+    def test_it_pauses_for_a_message_that_cannot_be_read_or_ends(self) -> None:
+        run = source(hivemind.DHT.run)
+        assert "await asyncio.sleep(self._node.protocol.wait_timeout)" in run, "DHT.run may be hivemind's again"
+        assert "except (OSError, ConnectionError, RuntimeError)" in run, "DHT.run may be hivemind's again"
+
+    def test_two_in_one_process_have_one_key(self) -> None:
+        assert "RSAPrivateKey.process_wide()" in source(hivemind.dht.crypto.RSASignatureValidator.__init__), (
+            "DHT.private_key may go"
+        )
+
+
+class TestAverager:
+    def test_it_cannot_be_started_off_the_main_thread(self, dht: DHT, run_id: str) -> None:
+        """And on it, the interrupt button is dead from then on."""
+        raised: list[BaseException] = []
+
+        def start() -> None:
+            try:
+                DecentralizedAverager([torch.zeros(1)], dht, prefix=run_id, start=True)
+            except BaseException as e:
+                raised.append(e)
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join(60)
+        assert isinstance(raised[0], ValueError), "SettledAverager.run_in_background may go"
+        assert "signal only works in main thread" in str(raised[0])
+
+    def test_the_name_of_a_subclass_is_a_part_of_the_names_of_its_rpcs(self) -> None:
+        class Own(DecentralizedAverager):
+            pass
+
+        names = [kind._get_handle_name(None, "rpc_join_group") for kind in (DecentralizedAverager, Own)]
+        assert names[0] != names[1], "SettledAverager._get_handle_name may go"
+        assert isinstance(inspect.getattr_static(ServicerBase, "_get_handle_name"), classmethod)
+
+    def test_the_size_of_a_group_is_looked_at_only_when_somebody_joins(self) -> None:
+        users = [
+            name
+            for name, method in inspect.getmembers(Matchmaking, callable)
+            if not name.startswith("__") and "target_group_size" in source(method)
+        ]
+        assert users == ["_check_reasons_to_reject", "rpc_join_group"], "SettledAverager._expect_peers may do less"
+
+    def test_a_failed_constructor_makes_a_noise(self) -> None:
+        unfinished = DecentralizedAverager.__new__(DecentralizedAverager)
+        unfinished._parent_pid = -1  # for its own __del__, at the end of this test
+        del unfinished._parent_pid
+        with pytest.raises(AttributeError):
+            unfinished.__del__()
+        unfinished._parent_pid = -1
+
+
+class TestGradientAverager:
+    def test_batches_count_alike_whatever_their_sizes(self) -> None:
+        load = source(grad_averager.GradientAverager.load_accumulators_into_averager_)
+        assert "1.0 / self.local_times_accumulated" in load, "WeighedBySamples may go"
+        accumulate = source(grad_averager.GradientAverager.accumulate_grads_)
+        assert "alpha = float(batch_size) / self._anchor_batch_size" in accumulate, "WeighedBySamples may go"
+
+    def test_it_does_not_get_the_options_of_averagers(self) -> None:
+        init = source(optimizer.Optimizer.__init__)
+        made = init[init.index("self._make_gradient_averager(") :]
+        assert "averager_opts" not in made[: made.index(")")], "Optimizer._make_gradient_averager may go"
+
+
+class TestStateAverager:
+    def test_initializing_an_optimizer_is_a_step(self) -> None:
+        model = TinyModel()
+        decaying = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+        before = model.layer.weight.detach().clone()
+        state_averager.initialize_optimizer_state_(decaying)
+        assert not torch.equal(model.layer.weight, before), "initialize_optimizer_state may go"
+        assert {float(state["step"]) for state in decaying.state.values()} == {1.0}
+
+
+class TestTracker:
+    def test_the_lock_is_held_over_a_read_of_the_dht(self) -> None:
+        fetcher = source(progress_tracker.ProgressTracker._progress_fetcher)
+        locked = fetcher[fetcher.index("enter_asynchronously(self.lock_global_progress)") :]
+        assert "await _fetch_progress_unless_shutdown_triggered()" in locked, "_progress_fetcher may go"
+
+    def test_a_report_cannot_be_withdrawn_nor_the_dht_be_closed_first(self) -> None:
+        reporter = source(progress_tracker.ProgressTracker._progress_reporter)
+        assert "value=local_progress.dict()" in reporter, "_progress_reporter may go"
+        assert "except" not in reporter, "_progress_reporter may go"
+        assert "except" not in source(progress_tracker.ProgressTracker.shutdown), "ProgressTracker.shutdown may go"
+
+    def test_a_report_of_another_shape_ends_it(self) -> None:
+        parse = source(progress_tracker.ProgressTracker._parse_swarm_progress_data)
+        assert "parse_obj(peer_state.value) for peer_state in metadata.values()" in parse, "the filter may go"
+        assert "self.local_progress.samples_accumulated" not in parse.split("valid_peer_entries", 1)[1], (
+            "own samples are up to date: they need not be put in"
+        )
+
+    def test_a_failed_constructor_makes_a_noise(self) -> None:
+        unfinished = progress_tracker.ProgressTracker.__new__(progress_tracker.ProgressTracker)
+        with pytest.raises(AssertionError, match=r"__init__\(\) not called"):
+            unfinished.__del__()
+        threading.Thread.__init__(unfinished)  # for its own __del__, at the end of this test
+
+
+class TestOptimizer:
+    def test_client_mode_is_taken_the_wrong_way_round(self) -> None:
+        assert "client_mode if client_mode is None else dht.client_mode" in source(optimizer.Optimizer.__init__), (
+            "Optimizer.__init__ may pass client_mode on"
+        )
+
+    def test_the_next_chunk_has_to_come_within_the_matchmaking_time(self) -> None:
+        assert "next_chunk_timeout if next_chunk_timeout is not None else matchmaking_time" in source(
+            optimizer.Optimizer.__init__
+        ), "NEXT_CHUNK_TIMEOUT may go"
+
+    def test_the_state_is_asked_for_for_ever(self) -> None:
+        assert "while True:" in source(optimizer.Optimizer.load_state_from_peers), "load_state_from_peers may go"
+
+    def test_lightnings_tools_find_no_defaults(self) -> None:
+        assert "self.defaults" not in inspect.getsource(optimizer.Optimizer), "Optimizer.defaults may go"
+
+    def test_a_wrapper_that_inherits_from_it_ends_it(self) -> None:
+        assert "self.shutdown()" in source(optimizer.Optimizer.__del__), "Optimizer.__del__ may go"
+
+    def test_torch_cannot_load_its_state(self) -> None:
+        assert 'state_dict["state"]["local_epoch"]' in source(optimizer.Optimizer.state_dict), "state_dict may go"
+        model = TinyModel()
+        adam = torch.optim.Adam(model.parameters())
+        torch.nn.functional.mse_loss(model.layer(samples(4)[0]), samples(4)[1]).backward()
+        adam.step()
+        mixed = adam.state_dict()
+        mixed["state"]["local_epoch"] = 3
+        with pytest.raises(TypeError):
+            sorted(mixed["state"])
+
+    def test_a_failed_constructor_leaves_its_tracker_at_work(self) -> None:
+        assert "except" not in source(optimizer.Optimizer.__init__), "Optimizer._abandon may go"
