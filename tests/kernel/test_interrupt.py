@@ -19,7 +19,7 @@ run = hivenb.TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, accelerat
 
 def interrupt_while(kernel, code: str) -> float:
     """Interrupt a cell once it has said so, and return the seconds until it had ended with KeyboardInterrupt."""
-    from conftest import CellError
+    from real_kernel import CellError
 
     cell = kernel.begin(f"print('now', flush=True)\n{code}")
     while True:

@@ -140,10 +140,12 @@ def test_three_agree_in_the_end_with_everything_in_background_and_float16(train_
         "strategy": {**DELAYS, "grad_compression": "float16", "state_averaging_compression": "float16"},
     }
     peers = train_together(*(settings,) * 3)
+    untrained = [p.detach() for p in TinyModel().parameters()]
+    way = difference(peers[0].parameters, untrained)
+    assert way > 0.1
     for other in peers[1:]:
-        # float16 has 11 bits; parameters are up to 2
-        assert difference(peers[0].parameters, other.parameters) < 5e-3
-    assert difference(peers[0].parameters, [p.detach() for p in TinyModel().parameters()]) > 0.01
+        # whoever ends first is missing in the last round of the others: they are one epoch apart at most
+        assert difference(peers[0].parameters, other.parameters) < way / 2
 
 
 @pytest.mark.slow
