@@ -23,12 +23,12 @@ from hivenb.engine import averagers
 from hivenb.engine.averagers import (
     GradientAverager,
     PowerSGDGradientAverager,
-    SettledAverager,
     TrainingStateAverager,
-    initialize_optimizer_state,
     settled_factory,
 )
 from hivenb.engine.dht import DHT
+from hivenb.engine.optimizer_state import initialize_optimizer_state
+from hivenb.engine.settled_averager import SettledAverager
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=0.1),

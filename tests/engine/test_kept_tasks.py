@@ -6,7 +6,7 @@ import weakref
 
 import uvloop
 
-from hivenb.engine.averagers import _keep_tasks_alive, _kept_tasks
+from hivenb.engine.settled_averager import _keep_tasks_alive, _kept_tasks
 
 
 async def survives_a_collection() -> bool:

@@ -1,0 +1,59 @@
+"""Cuts tensors alike in a group of hivenb's peers, whatever codec each of them has chosen.
+
+hivemind cuts each tensor into parts of 512 KiB *after* compression (``averaging/partition.py``,
+``TensorPartContainer``), so where it cuts depends on the codec. Peers with different codecs then expect different
+parts of each other, and every round with a tensor of more than 131,072 numbers fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import CompressionBase, CompressionInfo
+
+#: What hivemind's averager sends to its group with each round: bandwidth, mode, the caller's own. Ours add a mark.
+_UPSTREAM_FIELDS = 3
+_MARK = "hivenb"
+
+
+class PartsCutAlike(DecentralizedAverager):
+    """Mixin to put *before* a class of hivemind's averagers.
+
+    Its peers tell each other whose they are. A group in which all are marked cuts its tensors as if they were not
+    compressed; with a peer of plain hivemind in it, as that one does: they need the same codec then.
+    """
+
+    async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
+        record = self.serializer.loads(step.data_for_gather)
+        # a peer of plain hivemind reads the fields that it knows and no further
+        step._data_for_gather = self.serializer.dumps([*record, _MARK])
+        await super()._step(step=step, future_for_init=future_for_init)
+
+    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
+        records = [self.serializer.loads(gathered) for gathered in group_info.gathered]
+        if all(_MARK in record[_UPSTREAM_FIELDS:] for record in records):
+            kwargs["compression"] = _CutUncompressed(kwargs["compression"])
+        known = tuple(self.serializer.dumps(record[:_UPSTREAM_FIELDS]) for record in records)
+        group_info = dataclasses.replace(group_info, gathered=known)
+        return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+
+
+class _CutUncompressed(CompressionBase):
+    """Another codec, all but the estimate by which tensors are cut."""
+
+    def __init__(self, codec: CompressionBase):
+        self._codec = codec
+
+    def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> Any:
+        return self._codec.compress(tensor, info, allow_inplace=allow_inplace)
+
+    def extract(self, serialized_tensor: Any) -> torch.Tensor:
+        return self._codec.extract(serialized_tensor)
+
+    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
+        return 1.0
