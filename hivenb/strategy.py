@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +19,7 @@ from hivenb.addresses import addresses_from_environment, read_addresses
 from hivenb.agreement import RENEWAL, ParameterShape, agree_on_model, declare_model, describe_parameters
 from hivenb.engine.dht import DHT, reachable_addresses
 from hivenb.engine.optimizer import EpochReport, Optimizer
+from hivenb.engine.torch_optimizers import factory_like, find_obstacle
 from hivenb.environment import require_linux
 from hivenb.errors import HivenbError
 from hivenb.keywords import sort_keywords
@@ -180,6 +180,10 @@ class HivemindStrategy(SingleDeviceStrategy):
                 f"configure_optimizers gave {len(self.optimizers)} optimizers; HivemindStrategy supports one, with "
                 "as many parameter groups as you like"
             )
+        module: Any = self.lightning_module
+        obstacle = find_obstacle(self.optimizers[0], module.modules(), bool(self.options.offload_optimizer))
+        if obstacle is not None:
+            raise MisconfigurationException(obstacle)
         if getattr(self.precision_plugin, "scaler", None) is not None:
             raise MisconfigurationException(
                 "precision='16-mixed' scales gradients in a way that hivemind's averaging does not know of; use "
@@ -194,7 +198,6 @@ class HivemindStrategy(SingleDeviceStrategy):
         self.lr_scheduler_configs = [LRSchedulerConfig(scheduler, interval="step") for scheduler in shown]
         if self.options.reuse_grad_buffers:
             # the gradients of earlier batches are still needed; hivemind clears them itself
-            module: Any = self.lightning_module
             self._zero_grad_of_module = vars(module).get("optimizer_zero_grad")
             module.optimizer_zero_grad = _do_nothing
             self._disabled_zero_grad = True
@@ -223,7 +226,7 @@ class HivemindStrategy(SingleDeviceStrategy):
     def _make_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
         kwargs = {**_engine_kwargs(self.options), **self._optimizer_only_kwargs, "scheduler": scheduler}
         if self.options.offload_optimizer:
-            kwargs |= {"optimizer": _factory_like(optimizer), "params": optimizer.param_groups}
+            kwargs |= {"optimizer": factory_like(optimizer), "params": optimizer.param_groups}
         else:
             kwargs |= {"optimizer": optimizer}
         self._parameters = _described(self.lightning_module, optimizer)
@@ -314,13 +317,6 @@ def _engine_kwargs(options: Options) -> dict[str, Any]:
     return {name: value for name, value in (values | chosen).items() if name in values and name not in codecs} | {
         name: chosen[name] for name in codecs if name in chosen
     }
-
-
-def _factory_like(optimizer: torch.optim.Optimizer) -> Callable[[Any], torch.optim.Optimizer]:
-    """A factory of optimizers that are set up as this one is, for other parameters in the same groups."""
-    known = inspect.signature(type(optimizer)).parameters
-    arguments = {name: value for name, value in optimizer.defaults.items() if name in known}
-    return lambda param_groups: type(optimizer)(param_groups, **arguments)
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
