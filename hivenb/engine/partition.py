@@ -14,7 +14,8 @@ import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.compression import CompressionBase, CompressionInfo
+from hivemind.compression import CompressionBase, CompressionInfo, TensorRole
+from hivemind.optim.grad_averager import GradientAverager
 
 #: What hivemind's averager sends to its group with each round: bandwidth, mode, the caller's own. Ours add a mark.
 _UPSTREAM_FIELDS = 3
@@ -37,19 +38,26 @@ class PartsCutAlike(DecentralizedAverager):
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         records = [self.serializer.loads(gathered) for gathered in group_info.gathered]
         if all(_MARK in record[_UPSTREAM_FIELDS:] for record in records):
-            kwargs["compression"] = _CutUncompressed(kwargs["compression"])
+            # hivemind names no role for gradients, so RoleAdaptiveCompression would take them for anything else
+            role = TensorRole.GRADIENT if isinstance(self, GradientAverager) else TensorRole.UNSPECIFIED
+            kwargs["compression"] = _CutUncompressed(kwargs["compression"], role)
         known = tuple(self.serializer.dumps(record[:_UPSTREAM_FIELDS]) for record in records)
         group_info = dataclasses.replace(group_info, gathered=known)
         return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
 
 
 class _CutUncompressed(CompressionBase):
-    """Another codec, all but the estimate by which tensors are cut."""
+    """Another codec, all but the estimate by which tensors are cut.
 
-    def __init__(self, codec: CompressionBase):
-        self._codec = codec
+    :param role: of the tensors that have none
+    """
+
+    def __init__(self, codec: CompressionBase, role: TensorRole):
+        self._codec, self._role = codec, role
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> Any:
+        if info.role is TensorRole.UNSPECIFIED:
+            info = dataclasses.replace(info, role=self._role)
         return self._codec.compress(tensor, info, allow_inplace=allow_inplace)
 
     def extract(self, serialized_tensor: Any) -> torch.Tensor:
