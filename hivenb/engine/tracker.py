@@ -109,6 +109,17 @@ class ProgressTracker(_ProgressTracker):
             progress.next_fetch_time = get_dht_time() + self.default_refresh_period
         return progress
 
+    def run(self) -> None:
+        # Replaces hivemind/optim/progress_tracker.py:run, which never closes its loop: three descriptors for each
+        # training, and an error when the loop is collected as garbage after its sockets
+        try:
+            asyncio.run(self._report_and_fetch())
+        finally:
+            self.shutdown_complete.set()
+
+    async def _report_and_fetch(self) -> None:
+        await asyncio.gather(self._progress_reporter(), self._progress_fetcher())
+
     async def _progress_reporter(self) -> None:
         # Replaces hivemind/optim/progress_tracker.py:_progress_reporter, which cannot be told to withdraw its report
         # and ends with a traceback when the DHT is closed first.
