@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -11,13 +11,36 @@ from hivemind.optim.grad_averager import GradientAverager as _GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _PowerSGDGradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 
-from hivenb.engine.optimizer_state import initialize_optimizer_state, initialized_by
+from hivenb.engine.optimizer_state import (
+    group_settings,
+    initialize_optimizer_state,
+    initialized_by,
+    restore_group_settings,
+    state_mismatch,
+)
 from hivenb.engine.partition import PartsCutAlike
 from hivenb.engine.settled_averager import SettledAverager
+from hivenb.errors import SwarmError
 
 
 class WeighedBySamples(_GradientAverager):
-    """Mixin to put *before* a gradient averager, so that batches of different sizes count by their samples."""
+    """Mixin to put *before* a gradient averager: batches count by their samples, and are summed in single precision."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], *args: Any, **kwargs: Any):
+        # hivemind/optim/grad_averager.py takes the gradients' own type: sums of many batches in bfloat16 stop to grow,
+        # and torch does not accept them as gradients of an offloaded copy in float32
+        parameters = tuple(parameters)
+        types = [torch.promote_types(parameter.dtype, torch.float32) for parameter in parameters]
+        if not kwargs.get("averaged_grads"):
+            kwargs["averaged_grads"] = tuple(
+                torch.zeros(parameter.shape, dtype=dtype).share_memory_()
+                for parameter, dtype in zip(parameters, types, strict=True)
+            )
+        super().__init__(parameters, *args, **kwargs)
+        if self._local_accumulators is not None:
+            self._local_accumulators = tuple(
+                accumulator.to(dtype) for accumulator, dtype in zip(self._local_accumulators, types, strict=True)
+            )
 
     def load_accumulators_into_averager_(self) -> None:
         # hivemind/optim/grad_averager.py divides a sum in units of the first batch by the number of batches: with a
@@ -39,7 +62,26 @@ class PowerSGDGradientAverager(WeighedBySamples, PartsCutAlike, _PowerSGDGradien
     """``hivemind``'s ``PowerSGDGradientAverager`` that can be created on any thread."""
 
 
-class TrainingStateAverager(PartsCutAlike, _TrainingStateAverager, SettledAverager):
+class _CheckedDownload(SettledAverager):
+    """Base to put *behind* hivemind's state averager: a state of another structure is an error."""
+
+    optimizer: torch.optim.Optimizer
+    extra_tensors: Any
+
+    def load_state_from_peers(self, *args: Any, **kwargs: Any) -> Any:
+        # hivemind/optim/state_averager.py:load_optimizer_state checks nothing: with a scheduler at one peer and none
+        # at the other, each number lands in the place of another one
+        loaded = super().load_state_from_peers(*args, **kwargs)
+        mismatch = None if loaded is None else state_mismatch(self.optimizer, self.extra_tensors, *loaded)
+        if mismatch is not None:
+            raise SwarmError(
+                f"the state of the swarm does not fit this peer: {mismatch}. All peers need the same model, optimizer "
+                "and parameter groups, and either all or none of them a scheduler"
+            )
+        return loaded
+
+
+class TrainingStateAverager(PartsCutAlike, _TrainingStateAverager, _CheckedDownload):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
 
     def _init_components(
@@ -56,7 +98,37 @@ class TrainingStateAverager(PartsCutAlike, _TrainingStateAverager, SettledAverag
                 initialize_optimizer_state(optimizer_or_factory)
             else:
                 optimizer_or_factory = initialized_by(optimizer_or_factory)
-        return super()._init_components(param_groups, optimizer_or_factory, scheduler_or_factory, False)
+        optimizer, scheduler = super()._init_components(param_groups, optimizer_or_factory, scheduler_or_factory, False)
+        optimizer.register_step_pre_hook(self._leave_out_frozen_parameters)
+        optimizer.register_step_post_hook(self._put_gradients_back)
+        return optimizer, scheduler
+
+    def _leave_out_frozen_parameters(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        # hivemind/optim/grad_averager.py gives each parameter a gradient, of zeros if need be, and weight decay
+        # would change those that are not to be trained
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._left_out = []
+        for main, parameter in zip(self.main_parameters, parameters, strict=True):
+            if not main.requires_grad:
+                self._left_out.append((parameter, parameter.grad))
+                parameter.grad = None
+
+    def _put_gradients_back(self, *args: Any) -> None:
+        for parameter, gradient in self._left_out:
+            parameter.grad = gradient
+
+    def load_state_from_peers(self, **kwargs: Any) -> None:
+        # hivemind/optim/state_averager.py:load_state_from_peers takes over the peer's learning rate, and then steps
+        # the scheduler from there once for each epoch: ExponentialLR, for one, would decay twice
+        scheduler, self.scheduler = self.scheduler, None
+        settings = group_settings(self.optimizer)
+        try:
+            super().load_state_from_peers(**kwargs)
+        finally:
+            self.scheduler = scheduler
+        if scheduler is not None:
+            restore_group_settings(self.optimizer, settings)
+            self._update_scheduler()
 
 
 def settled_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import inspect
 import time
@@ -174,11 +175,36 @@ class Optimizer(hivemind.Optimizer):
                 setattr(self, name, None)
 
     def _average_gradients_and_load_into_optimizer(self, maybe_step_control: StepControl | None) -> None:
-        super()._average_gradients_and_load_into_optimizer(maybe_step_control)
-        if maybe_step_control is not None and maybe_step_control.done():
-            self._last_round = _outcome(maybe_step_control)
-        elif maybe_step_control is not None:
-            self._last_round = (1, f"not done within averaging_timeout={self.averaging_timeout} s")
+        # Replaces the method of hivemind/optim/optimizer.py, which after a failed round loads the accumulators: they
+        # were reset when the round began, and the optimizer would step with zeros. The averager's tensors hold this
+        # peer's own gradients then, and averages in their place wherever those have arrived.
+        self._last_round = (1, None) if maybe_step_control is None else self._outcome(maybe_step_control)
+        group_size, failed = self._last_round
+        logger.log(self.status_loglevel, failed or f"Averaged gradients with {group_size} peers")
+        self._load_averaged_gradients_into_optimizer_()
+
+    def _outcome(self, control: StepControl) -> tuple[int, str | None]:
+        """Wait for a round: how many peers were in it, and why it failed if it did."""
+        try:
+            return len(control.result(self.averaging_timeout)), None
+        except concurrent.futures.CancelledError:
+            return 1, "cancelled"
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            if control.stage is not AveragingStage.RUNNING_ALLREDUCE:
+                control.cancel()
+            return 1, f"not done within averaging_timeout={self.averaging_timeout} s"
+        except Exception as e:
+            return 1, repr(e)
+
+    def _compute_schema_hash(self) -> int:
+        # Leaves out the identity of an offloaded optimizer's gradients, of which some are set aside during its step
+        groups = self.state_averager.optimizer.param_groups
+        return hash(tuple(tuple(parameter.shape) for group in groups for parameter in group["params"]))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of the model; without effect where they are accumulated in place."""
+        if self.grad_averager is None or not self.grad_averager.reuse_grad_buffers:
+            super().zero_grad(set_to_none)
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         """Download parameters, optimizer state and epoch from the peer that is furthest ahead.
@@ -203,6 +229,8 @@ class Optimizer(hivemind.Optimizer):
                 if self.grad_averager is not None:
                     self.grad_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
                 return
+            except SwarmError:
+                raise  # another attempt would bring the same
             except Exception as e:
                 logger.warning(f"Could not load the state from peers ({attempt + 1} of {LOAD_STATE_ATTEMPTS}): {e!r}")
                 last_error = e
@@ -297,10 +325,3 @@ class Optimizer(hivemind.Optimizer):
 
 #: What ``averager_opts`` may hold for both averagers; all else is for the one that averages the state.
 _OPTIONS_OF_ALL_AVERAGERS = frozenset(inspect.signature(DecentralizedAverager).parameters)
-
-
-def _outcome(control: StepControl) -> tuple[int, str | None]:
-    if control.cancelled():
-        return 1, "cancelled"
-    error = control.exception()
-    return (1, repr(error)) if error is not None else (len(control.result()), None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from hivemind.optim.state_averager import dump_optimizer_state
 
 
 def initialize_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
@@ -38,6 +39,10 @@ def initialize_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
         for name, unmade in (("step", 0), ("mu_product", 1)):  # the latter is NAdam's
             if name in state:
                 state[name] = torch.full_like(state[name], unmade) if torch.is_tensor(state[name]) else unmade
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if "eta" in optimizer.state.get(p, {}):  # ASGD's rate of the next step
+                optimizer.state[p]["eta"].fill_(group["lr"])
 
 
 def initialized_by(
@@ -51,3 +56,48 @@ def initialized_by(
         return optimizer
 
     return create
+
+
+def group_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What each parameter group is set to (learning rate, momentum...), without its parameters."""
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
+def restore_group_settings(optimizer: torch.optim.Optimizer, settings: Sequence[dict[str, Any]]) -> None:
+    """Set the parameter groups to what :func:`group_settings` gave."""
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)
+
+
+def state_mismatch(
+    optimizer: torch.optim.Optimizer,
+    extra_tensors: Sequence[torch.Tensor],
+    metadata: Any,
+    tensors: Sequence[torch.Tensor],
+) -> str | None:
+    """Why a state that a peer has sent cannot be loaded, in words; ``None`` if it can.
+
+    :param optimizer: the one to load it into
+    :param extra_tensors: tensors that are averaged beside the parameters
+    :param metadata: what the peer sent with its tensors
+    :param tensors: its parameters, extra tensors and optimizer state, in this order
+    """
+    values, own_state = dump_optimizer_state(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    theirs = metadata.get("optimizer_metadata") if isinstance(metadata, dict) else None
+    if not isinstance(theirs, list) or [_kind(value) for value in theirs] != [_kind(value) for value in values]:
+        return (
+            f"it has {len(theirs) if isinstance(theirs, list) else 'no'} values of an optimizer's state and settings, "
+            f"and this peer's {type(optimizer).__name__} has {len(values)}"
+        )
+    own = [*parameters, *extra_tensors, *own_state]
+    if len(own) != len(tensors):
+        return f"it has {len(tensors)} tensors, and this peer has {len(own)}"
+    for number, (mine, other) in enumerate(zip(own, tensors, strict=True), start=1):
+        if mine.shape != other.shape:
+            return f"its tensor {number} of {len(own)} has the shape {tuple(other.shape)}, not {tuple(mine.shape)}"
+    return None
+
+
+def _kind(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else None

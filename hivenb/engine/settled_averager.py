@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import weakref
 from concurrent.futures import InvalidStateError
-from typing import Any
+from typing import Any, cast
 
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl
@@ -22,13 +23,34 @@ logger = get_logger(__name__)
 ALONE_AFTER = 2
 
 
+class Round(StepControl):
+    """A round of averaging that any thread may cancel, at any time and as often as it likes."""
+
+    _lock_cancelling = threading.Lock()
+
+    @classmethod
+    def of(cls, control: StepControl) -> Round:
+        """The same round, which hivemind has made already."""
+        control.__class__ = cls
+        # nobody awaits it here, and hivemind/utils/mpfuture.py would run the main thread's loop to tell whoever does:
+        # an error in a thread with a loop of its own, such as the tracker's
+        control._loop = control._aio_event = None
+        return cast(Round, control)
+
+    def cancel(self) -> bool:
+        # hivemind/averaging/control.py sets a future without a look at whether it is set
+        with self._lock_cancelling, contextlib.suppress(InvalidStateError):
+            return not self.done() and super().cancel()
+        return False
+
+
 class SettledAverager(SettledProcess, DecentralizedAverager):
     """Base to put *behind* a class of hivemind's averagers: what creating one, and waiting for it, should be like.
 
     Behind, because hivemind's classes reach :meth:`step` through ``super()``.
     """
 
-    _rounds: weakref.WeakSet[StepControl]
+    _rounds: weakref.WeakSet[Round]
 
     def __init__(self, *args: Any, **kwargs: Any):
         self._rounds = weakref.WeakSet()
@@ -55,7 +77,7 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
     # -- in the process that trains -----------------------------------------------------------------------------
 
     def step(self, *args: Any, wait: bool = True, **kwargs: Any) -> Any:
-        control = super().step(*args, wait=False, **kwargs)
+        control = Round.of(super().step(*args, wait=False, **kwargs))
         self._rounds.add(control)
         if self._retired:
             control.cancel()
@@ -68,9 +90,8 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         """
         self._retired = True
         for control in list(self._rounds):
-            if not control.done() and control.stage is not AveragingStage.RUNNING_ALLREDUCE:
-                with contextlib.suppress(InvalidStateError):  # another thread was quicker
-                    control.cancel()
+            if control.stage is not AveragingStage.RUNNING_ALLREDUCE:
+                control.cancel()
 
     def __del__(self) -> None:
         if hasattr(self, "_parent_pid"):  # else the constructor has failed, and hivemind's method would print that
@@ -95,9 +116,8 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
     def _give_up_searches(self) -> None:
         """Cancel the rounds that look for a group when everybody else has left: hivemind would until their timeout."""
         for control in list(self._rounds):
-            if not control.done() and control.stage is AveragingStage.LOOKING_FOR_GROUP:
-                with contextlib.suppress(InvalidStateError):  # another thread was quicker
-                    control.cancel()
+            if control.stage is AveragingStage.LOOKING_FOR_GROUP:
+                control.cancel()
 
     # -- in the averager's own process --------------------------------------------------------------------------
 

@@ -24,6 +24,14 @@ def dht() -> Iterator[DHT]:
 
 
 @pytest.fixture
+def joining_dht(dht: DHT) -> Iterator[DHT]:
+    """Another one, of another peer."""
+    opened = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK)
+    yield opened
+    opened.shutdown()
+
+
+@pytest.fixture
 def run_id() -> str:
     """The name of a run that no other test has."""
     return f"run-{next(_runs)}"

@@ -14,7 +14,7 @@ import torch
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.optim.progress_tracker import ProgressTracker
-from tiny import LOOPBACK, TinyModel, parameters, samples
+from tiny import LOOPBACK, TinyModel, parameters, samples, train
 
 from hivenb.engine import optimizer as module
 from hivenb.engine.dht import DHT
@@ -23,15 +23,6 @@ from hivenb.engine.tracker import read_peers
 from hivenb.errors import SwarmError
 
 Make = Callable[..., Optimizer]
-
-
-def train(model: torch.nn.Module, optimizer: Any, epochs: int, **step_kwargs: Any) -> None:
-    """One batch of eight for each epoch."""
-    for epoch in range(epochs):
-        x, y = samples(8, seed=epoch)
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model.layer(x), y).backward()
-        optimizer.step(**step_kwargs)
 
 
 def trackers() -> set[threading.Thread]:
@@ -338,13 +329,6 @@ def test_shutting_down_after_an_averager_was_killed(make_optimizer: Make) -> Non
     assert not optimizer.grad_averager.is_alive()
     optimizer.tracker.join(10)
     assert not optimizer.tracker.is_alive(), "its threads would keep the interpreter from ending"
-
-
-@pytest.fixture
-def joining_dht(dht: DHT) -> Iterator[DHT]:
-    opened = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK)
-    yield opened
-    opened.shutdown()
 
 
 def step_until(optimizer: Optimizer, model: TinyModel, reached: Callable[[], bool], steps: int = 400) -> None:
