@@ -5,22 +5,68 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from lightning import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny import LOOPBACK, TinyModel, loader, parameters, samples, trainer
-from torch import Tensor
 from torch.utils.data import DataLoader
 
+from hivenb.engine.dht import DHT
+from hivenb.engine.optimizer import EpochReport
 from hivenb.strategy import HivemindStrategy
 
-#: Seconds after which a peer gives up waiting for the others.
+#: Seconds after which a peer gives up waiting for the others, or for its next order.
 PATIENCE = 90.0
 
 
-def deadline() -> float:
-    return time.monotonic() + PATIENCE
+@dataclass(frozen=True)
+class Moment:
+    """A peer as it was when an epoch had ended (``report``), or when it began to train (no report).
+
+    Arrays instead of tensors: to be shared, those would need the process they come from to live on.
+    """
+
+    stage: int
+    epoch: int
+    report: EpochReport | None
+    rate: float
+    parameters: list[np.ndarray]
+    statistics: list[dict[str, np.ndarray]]
+
+
+class Reporter(Callback):
+    """Sends each :class:`Moment` as it comes, and obeys what is sent back: ``pause``, ``go``, ``stop``."""
+
+    def __init__(self, connection: Any, stage: int):
+        self._connection, self._stage = connection, stage
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        def send(report: EpochReport | None) -> None:
+            optimizer = trainer.strategy.optimizer
+            moment = Moment(
+                self._stage,
+                trainer.strategy.hivemind_epoch,
+                report,
+                optimizer.opt.param_groups[0]["lr"],
+                [parameter.numpy() for parameter in parameters(pl_module)],
+                [{k: np.array(v) for k, v in state.items()} for state in optimizer.opt.state_dict()["state"].values()],
+            )
+            self._connection.send(("moment", moment))
+
+        trainer.strategy.on_epoch = send
+        send(None)
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        while self._connection.poll():
+            order = self._connection.recv()
+            if order == "pause":
+                assert self._connection.poll(PATIENCE), "paused for good"
+            elif order == "stop":
+                trainer.should_stop = True
 
 
 class WaitForPeers(Callback):
@@ -28,32 +74,18 @@ class WaitForPeers(Callback):
 
     def __init__(self, count: int):
         self._count = count
+        self._waited = False
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step > 0:
-            return
         # not in on_train_start: the strategy puts this peer on the list only after that of the callbacks
-        tracker, end = trainer.strategy.optimizer.tracker, deadline()
-        while trainer.strategy.num_peers < self._count:
+        tracker, end = trainer.strategy.optimizer.tracker, time.monotonic() + PATIENCE
+        while not self._waited and trainer.strategy.num_peers < self._count:
             if time.monotonic() > end:
                 raise TimeoutError(
                     f"saw {trainer.strategy.num_peers} of {self._count} peers: {tracker.global_progress}"
                 )
             time.sleep(0.02)
-
-
-class Reports(Callback):
-    """Keeps the reports of all epochs, with the parameters at their end."""
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.reports: list[Any] = []
-        self.parameters: list[list[Tensor]] = []
-
-        def keep(report: Any) -> None:
-            self.reports.append(report)
-            self.parameters.append(parameters(pl_module))
-
-        trainer.strategy.on_epoch = keep
+        self._waited = True
 
 
 class StopAt(Callback):
@@ -77,32 +109,50 @@ class Slow(Callback):
         time.sleep(self._seconds)
 
 
-def train(connection: Any, number: int, peers: int, initial_peers: Sequence[str], settings: dict[str, Any]) -> None:
-    """Train until so many epochs of the swarm are over, and send what came out.
+def train(connection: Any, number: int, initial_peers: Sequence[str], stages: Sequence[dict[str, Any]]) -> None:
+    """Train, and send what comes out as it does.
 
-    :param settings: ``epochs``, ``target``, ``share`` (of one fixed batch, its first and last row; ``None`` for a
-      shuffle of the peer's own), ``model`` and ``strategy`` (keyword arguments)
+    :param number: of this peer; seeds its data
+    :param stages: settings of each training. One uses the DHT of its strategy; several, one after the other, share
+      one. ``peers`` to wait for; ``epochs`` of the swarm after which to end (``None``: when told to); ``target``
+      batch size; ``share`` (of one fixed batch, its first and last row; ``None`` for a shuffle of the peer's own);
+      ``module`` (a class like :class:`TinyModel`), ``model`` and ``strategy`` (keyword arguments); ``save`` and
+      ``resume`` (paths of checkpoints)
     """
     torch.set_num_threads(1)
     torch.manual_seed(number)
     logging.getLogger("lightning").setLevel(logging.ERROR)
-    model = TinyModel(**settings["model"])
-    strategy = HivemindStrategy(
-        settings["target"],
-        initial_peers=list(initial_peers) or None,
-        **{"matchmaking_time": 3.0, "averaging_timeout": 30.0, **LOOPBACK, **settings["strategy"]},
-    )
-    reports = Reports()
-    callbacks = [reports, WaitForPeers(peers), StopAt(settings["epochs"]), Slow(0.05)]
-    connection.send(("addresses", [str(a) for a in strategy.dht.get_visible_maddrs()]))
-    data = loader(256, 8, seed=number, shuffle=True) if settings["share"] is None else fixed_batch(*settings["share"])
-    trainer(strategy, max_epochs=-1, callbacks=callbacks).fit(model, data)
-    connection.send(("reports", reports.reports))
-    # as arrays: shared memory would need this process to live on
-    history = [[tensor.numpy() for tensor in one] for one in reports.parameters]
-    connection.send(("parameters", (history, [tensor.numpy() for tensor in parameters(model)])))
-    connection.send(("epoch", strategy.hivemind_epoch))
+    dht = DHT(initial_peers=initial_peers, start=True, **LOOPBACK) if len(stages) > 1 else None
+    try:
+        for stage, settings in enumerate(stages):
+            own = {"dht": dht} if dht else {"initial_peers": list(initial_peers) or None, **LOOPBACK}
+            strategy = HivemindStrategy(
+                settings["target"],
+                **{"matchmaking_time": 3.0, "averaging_timeout": 30.0, **own, **settings["strategy"]},
+            )
+            model = settings["module"](**settings["model"])
+            if stage == 0:
+                connection.send(("addresses", [str(a) for a in strategy.dht.get_visible_maddrs()]))
+            _fit(strategy, model, number, settings, Reporter(connection, stage))
+            connection.send(("end", (strategy.hivemind_epoch, [p.numpy() for p in parameters(model)])))
+    finally:
+        if dht is not None:
+            dht.shutdown()
     connection.close()
+
+
+def _fit(strategy: HivemindStrategy, model: TinyModel, number: int, settings: dict[str, Any], reporter: Any) -> None:
+    # the reporter after StopAt: its order to pause counts when the epoch is over
+    callbacks: list[Callback] = [WaitForPeers(settings["peers"]), Slow(0.05), reporter]
+    if settings["epochs"] is not None:
+        callbacks.append(StopAt(settings["epochs"]))
+    if settings["save"] is not None:
+        folder, _, name = str(settings["save"]).rpartition("/")
+        callbacks.append(ModelCheckpoint(folder, name, enable_version_counter=False))
+    data = loader(256, 8, seed=number, shuffle=True) if settings["share"] is None else fixed_batch(*settings["share"])
+    trainer(strategy, max_epochs=-1, callbacks=callbacks, enable_checkpointing=settings["save"] is not None).fit(
+        model, data, ckpt_path=settings["resume"]
+    )
 
 
 def fixed_batch(start: int, end: int) -> DataLoader[Any]:
