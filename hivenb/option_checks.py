@@ -233,10 +233,11 @@ def _wrong_for_helpers(values: Mapping[str, Any]) -> Iterator[str]:
 
 def _wrong_functions(values: Mapping[str, Any]) -> Iterator[str]:
     scheduler_fn, factory = values["scheduler_fn"], values["grad_averager_factory"]
-    if scheduler_fn is not None and not callable(scheduler_fn):
+    is_scheduler = hasattr(scheduler_fn, "step") and hasattr(scheduler_fn, "optimizer")
+    if scheduler_fn is not None and not callable(scheduler_fn) and not is_scheduler:
         yield (
             f"scheduler_fn={_short(scheduler_fn)}: give a function that makes a scheduler from an optimizer, "
-            "such as functools.partial(torch.optim.lr_scheduler.StepLR, step_size=10), not a scheduler."
+            "such as functools.partial(torch.optim.lr_scheduler.StepLR, step_size=10), or a scheduler."
         )
     if factory is None:
         return

@@ -18,13 +18,15 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from hivenb.addresses import addresses_from_environment, read_addresses
 from hivenb.agreement import RENEWAL, ParameterShape, agree_on_model, declare_model, describe_parameters
 from hivenb.engine.dht import DHT, reachable_addresses
+from hivenb.engine.grad_scaler import scaler_for
 from hivenb.engine.optimizer import EpochReport, Optimizer
 from hivenb.engine.torch_optimizers import factory_like, find_obstacle
 from hivenb.environment import require_linux
 from hivenb.errors import HivenbError
 from hivenb.keywords import sort_keywords
+from hivenb.module_hooks import ModuleHooks
 from hivenb.options import FIELDS, Options
-from hivenb.scheduler import HiveMindScheduler
+from hivenb.scheduler import HiveMindScheduler, schedulers_for_hivemind
 
 __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
 
@@ -32,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 #: Where the strategy's own DHT listens when ``host_maddrs`` is not given, as documented for Lightning.
 DEFAULT_HOST_MADDRS = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic-v1")
+
+#: Seconds between two looks of an auxiliary peer, in place of each of its batches, whether there is a round to help in.
+HELPING_INTERVAL = 0.1
 
 
 class HivemindStrategy(SingleDeviceStrategy):
@@ -116,11 +121,6 @@ class HivemindStrategy(SingleDeviceStrategy):
             peers = read_addresses(initial_peers) or (() if dht is not None else addresses_from_environment())
         except HivenbError as e:
             raise MisconfigurationException(str(e)) from e
-        if self.options.auxiliary:
-            raise MisconfigurationException(
-                "auxiliary=True does not go with a Trainer: a helper averages what others train, and trains on no "
-                "batches of its own. Drive hivemind.Optimizer(auxiliary=True) in a loop of your own instead"
-            )
         own = sorted({"host_maddrs"} & {"host_maddrs" if host_maddrs else ""} | set(further.dht))
         if dht is not None and (peers or own):
             raise MisconfigurationException(
@@ -140,8 +140,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
         self._samples_in_step = 0
-        self._disabled_zero_grad = False
-        self._zero_grad_of_module: Any = None
+        self._hooks: ModuleHooks | None = None
         self._parameters: tuple[ParameterShape, ...] = ()
         self._declared_at = 0.0
 
@@ -184,44 +183,33 @@ class HivemindStrategy(SingleDeviceStrategy):
         obstacle = find_obstacle(self.optimizers[0], module.modules(), bool(self.options.offload_optimizer))
         if obstacle is not None:
             raise MisconfigurationException(obstacle)
-        if getattr(self.precision_plugin, "scaler", None) is not None:
-            raise MisconfigurationException(
-                "precision='16-mixed' scales gradients in a way that hivemind's averaging does not know of; use "
-                "precision='bf16-mixed', 'bf16-true' or '32-true'"
-            )
-        scheduler = self._scheduler()
+        for callback in trainer.callbacks:
+            if type(callback).__name__ == "StochasticWeightAveraging":
+                raise MisconfigurationException(
+                    "StochasticWeightAveraging sets a learning rate of its own at a time of its own, which the swarm's "
+                    "step does not know of; use lightning.pytorch.callbacks.WeightAveraging, or a scheduler_fn and no "
+                    "weight averaging"
+                )
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None:
+            plugin: Any = self.precision_plugin
+            plugin.scaler = scaler_for(scaler, self.options.reuse_grad_buffers)
+        scheduler = schedulers_for_hivemind(
+            self.optimizers[0],
+            self.lr_scheduler_configs,
+            self.options.scheduler_fn,
+            bool(self.options.offload_optimizer),
+        )
         self._optimizer = self._make_optimizer(self.optimizers[0], scheduler)
         self.optimizers = [self._optimizer]
-        inner = self._optimizer.state_averager.scheduler
+        moved = self._optimizer.state_averager.scheduler
         # Lightning takes anything that has a scheduler's methods, whatever it says in its annotations
-        shown: list[Any] = [] if inner is None else [HiveMindScheduler(inner)]
-        self.lr_scheduler_configs = [LRSchedulerConfig(scheduler, interval="step") for scheduler in shown]
+        shown: list[Any] = [] if moved is None else [HiveMindScheduler(one) for one in moved.schedulers]
+        self.lr_scheduler_configs = [LRSchedulerConfig(one, interval="step") for one in shown]
+        self._hooks = ModuleHooks(module)
+        self._hooks.clip_at(self._optimizer.opt)
         if self.options.reuse_grad_buffers:
-            # the gradients of earlier batches are still needed; hivemind clears them itself
-            self._zero_grad_of_module = vars(module).get("optimizer_zero_grad")
-            module.optimizer_zero_grad = _do_nothing
-            self._disabled_zero_grad = True
-
-    def _scheduler(self) -> Any:
-        configured = self.lr_scheduler_configs
-        if self.options.scheduler_fn is not None:
-            if configured:
-                logger.warning("scheduler_fn replaces the scheduler that configure_optimizers returned")
-            return self.options.scheduler_fn
-        if not configured:
-            return None
-        if self.options.offload_optimizer:
-            raise MisconfigurationException(
-                "configure_optimizers returned a scheduler, but with offload_optimizer=True the optimizer it belongs "
-                "to is created anew; give HivemindStrategy(scheduler_fn=...) instead, for example "
-                "scheduler_fn=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.99)"
-            )
-        if len(configured) > 1 or configured[0].reduce_on_plateau:
-            raise MisconfigurationException(
-                "HivemindStrategy steps one scheduler, once in each epoch of the swarm; "
-                f"configure_optimizers returned {', '.join(type(c.scheduler).__name__ for c in configured)}"
-            )
-        return configured[0].scheduler
+            self._hooks.disable_zero_grad()
 
     def _make_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
         kwargs = {**_engine_kwargs(self.options), **self._optimizer_only_kwargs, "scheduler": scheduler}
@@ -248,7 +236,12 @@ class HivemindStrategy(SingleDeviceStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called in the training loop before anything happens for that batch; counts its samples."""
-        self._samples_in_step += self.options.batch_size or self._samples_in(batch)
+        if not self.options.auxiliary:
+            self._samples_in_step += self.options.batch_size or self._samples_in(batch)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's training step; an auxiliary peer, which only helps the others to average, makes none."""
+        return None if self.options.auxiliary else super().training_step(*args, **kwargs)
 
     def _samples_in(self, batch: Any) -> int:
         try:
@@ -260,8 +253,21 @@ class HivemindStrategy(SingleDeviceStrategy):
             ) from e
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        if self.options.auxiliary:
+            closure()  # Lightning wants it called; it computes nothing
+            time.sleep(HELPING_INTERVAL)
+            return optimizer.step()
         samples, self._samples_in_step = self._samples_in_step, 0
         return super().optimizer_step(optimizer, closure, model, batch_size=samples, **kwargs)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's state, for a checkpoint: the first part of it that Lightning asks for.
+
+        Waits for what runs in the background, so that parameters, moments and rates are those of one epoch.
+        """
+        if self._optimizer is not None and self._optimizer.is_alive():
+            self._optimizer.finish_delayed_updates()
+        return super().lightning_module_state_dict()
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
@@ -270,12 +276,8 @@ class HivemindStrategy(SingleDeviceStrategy):
     def teardown(self) -> None:
         """End the optimizer's processes and, unless it is borrowed, the DHT. Another ``fit`` starts them again."""
         try:
-            if self._disabled_zero_grad:
-                module: Any = self.lightning_module
-                del module.optimizer_zero_grad
-                if self._zero_grad_of_module is not None:
-                    module.optimizer_zero_grad = self._zero_grad_of_module
-                self._disabled_zero_grad = False
+            if self._hooks is not None:
+                self._hooks.restore()
             if self._optimizer is not None:
                 self._optimizer.shutdown()
         finally:
@@ -317,7 +319,3 @@ def _engine_kwargs(options: Options) -> dict[str, Any]:
     return {name: value for name, value in (values | chosen).items() if name in values and name not in codecs} | {
         name: chosen[name] for name in codecs if name in chosen
     }
-
-
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    pass

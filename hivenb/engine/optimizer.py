@@ -17,6 +17,7 @@ from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.utils import get_logger
 
 from hivenb.engine.averagers import TrainingStateAverager, settled_factory
+from hivenb.engine.epoch_schedulers import EpochSchedulers
 from hivenb.engine.tracker import ProgressTracker
 from hivenb.errors import SwarmError
 
@@ -142,14 +143,20 @@ class Optimizer(hivemind.Optimizer):
 
         To be called when a checkpoint, if there is one, has been loaded.
         """
-        if not self.auxiliary:
-            self.tracker.announce()
+        self.tracker.announce()
         if self._shares_state and not self.client_mode and not self.auxiliary:
             self.state_averager.allow_state_sharing = True
             if self.grad_averager is not None:
                 self.grad_averager.allow_state_sharing = True
 
     def _update_global_epoch(self, grad_scaler: Any) -> None:
+        if self.auxiliary:
+            # others wait for as many peers as are on the list, and a helper reports no samples that put it there
+            self.tracker.announce()
+            if self.local_epoch < self.tracker.global_epoch:  # it has missed rounds, and has no state to catch up with
+                self.state_averager.local_epoch = self.tracker.global_epoch
+                self.tracker.update_epoch(self.local_epoch)
+                return
         samples = self.local_progress.samples_accumulated
         started = time.perf_counter()
         self._last_round = (1, None)
@@ -263,6 +270,12 @@ class Optimizer(hivemind.Optimizer):
         self.scheduled_grads = self.scheduled_state = None
         self.tracker.step_aside()
 
+    def finish_delayed_updates(self) -> None:
+        """Wait for the steps and rounds that run in the background, and apply them to the model."""
+        self.state_averager.step(wait_for_delayed_updates=True)
+        while self.state_averager.pending_updates:  # each wait has a limit
+            self.state_averager.step(wait_for_delayed_updates=True)
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the wrapped torch optimizer, which plain torch can load, and this peer's epoch beside it."""
         with self.state_averager.lock_optimizer:
@@ -272,7 +285,7 @@ class Optimizer(hivemind.Optimizer):
         """Load what :meth:`state_dict` gave, or the state of a plain torch optimizer of the same class."""
         state = dict(state_dict)
         own = state.pop("hivemind", None)
-        self.state_averager.step(wait_for_delayed_updates=True)
+        self.finish_delayed_updates()
         with self.state_averager.lock_averaged_tensors, self.state_averager.lock_optimizer:
             self.opt.load_state_dict(state)
             self._reload_parameters()
@@ -280,6 +293,8 @@ class Optimizer(hivemind.Optimizer):
             return
         with self.tracker.pause_updates():
             self.state_averager.local_epoch = own["local_epoch"]
+            if isinstance(scheduler := self.state_averager.scheduler, EpochSchedulers):
+                scheduler.epoch = own["local_epoch"]  # whoever restores the optimizer restores its schedulers, too
             self.tracker.update_epoch(own["local_epoch"])
             self._begin_epoch()
 

@@ -55,12 +55,7 @@ def test_the_step_is_made_with_ones_own_gradients(
     optimizer.begin()
     eventually(lambda: optimizer.tracker.global_progress.num_peers == 2)
     train(model, optimizer, 1, batch_size=1001)
-
-    def all_is_applied() -> bool:
-        optimizer.state_averager.step(wait_for_delayed_updates=True)
-        return not optimizer.state_averager.pending_updates
-
-    eventually(all_is_applied)
+    optimizer.finish_delayed_updates()
     assert [report.group_size for report in reports] == [1]
     if mode != "all delays":  # there it is known only afterwards
         assert "averaging_timeout=2.0" in str(reports[0].failed) or "could not find a group" in str(reports[0].failed)

@@ -87,7 +87,7 @@ def test_where_its_own_dht_would_listen() -> None:
         ({"initial_peers": ["not an address"]}, ["'not'", "one looks like /ip4/"]),
         ({"initial_peers": "/ip4/127.0.0.1/tcp/1"}, ["does not say whose it is"]),
         ({"initial_peers": "hivenb://xyz"}, ["damaged"]),
-        ({"auxiliary": True}, ["auxiliary=True", "Trainer"]),
+        ({"auxiliary": True, "client_mode": True}, ["auxiliary=True", "client_mode=True"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

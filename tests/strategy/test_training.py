@@ -286,7 +286,7 @@ class TestCheckpoints:
         assert chosen.optimizer.opt.param_groups[0]["lr"] == pytest.approx(0.05 * 0.9**16)
         assert {float(state["step"]) for state in chosen.optimizer.opt.state.values()} == {16.0}
 
-        if mode != "all delays":  # there one step is not yet in the weights that are saved
+        if mode != "all delays":  # there a checkpoint waits for a step that is late otherwise
             whole = TinyModel(**ADAM)
             fit(whole, "whole", 4)
             assert_same(parameters(resumed), parameters(whole), atol=1e-5)

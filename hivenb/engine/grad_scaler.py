@@ -1,0 +1,42 @@
+"""Scaling of gradients in half precision that goes with the way in which hivemind accumulates them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hivemind
+import torch
+
+
+class GradScaler(hivemind.GradScaler):
+    """``hivemind.GradScaler`` that hands on what ``step`` is given, such as the number of samples."""
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(optimizer, hivemind.Optimizer):  # called by hivemind, for the torch optimizer within
+            return super().step(optimizer, *args, **kwargs)
+        # hivemind/optim/grad_scaler.py:step calls the optimizer with no arguments
+        result = optimizer.step(*args, grad_scaler=self, **kwargs)
+        self._optimizer_states_to_reset.add(id(optimizer))
+        return result
+
+
+def scaler_for(scaler: torch.amp.GradScaler, reuse_grad_buffers: bool) -> torch.amp.GradScaler:
+    """The scaler that hivemind needs in place of a given one, with its scale and settings.
+
+    Gradients that are accumulated in place stay scaled until the swarm's step: that takes hivemind's scaler.
+    Otherwise they are unscaled with each batch, and torch's does it.
+
+    :param scaler: Lightning's, or the user's own
+    :param reuse_grad_buffers: whether gradients are accumulated in the model's own buffers
+    """
+    wanted = GradScaler if reuse_grad_buffers else torch.amp.GradScaler
+    if type(scaler) is wanted:
+        return scaler
+    return wanted(
+        device=scaler._device,
+        init_scale=scaler.get_scale(),
+        growth_factor=scaler.get_growth_factor(),
+        backoff_factor=scaler.get_backoff_factor(),
+        growth_interval=scaler.get_growth_interval(),
+        enabled=scaler.is_enabled(),
+    )
