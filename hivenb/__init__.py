@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hivenb.options import Options
     from hivenb.strategy import HivemindStrategy
     from hivenb.swarm import Swarm
+    from hivenb.swarm_stats_monitor import SwarmStatsMonitor
     from hivenb.training import TrainingRun
     from hivenb.view.dashboard import Dashboard
 
@@ -26,6 +27,7 @@ _HOME_OF = {
     "History": "hivenb.history",
     "Options": "hivenb.options",
     "Swarm": "hivenb.swarm",
+    "SwarmStatsMonitor": "hivenb.swarm_stats_monitor",
     "TrainingRun": "hivenb.training",
 }
 
@@ -36,6 +38,7 @@ __all__ = [
     "HivenbError",
     "Options",
     "Swarm",
+    "SwarmStatsMonitor",
     "TrainingRun",
     "__version__",
 ]

@@ -26,6 +26,7 @@ from hivenb.errors import HivenbError
 from hivenb.keywords import sort_keywords
 from hivenb.module_hooks import ModuleHooks
 from hivenb.options import FIELDS, Options
+from hivenb.registration import make_known
 from hivenb.scheduler import HiveMindScheduler, schedulers_for_hivemind
 
 __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
@@ -100,6 +101,7 @@ class HivemindStrategy(SingleDeviceStrategy):
     ):
         super().__init__()
         require_linux()
+        make_known(HivemindStrategy)  # once more, for a package that was imported in the meantime
         try:
             further = sort_keywords(optimizer_kwargs)
             self.options = Options(
@@ -129,6 +131,8 @@ class HivemindStrategy(SingleDeviceStrategy):
             )
         #: called with an EpochReport on the training thread after each epoch of the swarm
         self.on_epoch: Callable[[EpochReport], None] | None = None
+        #: what the last epoch of the swarm in the present or last ``fit`` came to; ``None`` before the first
+        self.last_epoch_report: EpochReport | None = None
         self._dht = dht
         self._owns_dht = dht is None
         self._dht_kwargs = {
@@ -220,9 +224,11 @@ class HivemindStrategy(SingleDeviceStrategy):
         self._parameters = _described(self.lightning_module, optimizer)
         agree_on_model(self.dht, self.options.run_id, self._parameters)
         self._declared_at = time.monotonic()
+        self.last_epoch_report = None
         return Optimizer(dht=self.dht, on_epoch=self._epoch_ended, **kwargs)
 
     def _epoch_ended(self, report: EpochReport) -> None:
+        self.last_epoch_report = report
         if time.monotonic() - self._declared_at > RENEWAL:
             declare_model(self.dht, self.options.run_id, self._parameters)
             self._declared_at = time.monotonic()
@@ -258,7 +264,11 @@ class HivemindStrategy(SingleDeviceStrategy):
             time.sleep(HELPING_INTERVAL)
             return optimizer.step()
         samples, self._samples_in_step = self._samples_in_step, 0
-        return super().optimizer_step(optimizer, closure, model, batch_size=samples, **kwargs)
+        # as the method of the base class, which takes no model of pytorch_lightning
+        stepping: Any = model or self.lightning_module
+        return self.precision_plugin.optimizer_step(
+            optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs
+        )
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The module's state, for a checkpoint: the first part of it that Lightning asks for.
@@ -319,3 +329,6 @@ def _engine_kwargs(options: Options) -> dict[str, Any]:
     return {name: value for name, value in (values | chosen).items() if name in values and name not in codecs} | {
         name: chosen[name] for name in codecs if name in chosen
     }
+
+
+make_known(HivemindStrategy)

@@ -19,6 +19,7 @@ from hivenb.engine.optimizer_state import (
     state_mismatch,
 )
 from hivenb.engine.partition import PartsCutAlike
+from hivenb.engine.power_sgd import KeepsFewComponents
 from hivenb.engine.settled_averager import SettledAverager
 from hivenb.errors import SwarmError
 
@@ -58,7 +59,9 @@ class GradientAverager(WeighedBySamples, PartsCutAlike, _GradientAverager, Settl
     """``hivemind``'s ``GradientAverager`` that can be created on any thread."""
 
 
-class PowerSGDGradientAverager(WeighedBySamples, PartsCutAlike, _PowerSGDGradientAverager, SettledAverager):
+class PowerSGDGradientAverager(
+    WeighedBySamples, PartsCutAlike, KeepsFewComponents, _PowerSGDGradientAverager, SettledAverager
+):
     """``hivemind``'s ``PowerSGDGradientAverager`` that can be created on any thread."""
 
 
@@ -150,4 +153,7 @@ def settled_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
         )
     if issubclass(factory, SettledAverager):
         return factory
-    return type(factory.__name__, (WeighedBySamples, PartsCutAlike, factory, SettledAverager), {})
+    mixins: tuple[type, ...] = (WeighedBySamples, PartsCutAlike)
+    if issubclass(factory, _PowerSGDGradientAverager):
+        mixins += (KeepsFewComponents,)
+    return type(factory.__name__, (*mixins, factory, SettledAverager), {})

@@ -12,7 +12,7 @@ from typing import Any, cast
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.p2p import ServicerBase
-from hivemind.utils import get_logger
+from hivemind.utils import MPFuture, get_logger
 
 from hivenb.engine import codecs as _codecs  # noqa: F401 - a peer without a codec decodes what others send, too
 from hivenb.engine.processes import SettledProcess
@@ -38,9 +38,17 @@ class Round(StepControl):
         return cast(Round, control)
 
     def cancel(self) -> bool:
-        # hivemind/averaging/control.py sets a future without a look at whether it is set
+        # Replaces hivemind/averaging/control.py:cancel, which sets a future without a look at whether it is set, and
+        # tells the averager before the round is cancelled: that one then sees none that is, searches on until the
+        # timeout, and takes part, without data, in the group of whoever comes meanwhile, such as a newcomer.
         with self._lock_cancelling, contextlib.suppress(InvalidStateError):
-            return not self.done() and super().cancel()
+            if self.done() or not MPFuture.cancel(self):
+                return False
+            if self._trigger is not None:
+                self._trigger.cancel()
+            if self._cancel is not None:
+                self._cancel.set_result(None)
+            return True
         return False
 
 

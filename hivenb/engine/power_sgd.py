@@ -1,0 +1,54 @@
+"""PowerSGD for gradients that have fewer components than its rank, such as those of few samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.optim.power_sgd_averager import AllReducePhases
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _PowerSGDGradientAverager
+
+#: What is left of a column beside those before it counts as rounding below this, half precision's on the wire included.
+_ROUNDING = 1e-3
+
+
+class KeepsFewComponents(_PowerSGDGradientAverager):
+    """Mixin to put *before* a PowerSGD averager.
+
+    hivemind scales each of ``averager_rank`` columns to length 1 (``utils/math.py``, ``orthogonalize_``). Where a
+    gradient has fewer components, the columns beyond are rounding errors, blown up and different on each peer: with
+    rank 32 and a matrix of rank 8, the average was off by 80 percent, and the peers' averages by 20 from each other.
+    """
+
+    async def _run_allreduce_inplace_(
+        self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
+    ) -> None:
+        await super()._run_allreduce_inplace_(tensors, group_info, group_id, **kwargs)
+        if group_id == group_info.group_id + AllReducePhases.PHASE_P.name.encode():
+            for columns in tensors:
+                orthonormalize_(columns)  # hivemind's own comes next, and finds nothing to do
+
+
+def orthonormalize_(columns: torch.Tensor) -> None:
+    """Make the columns of a tall matrix orthogonal to each other and of length 1, in place.
+
+    A column that the ones before it explain is replaced by one that is the same on all peers, and not by zeros:
+    from those, PowerSGD would never come back.
+    """
+    for index in range(columns.shape[1]):
+        before, column = columns[:, :index], columns[:, index]
+        length = column.norm()
+        _subtract_(column, before)
+        if not column.norm() > _ROUNDING * length:  # zeros and NaN, too
+            generator = torch.Generator().manual_seed(index)
+            column.copy_(torch.randn(len(column), generator=generator))
+            _subtract_(column, before)
+        column.div_(column.norm())
+        _subtract_(column, before)  # once more, for what rounding has left
+        column.div_(column.norm())
+
+
+def _subtract_(column: torch.Tensor, others: torch.Tensor) -> None:
+    column.sub_(others @ (others.t() @ column))

@@ -1,0 +1,164 @@
+"""What is done to gradients in the swarm's step: clipped as an average, unscaled, and left alone in between."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from tiny import QUIET, TinyModel, loader, parameters, trainer
+
+import hivenb
+from hivenb.engine.grad_scaler import GradScaler
+from hivenb.strategy import HivemindStrategy
+
+DELAYS = {
+    "offload_optimizer": True,
+    "delay_state_averaging": True,
+    "delay_optimizer_step": True,
+    "delay_grad_averaging": True,
+}
+MODES: dict[str, dict[str, Any]] = {
+    "synchronous": {},
+    "reused gradient buffers": {"reuse_grad_buffers": True},
+    "offloaded": {"offload_optimizer": True},
+}
+SGD = {"lr": 0.5}
+
+
+def strategy(swarm: hivenb.Swarm, target: int = 16, **kwargs: Any) -> HivemindStrategy:
+    return HivemindStrategy(target, dht=swarm.dht, matchmaking_time=0.5, averaging_timeout=20.0, **kwargs)
+
+
+def difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
+
+
+def plainly_trained(steps: int, **trainer_kwargs: Any) -> list[torch.Tensor]:
+    """By plain Lightning, with batches as large as the swarm's target."""
+    model = TinyModel(**SGD)
+    Trainer(**QUIET, max_steps=steps, **trainer_kwargs).fit(model, loader(64, 16))
+    return parameters(model)
+
+
+class TestClipping:
+    @pytest.mark.parametrize("algorithm", ["norm", "value"])
+    @pytest.mark.parametrize("mode", MODES)
+    def test_it_is_the_average_that_is_clipped(self, swarm: hivenb.Swarm, mode: str, algorithm: str) -> None:
+        """Clipping each batch would give another sum."""
+        clip = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": algorithm}
+        model = TinyModel(**SGD)
+        trainer(strategy(swarm, **MODES[mode]), max_epochs=2, **clip).fit(model, loader(64, 4))
+        expected = plainly_trained(8, **clip)
+        assert difference(parameters(model), expected) < 1e-6
+        assert difference(expected, plainly_trained(8)) > 0.01
+        assert "configure_gradient_clipping" not in vars(model)
+
+    def test_a_module_may_clip_in_its_own_way(self, swarm: hivenb.Swarm) -> None:
+        class Clipping(TinyModel):
+            clipped: list[type]
+
+            def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+                self.clipped.append(type(optimizer))
+                self.clip_gradients(optimizer, gradient_clip_val=1e-9, gradient_clip_algorithm="value")
+
+        model = Clipping(**SGD)
+        model.clipped, before = [], parameters(model)
+        trainer(strategy(swarm), max_epochs=1).fit(model, loader(64, 4))
+        assert model.clipped == [torch.optim.SGD] * 4
+        assert difference(parameters(model), before) < 1e-7
+
+
+class Spoil(Callback):
+    """Makes the loss of one batch infinite."""
+
+    def __init__(self, batch: int):
+        self._batch = batch
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+        if trainer.fit_loop.epoch_loop.batch_idx == self._batch:
+            loss.data.fill_(torch.inf)
+            loss.register_hook(lambda grad: grad * torch.inf)
+
+
+class Scales(Callback):
+    def __init__(self) -> None:
+        self.scales: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        self.scales.append(trainer.precision_plugin.scaler.get_scale())
+
+
+class TestHalfPrecision:
+    @pytest.mark.parametrize("mode", [*MODES, "all delays"])
+    def test_it_trains_as_plain_lightning_does(self, swarm: hivenb.Swarm, mode: str) -> None:
+        plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
+        model = TinyModel(**SGD)
+        chosen = strategy(swarm, **{**MODES, "all delays": DELAYS}[mode])
+        trainer(chosen, max_epochs=4, plugins=[plugin]).fit(model, loader(64, 4))
+        assert chosen.hivemind_epoch == 16
+        assert isinstance(plugin.scaler, GradScaler) is (mode == "reused gradient buffers")
+        if mode != "all delays":
+            assert difference(parameters(model), plainly_trained(16)) < 0.01
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_gradients_that_are_not_finite_are_left_out(self, swarm: hivenb.Swarm, mode: str) -> None:
+        """Neither averaged nor counted, and the scale is lowered."""
+        plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
+        model, scales = TinyModel(**SGD), Scales()
+        chosen = strategy(swarm, target=4, **MODES[mode])
+        trainer(chosen, max_epochs=1, plugins=[plugin], callbacks=[Spoil(3), scales]).fit(model, loader(64, 4))
+        assert chosen.hivemind_epoch == 15
+        assert all(bool(parameter.isfinite().all()) for parameter in parameters(model))
+        assert scales.scales == [64.0] * 3 + [32.0] * 13
+
+
+class TestZeroGrad:
+    def test_a_hook_of_the_users_own_is_warned_about(
+        self, swarm: hivenb.Swarm, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Own(TinyModel):
+            def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+                raise AssertionError("not while gradients are reused")
+
+        monkeypatch.setattr(logging.getLogger("hivenb"), "propagate", True)
+        with caplog.at_level(logging.WARNING, "hivenb"):
+            trainer(strategy(swarm, reuse_grad_buffers=True), max_epochs=1).fit(Own(), loader())
+        assert "Own.optimizer_zero_grad has no effect with reuse_grad_buffers=True" in caplog.text
+
+    def test_none_of_the_users_own_needs_no_warning(
+        self, swarm: hivenb.Swarm, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logging.getLogger("hivenb"), "propagate", True)
+        with caplog.at_level(logging.WARNING, "hivenb"):
+            trainer(strategy(swarm, reuse_grad_buffers=True), max_epochs=1).fit(TinyModel(), loader())
+        assert "optimizer_zero_grad" not in caplog.text
+
+    def test_calling_it_by_hand_has_no_effect_either(self, swarm: hivenb.Swarm) -> None:
+        """hivemind raises a ValueError."""
+
+        class Manual(TinyModel):
+            automatic_optimization = False
+
+            def training_step(self, batch: Any, batch_idx: int) -> None:
+                optimizer = self.optimizers()
+                assert not isinstance(optimizer, list)
+                optimizer.zero_grad()
+                self.manual_backward(super().training_step(batch, batch_idx))
+                optimizer.step()
+
+        model: LightningModule = Manual(**SGD)
+        trainer(strategy(swarm, reuse_grad_buffers=True), max_epochs=2).fit(model, loader(64, 4))
+        assert difference(parameters(model), plainly_trained(8)) < 1e-6
+
+
+def test_a_weight_average_with_a_rate_of_its_own_is_refused(swarm: hivenb.Swarm) -> None:
+    with pytest.raises(MisconfigurationException, match=r"WeightAveraging"):
+        trainer(strategy(swarm), max_epochs=1, callbacks=[StochasticWeightAveraging(swa_lrs=0.1)]).fit(
+            TinyModel(), loader()
+        )
