@@ -22,6 +22,12 @@ class KeepsFewComponents(_PowerSGDGradientAverager):
     rank 32 and a matrix of rank 8, the average was off by 80 percent, and the peers' averages by 20 from each other.
     """
 
+    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
+        for rows in self._qs:  # what a gradient of zeros leaves: whatever comes next, hivemind would see zeros in it
+            generator = torch.Generator().manual_seed(rows.shape[1])
+            rows += torch.randn(rows.shape, generator=generator) * (rows.norm(dim=0) == 0)
+        return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
     ) -> None:
@@ -34,8 +40,7 @@ class KeepsFewComponents(_PowerSGDGradientAverager):
 def orthonormalize_(columns: torch.Tensor) -> None:
     """Make the columns of a tall matrix orthogonal to each other and of length 1, in place.
 
-    A column that the ones before it explain is replaced by one that is the same on all peers, and not by zeros:
-    from those, PowerSGD would never come back.
+    A column that the ones before it explain is replaced by one that is the same on all peers.
     """
     for index in range(columns.shape[1]):
         before, column = columns[:, :index], columns[:, index]

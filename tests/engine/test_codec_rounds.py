@@ -14,11 +14,18 @@ import pytest
 import torch
 from hivemind.compression import CompressionInfo, TensorRole
 from hivemind.compression.adaptive import AdaptiveCompressionBase
+from hivemind.optim import power_sgd_averager
 from tiny import LOOPBACK
 
 from hivenb import compression as codecs
-from hivenb.engine.averagers import GradientAverager, TrainingStateAverager
+from hivenb.engine.averagers import (
+    GradientAverager,
+    PowerSGDGradientAverager,
+    TrainingStateAverager,
+    settled_factory,
+)
 from hivenb.engine.dht import DHT
+from hivenb.engine.power_sgd import orthonormalize_
 
 #: 300,000 numbers are two parts of 512 KiB and a smaller one, the matrix is one and a smaller one.
 SHAPES = [(300_000,), (300, 500), (3,), (1000,)]
@@ -227,6 +234,49 @@ def test_peers_with_different_codecs_agree(
 ) -> None:
     used = [CODECS[name]() for name in names]
     check_gradients(average_gradients(averagers, dhts, run_id, used), used)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [PowerSGDGradientAverager, settled_factory(power_sgd_averager.PowerSGDGradientAverager)],
+    ids=["ours", "settled"],
+)
+def test_power_sgd_is_exact_for_gradients_of_fewer_components_than_its_rank(
+    dhts: list[DHT], averagers: list[Any], run_id: str, kind: Any
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def product(components: int) -> torch.Tensor:
+        left, right = (torch.randn(size, generator=generator) for size in ((300, components), (components, 200)))
+        return left @ right
+
+    parameters = [torch.nn.Parameter(torch.zeros(300, 200)) for _ in dhts]
+    for parameter, dht in zip(parameters, dhts, strict=True):
+        averagers.append(kind([parameter], averager_rank=32, dht=dht, **meeting(run_id)))
+    for components in (0, 3, 16):  # of each peer; what was zero, or unused, has to come to life
+        gradients = [product(components) for _ in dhts]
+        for averager, parameter, gradient in zip(averagers, parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+            averager.accumulate_grads_(batch_size=1)
+        controls = [averager.step(wait=False, timeout=60) for averager in averagers]
+        assert [len(control.result(60)) for control in controls] == [2, 2]
+        exact = (gradients[0] + gradients[1]).double() / 2
+        for averager in averagers:
+            averager.notify_used_averaged_gradients()
+            with averager.get_tensors() as tensors:
+                assert (tensors[0].double() - exact).norm() <= 1e-3 * exact.norm()
+
+
+def test_columns_become_orthogonal_whatever_they_were() -> None:
+    torch.manual_seed(1)
+    basis = torch.randn(500, 3)
+    for columns in (torch.zeros(500, 8), basis @ torch.randn(3, 8), torch.randn(500, 8) * 1e-20, torch.ones(500, 8)):
+        span = torch.linalg.qr(columns.double() + 0.0).Q if columns.norm() > 0 else None
+        orthonormalize_(columns)
+        assert torch.allclose(columns.t() @ columns, torch.eye(8), atol=1e-5)
+        if span is not None:
+            first = span[:, :1]
+            assert torch.allclose(columns.double() @ (columns.double().t() @ first), first, atol=1e-4)
 
 
 class State:
