@@ -10,8 +10,7 @@ import pytest
 import torch
 from hivemind.compression import Float16Compression
 from lightning import Callback, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny import LOOPBACK, QUIET, TinyModel, loader, parameters, samples, trainer
 
 import hivenb
@@ -80,48 +79,6 @@ class TestEachMode:
         model = TinyModel(**momentum)
         trainer(strategy(dht=swarm.dht, **MODES[mode]), max_epochs=2).fit(model, loader(64, 4))
         assert_same(parameters(model), plain_training(64, 16, 8, **momentum))
-
-
-class Seen(Callback):
-    """The learning rate, and the swarm's epoch, before each batch."""
-
-    def __init__(self) -> None:
-        self.rates: list[tuple[int, float]] = []
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        optimizer = trainer.strategy.optimizer
-        self.rates.append((optimizer.local_epoch, optimizer.opt.param_groups[0]["lr"]))
-
-
-class TestSchedulers:
-    @pytest.mark.parametrize("mode", ["synchronous", "averaging in background", "offloaded", "all delays"])
-    def test_scheduler_fn_moves_with_the_epochs_of_the_swarm(self, swarm: hivenb.Swarm, mode: str) -> None:
-        seen = Seen()
-        chosen = strategy(dht=swarm.dht, scheduler_fn=halving, **MODES[mode])
-        trainer(chosen, max_epochs=1, callbacks=[seen]).fit(TinyModel(lr=1.0), loader(64, 8))
-        assert [epoch for epoch, _ in seen.rates] == [0, 1, 1, 2, 2, 3, 3, 4]
-        if mode != "all delays":  # there the rate changes when the step in the background does
-            assert [rate for _, rate in seen.rates] == [0.5**epoch for epoch, _ in seen.rates]
-        assert chosen.optimizer is not None
-        assert chosen.optimizer.opt.param_groups[0]["lr"] == 0.5**4
-
-    def test_one_from_the_model_moves_with_the_epochs_of_the_swarm(self, swarm: hivenb.Swarm) -> None:
-        seen = Seen()
-        chosen = strategy(dht=swarm.dht)
-        trainer(chosen, max_epochs=1, callbacks=[seen]).fit(TinyModel(lr=1.0, scheduler=halving), loader(64, 8))
-        assert [rate for _, rate in seen.rates] == [1.0, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625]
-
-    @pytest.mark.parametrize("mode", ["synchronous", "offloaded"])
-    def test_lightnings_monitor_sees_the_rate(self, swarm: hivenb.Swarm, tmp_path: Path, mode: str) -> None:
-        logger = CSVLogger(tmp_path)
-        chosen = strategy(dht=swarm.dht, scheduler_fn=halving, **MODES[mode])
-        trainer(chosen, max_epochs=1, logger=logger, log_every_n_steps=1, callbacks=[LearningRateMonitor("step")]).fit(
-            TinyModel(lr=1.0), loader(64, 8)
-        )
-        lines = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
-        column = lines[0].split(",").index(next(name for name in lines[0].split(",") if name.startswith("lr-")))
-        rates = [float(line.split(",")[column]) for line in lines[1:] if line.split(",")[column]]
-        assert rates == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
 
 
 class Reports(Callback):
