@@ -110,9 +110,9 @@ def test_several_move_together(swarm: hivenb.Swarm, tmp_path: Path) -> None:
     fitter.fit(Configured(schedulers), loader(64, 8))
     assert [rate for _, rate in seen.rates][1::2] == pytest.approx([0.5, 0.025, 0.0125, 0.000625])
     fitter.save_checkpoint(tmp_path / "two.ckpt")
-    plain = Trainer(**QUIET, max_steps=10)
+    plain = Trainer(**QUIET, max_steps=9)
     plain.fit(Configured(schedulers), loader(64, 8), ckpt_path=tmp_path / "two.ckpt")
-    assert plain.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.000625 * 0.5 * 0.5 * 0.1)
+    assert plain.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.000625 * 0.5)
 
 
 def test_a_checkpoint_of_plain_lightning_goes_on_at_its_rate(swarm: hivenb.Swarm, tmp_path: Path) -> None:
