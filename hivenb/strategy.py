@@ -143,7 +143,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         }
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
-        self._samples_in_step = 0
+        self._samples_in_step = self._samples_in_batch = self._samples_of_first_batch = 0
         self._hooks: ModuleHooks | None = None
         self._parameters: tuple[ParameterShape, ...] = ()
         self._declared_at = 0.0
@@ -243,7 +243,19 @@ class HivemindStrategy(SingleDeviceStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called in the training loop before anything happens for that batch; counts its samples."""
         if not self.options.auxiliary:
-            self._samples_in_step += self.options.batch_size or self._samples_in(batch)
+            self._samples_in_batch = self.options.batch_size or self._samples_in(batch)
+            self._samples_in_step += self._samples_in_batch
+
+    def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Computes the gradients; where they are summed in the model, each batch is weighed by its samples."""
+        if not self.options.reuse_grad_buffers or self._optimizer is None:
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+        self._samples_of_first_batch = self._samples_of_first_batch or self._samples_in_batch
+        averager, trainer = self._optimizer.grad_averager, self.lightning_module.trainer  # type: ignore[union-attr]
+        # Lightning divides the loss by the number of batches of a step
+        averager.samples_of_weight_one = self._samples_of_first_batch * trainer.accumulate_grad_batches
+        weight = self._samples_in_batch / self._samples_of_first_batch
+        return super().backward(closure_loss * weight, optimizer, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's training step; an auxiliary peer, which only helps the others to average, makes none."""

@@ -43,12 +43,17 @@ class WeighedBySamples(_GradientAverager):
                 accumulator.to(dtype) for accumulator, dtype in zip(self._local_accumulators, types, strict=True)
             )
 
+    #: Samples for which a gradient counts as one where they are summed in the model's own buffers, by whoever computes
+    #: them: each was weighed by its samples over these. By default all batches are taken for equally large.
+    samples_of_weight_one: float | None = None
+
     def load_accumulators_into_averager_(self) -> None:
         # hivemind/optim/grad_averager.py divides a sum in units of the first batch by the number of batches: with a
         # dataset's small last batch as the first one of an epoch, gradients are too large by a factor of about 30.
         times = self.local_times_accumulated
-        if not self.reuse_grad_buffers and self._anchor_batch_size:
-            self.local_times_accumulated = self.local_samples_accumulated / self._anchor_batch_size
+        unit = self.samples_of_weight_one if self.reuse_grad_buffers else self._anchor_batch_size
+        if unit:
+            self.local_times_accumulated = self.local_samples_accumulated / unit
         try:
             super().load_accumulators_into_averager_()
         finally:

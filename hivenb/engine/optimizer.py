@@ -168,9 +168,10 @@ class Optimizer(hivemind.Optimizer):
             )
 
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
-        if self.scheduled_grads is not None and self.tracker.global_progress.num_peers <= 1:
+        control: StepControl | None = self.scheduled_grads
+        if control is not None and self.tracker.global_progress.num_peers <= 1:
             # hivemind would do it, and load the local gradients by the way: twice divided, where they are reused
-            self.scheduled_grads.cancel()
+            control.cancel()
         self._forget_given_up_rounds()
         began: bool = super()._begin_averaging_gradients(grad_scaler)
         if not began:

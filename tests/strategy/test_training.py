@@ -93,13 +93,14 @@ class TestSamples:
         trainer(strategy(10, dht=swarm.dht), max_epochs=2, callbacks=[reports]).fit(TinyModel(), loader(10, 4))
         assert reports.samples == [10, 10]
 
+    @pytest.mark.parametrize("reuse", [False, True])
     @pytest.mark.parametrize("epochs", [2, 3])
     def test_a_small_batch_at_the_beginning_does_not_blow_up_the_gradient(
-        self, swarm: hivenb.Swarm, epochs: int
+        self, swarm: hivenb.Swarm, epochs: int, reuse: bool
     ) -> None:
         """Batches of 4, 4, 1; 4, 4, 1: after eight samples, the next epoch of the swarm begins with the small one."""
         model = TinyModel(lr=0.1)
-        trainer(strategy(8, dht=swarm.dht), max_epochs=epochs).fit(model, loader(9, 4))
+        trainer(strategy(8, dht=swarm.dht, reuse_grad_buffers=reuse), max_epochs=epochs).fit(model, loader(9, 4))
         x, y = samples(9)
         order = list(range(9)) * epochs
         reference = TinyModel(lr=0.1)
