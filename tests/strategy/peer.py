@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny import LOOPBACK, TinyModel, loader, parameters, samples, trainer
+from torch import nn
 from torch.utils.data import DataLoader
 
 from hivenb.engine.dht import DHT
@@ -69,6 +72,16 @@ class Reporter(Callback):
                 trainer.should_stop = True
 
 
+class WideModel(TinyModel):
+    """With a matrix that is large enough to be cut into parts when it is averaged, and to be worth a low rank."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            self.layer = nn.Sequential(nn.Linear(4, 512), nn.Linear(512, 300), nn.Linear(300, 2))
+
+
 class WaitForPeers(Callback):
     """Begins to train only when so many peers see each other."""
 
@@ -116,8 +129,8 @@ def train(connection: Any, number: int, initial_peers: Sequence[str], stages: Se
     :param stages: settings of each training. One uses the DHT of its strategy; several, one after the other, share
       one. ``peers`` to wait for; ``epochs`` of the swarm after which to end (``None``: when told to); ``target``
       batch size; ``share`` (of one fixed batch, its first and last row; ``None`` for a shuffle of the peer's own);
-      ``module`` (a class like :class:`TinyModel`), ``model`` and ``strategy`` (keyword arguments); ``save`` and
-      ``resume`` (paths of checkpoints)
+      ``module`` (a class like :class:`TinyModel`), ``model`` and ``strategy`` (keyword arguments);
+      ``threaded`` (not on the main thread); ``save`` and ``resume`` (paths of checkpoints)
     """
     torch.set_num_threads(1)
     torch.manual_seed(number)
@@ -133,7 +146,9 @@ def train(connection: Any, number: int, initial_peers: Sequence[str], stages: Se
             model = settings["module"](**settings["model"])
             if stage == 0:
                 connection.send(("addresses", [str(a) for a in strategy.dht.get_visible_maddrs()]))
-            _fit(strategy, model, number, settings, Reporter(connection, stage))
+            with ThreadPoolExecutor(1) as elsewhere:
+                fit = partial(_fit, strategy, model, number, settings, Reporter(connection, stage))
+                elsewhere.submit(fit).result() if settings["threaded"] else fit()
             connection.send(("end", (strategy.hivemind_epoch, [p.numpy() for p in parameters(model)])))
     finally:
         if dht is not None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ DEFAULTS: dict[str, Any] = {
     "module": peer.TinyModel,
     "model": {},
     "strategy": {},
+    "plain": {},
+    "threaded": False,
     "save": None,
     "resume": None,
 }
@@ -176,8 +179,30 @@ def difference(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) ->
     return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
 
 
+def meet(peers: list[Peer], since: int, epochs: int = 2) -> int:
+    """Waits until all have been in so many groups of them all, from that epoch on; the first such epoch."""
+    for one in peers:
+        groups = partial(met, one, since, len(peers))
+        one.wait_until(
+            lambda groups=groups: len(groups()) >= epochs, f"{epochs} groups of {len(peers)} since epoch {since}"
+        )
+    return max(min(met(one, since, len(peers))) for one in peers)
+
+
+def met(one: Peer, since: int, count: int) -> dict[int, Moment]:
+    return {moment.epoch: moment for moment in one.since(since) if moment.report.group_size == count}
+
+
 def assert_they_met(peers: Sequence[Peer], stage: int = 0) -> None:
     for one in peers:
         reports = one.reports(stage)
         assert [report.failed for report in reports] == [None] * len(reports)
         assert [report.group_size for report in reports] == [len(peers)] * len(reports)
+
+
+def stop(peers: Sequence[Peer]) -> None:
+    """Lets them end, all at the same time."""
+    for one in peers:
+        one.tell("stop")
+    for one in peers:
+        one.wait_for_end()
