@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning
 import torch
 from lightning import Callback
 from tiny import TinyModel, loader, parameters
@@ -135,6 +136,14 @@ SNIPPETS = {
 }
 
 
+#: How documentation before lightning-hivemind spells the same.
+OLDER = {
+    "from lightning import Trainer": "import pytorch_lightning as pl",
+    "from lightning_hivemind.strategy import": "from pytorch_lightning.strategies import",
+    "= Trainer(": "= pl.Trainer(",
+}
+
+
 class Look(Callback):
     """What is there while it trains, up to the second epoch of the swarm."""
 
@@ -189,3 +198,38 @@ def test_a_snippet_runs_and_trains(name: str) -> None:
     assert any("/quic" in address for address in look.addresses)
     assert list(Path().glob("lightning_logs/version_0/checkpoints/*.ckpt")), "as without a strategy"
     assert trainer.strategy._dht is None, "the DHT ends with the training"
+
+
+class OlderModel(pytorch_lightning.LightningModule):
+    """A model of the other one of Lightning's packages, that stops by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        strategy: Any = self.trainer.strategy
+        self.trainer.should_stop = strategy.hivemind_epoch >= 2
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_a_snippet_of_the_older_documentation_runs_and_trains(name: str) -> None:
+    source = SNIPPETS[name]
+    for new, old in OLDER.items():
+        assert new in source
+        source = source.replace(new, old)
+    trainer, model = run(source), OlderModel()
+    assert isinstance(trainer, pytorch_lightning.Trainer)
+    before = parameters(model)
+    trainer.fit(model, loader(4 * 4096, 4096))
+    assert (trainer.strategy.hivemind_epoch, trainer.global_step) == (2, 4)
+    assert all(not torch.equal(old, new) for old, new in zip(before, parameters(model), strict=True))
+    rate = trainer.strategy.optimizer.opt.param_groups[0]["lr"]
+    assert rate == pytest.approx(0.05 * 0.5**2 if "gamma" in source else 0.05)
+    assert trainer.strategy._dht is None
