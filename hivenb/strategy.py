@@ -282,6 +282,13 @@ class HivemindStrategy(SingleDeviceStrategy):
             optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs
         )
 
+    def on_validation_start(self) -> None:
+        """Applies what runs in the background: a checkpoint then holds the parameters that its score is of."""
+        super().on_validation_start()
+        if self._optimizer is not None and self._optimizer.is_alive():
+            with torch.inference_mode(False), torch.no_grad():
+                self._optimizer.finish_delayed_updates()
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The module's state, for a checkpoint: the first part of it that Lightning asks for.
 
