@@ -7,7 +7,8 @@ and each of them trains alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import hivemind
@@ -32,9 +33,11 @@ _TIMEOUT = 10.0
 ParameterShape = tuple[str, tuple[int, ...]]
 
 
-def describe_parameters(parameters: Iterable[tuple[str, torch.Tensor]]) -> tuple[ParameterShape, ...]:
+def describe_parameters(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[ParameterShape, ...]:
     """Name and shape of each parameter that is trained, in the order in which they are averaged."""
-    return tuple((name, tuple(parameter.shape)) for name, parameter in parameters)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return tuple((names.get(id(p), "(not of the module)"), tuple(p.shape)) for p in parameters)
 
 
 def first_difference(ours: Sequence[ParameterShape], theirs: Sequence[ParameterShape]) -> str | None:
@@ -80,6 +83,27 @@ def declare_model(dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape]
             expiration_time=get_dht_time() + EXPIRATION,
             return_future=True,
         )
+
+
+class ModelDeclaration:
+    """What a peer tells the others about its model, as long as it trains it.
+
+    :param dht: a running DHT
+    :param run_id: name of the run
+    :param parameters: what :func:`describe_parameters` gave
+    :raises SwarmError: if the swarm trains another model; the message names the first difference
+    """
+
+    def __init__(self, dht: hivemind.DHT, run_id: str, parameters: Sequence[ParameterShape]):
+        self._dht, self._run_id, self._parameters = dht, run_id, parameters
+        agree_on_model(dht, run_id, parameters)
+        self._declared_at = time.monotonic()
+
+    def keep(self) -> None:
+        """Say it again if it would be forgotten otherwise. Cheap, and does not wait."""
+        if time.monotonic() - self._declared_at > RENEWAL:
+            declare_model(self._dht, self._run_id, self._parameters)
+            self._declared_at = time.monotonic()
 
 
 def _key(run_id: str) -> str:

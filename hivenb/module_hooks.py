@@ -29,6 +29,8 @@ class ModuleHooks:
 
         hivemind clears them itself. A hook of the user's own is warned about.
         """
+        if "optimizer_zero_grad" in self._own:
+            return
         hook = self._module.optimizer_zero_grad
         if not getattr(hook, "__module__", "").startswith(_LIGHTNINGS_OWN):
             logger.warning(
@@ -36,6 +38,10 @@ class ModuleHooks:
                 "gradients are accumulated in the model, and hivemind clears them"
             )
         self._replace("optimizer_zero_grad", _do_nothing)
+
+    def enable_zero_grad(self) -> None:
+        """Let ``optimizer_zero_grad`` have its effect again."""
+        self._put_back("optimizer_zero_grad")
 
     def clip_at(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients of the swarm's step instead of those of each batch.
@@ -60,11 +66,16 @@ class ModuleHooks:
 
     def restore(self) -> None:
         """Put the module's own hooks back."""
-        while self._own:
-            name, own = self._own.popitem()
-            delattr(self._module, name)
-            if own is not _MISSING:
-                setattr(self._module, name, own)
+        for name in list(self._own):
+            self._put_back(name)
+
+    def _put_back(self, name: str) -> None:
+        if name not in self._own:
+            return
+        own = self._own.pop(name)
+        delattr(self._module, name)
+        if own is not _MISSING:
+            setattr(self._module, name, own)
 
     def _replace(self, name: str, hook: Callable[..., Any]) -> None:
         self._own[name] = vars(self._module).get(name, _MISSING)

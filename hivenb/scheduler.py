@@ -43,29 +43,43 @@ class HiveMindScheduler:
         self.scheduler.load_state_dict(state_dict)
 
 
+MakeSchedulers = Callable[[torch.optim.Optimizer], EpochSchedulers]
+
+
+def made_by(scheduler_fn: Any) -> MakeSchedulers:
+    """What makes the schedulers of an optimizer out of ``scheduler_fn``.
+
+    :param scheduler_fn: as given to :class:`hivenb.HivemindStrategy`: a function, or a scheduler
+    """
+
+    def make(optimizer: torch.optim.Optimizer) -> EpochSchedulers:
+        is_made = isinstance(scheduler_fn, (LRScheduler, ReduceLROnPlateau))
+        scheduler = _follows_epochs(scheduler_fn if is_made else scheduler_fn(optimizer))
+        if scheduler.optimizer is not optimizer:
+            raise MisconfigurationException(
+                f"the scheduler {type(scheduler).__name__} belongs to another optimizer than the one that is trained "
+                "with, which with offload_optimizer=True is made anew; give a function that makes one from an optimizer"
+            )
+        return EpochSchedulers([(scheduler, 1)])
+
+    return make
+
+
 def schedulers_for_hivemind(
-    optimizer: torch.optim.Optimizer,
-    configured: Sequence[Any],
-    scheduler_fn: Any,
-    offloaded: bool,
-) -> EpochSchedulers | Callable[[torch.optim.Optimizer], EpochSchedulers] | None:
+    configured: Sequence[Any], scheduler_fn: Any, offloaded: bool
+) -> EpochSchedulers | MakeSchedulers | None:
     """What to give to ``hivemind.Optimizer`` as its scheduler.
 
-    :param optimizer: the one that ``configure_optimizers`` made
-    :param configured: Lightning's configurations of the schedulers that it made
+    :param configured: Lightning's configurations of the schedulers that ``configure_optimizers`` made
     :param scheduler_fn: as given to :class:`hivenb.HivemindStrategy`
     :param offloaded: whether hivemind makes the optimizer anew
-    :raises MisconfigurationException: if the schedulers belong to another optimizer, or do not follow epochs
+    :raises MisconfigurationException: if the schedulers do not follow epochs, or belong to another optimizer
     """
     if scheduler_fn is not None:
         if configured:
             logger.warning("scheduler_fn replaces the scheduler that configure_optimizers returned")
-        if not isinstance(scheduler_fn, (LRScheduler, ReduceLROnPlateau)):
-            return lambda made: EpochSchedulers([(_follows_epochs(scheduler_fn(made)), 1)])
-        pairs = [(scheduler_fn, 1)]
-    else:
-        pairs = [(config.scheduler, config.frequency) for config in configured]
-    if not pairs:
+        return made_by(scheduler_fn)
+    if not configured:
         return None
     if offloaded:
         raise MisconfigurationException(
@@ -73,13 +87,7 @@ def schedulers_for_hivemind(
             "HivemindStrategy(scheduler_fn=...) a function that makes a scheduler for it, for example "
             "scheduler_fn=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.99)"
         )
-    for scheduler, _ in pairs:
-        if scheduler.optimizer is not optimizer:
-            raise MisconfigurationException(
-                f"the scheduler {type(scheduler).__name__} belongs to another optimizer than the one that "
-                "configure_optimizers returned; make it from that one"
-            )
-    return EpochSchedulers((_follows_epochs(scheduler), frequency) for scheduler, frequency in pairs)
+    return EpochSchedulers((_follows_epochs(config.scheduler), config.frequency) for config in configured)
 
 
 def _follows_epochs(scheduler: Any) -> Any:

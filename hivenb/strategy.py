@@ -10,24 +10,26 @@ from typing import Any
 import hivemind
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from hivenb.addresses import addresses_from_environment, read_addresses
-from hivenb.agreement import RENEWAL, ParameterShape, agree_on_model, declare_model, describe_parameters
+from hivenb.agreement import ModelDeclaration, describe_parameters
 from hivenb.engine.dht import DHT, reachable_addresses
 from hivenb.engine.grad_scaler import scaler_for
 from hivenb.engine.optimizer import EpochReport, Optimizer
-from hivenb.engine.torch_optimizers import factory_like, find_obstacle
+from hivenb.engine.torch_optimizers import factory_like
 from hivenb.environment import require_linux
-from hivenb.errors import HivenbError
+from hivenb.errors import HivenbError, OptionsError
 from hivenb.keywords import sort_keywords
 from hivenb.module_hooks import ModuleHooks
-from hivenb.options import FIELDS, Options
+from hivenb.options import Options
+from hivenb.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler
 from hivenb.registration import make_known
-from hivenb.scheduler import HiveMindScheduler, schedulers_for_hivemind
+from hivenb.samples import count_samples
+from hivenb.scheduler import HiveMindScheduler, made_by, schedulers_for_hivemind
+from hivenb.trainer_checks import check_trainer
 
 __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
 
@@ -145,8 +147,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         self._optimizer: Optimizer | None = None
         self._samples_in_step = self._samples_in_batch = self._samples_of_first_batch = 0
         self._hooks: ModuleHooks | None = None
-        self._parameters: tuple[ParameterShape, ...] = ()
-        self._declared_at = 0.0
+        self._declaration: ModelDeclaration | None = None
 
     # -- the swarm ----------------------------------------------------------------------------------------------
 
@@ -178,60 +179,82 @@ class HivemindStrategy(SingleDeviceStrategy):
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
-        if len(self.optimizers) != 1:
-            raise MisconfigurationException(
-                f"configure_optimizers gave {len(self.optimizers)} optimizers; HivemindStrategy supports one, with "
-                "as many parameter groups as you like"
-            )
         module: Any = self.lightning_module
-        obstacle = find_obstacle(self.optimizers[0], module.modules(), bool(self.options.offload_optimizer))
-        if obstacle is not None:
-            raise MisconfigurationException(obstacle)
-        for callback in trainer.callbacks:
-            if type(callback).__name__ == "StochasticWeightAveraging":
-                raise MisconfigurationException(
-                    "StochasticWeightAveraging sets a learning rate of its own at a time of its own, which the swarm's "
-                    "step does not know of; use lightning.pytorch.callbacks.WeightAveraging, or a scheduler_fn and no "
-                    "weight averaging"
-                )
+        check_trainer(trainer, module, self.optimizers, offloaded=bool(self.options.offload_optimizer))
         scaler = getattr(self.precision_plugin, "scaler", None)
         if scaler is not None:
             plugin: Any = self.precision_plugin
             plugin.scaler = scaler_for(scaler, self.options.reuse_grad_buffers)
         scheduler = schedulers_for_hivemind(
-            self.optimizers[0],
-            self.lr_scheduler_configs,
-            self.options.scheduler_fn,
-            bool(self.options.offload_optimizer),
+            self.lr_scheduler_configs, self.options.scheduler_fn, bool(self.options.offload_optimizer)
         )
-        self._optimizer = self._make_optimizer(self.optimizers[0], scheduler)
-        self.optimizers = [self._optimizer]
-        moved = self._optimizer.state_averager.scheduler
+        self._optimizer = self._make_first_optimizer(self.optimizers[0], scheduler)
+        self._hooks = ModuleHooks(module)
+        self._hooks.clip_at(self._optimizer.opt)
+        self._show_to_lightning(self._optimizer, self._hooks)
+
+    def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
+        """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
+        self.optimizers = [optimizer]
+        moved = optimizer.state_averager.scheduler
         # Lightning takes anything that has a scheduler's methods, whatever it says in its annotations
         shown: list[Any] = [] if moved is None else [HiveMindScheduler(one) for one in moved.schedulers]
         self.lr_scheduler_configs = [LRSchedulerConfig(one, interval="step") for one in shown]
-        self._hooks = ModuleHooks(module)
-        self._hooks.clip_at(self._optimizer.opt)
         if self.options.reuse_grad_buffers:
-            self._hooks.disable_zero_grad()
+            hooks.disable_zero_grad()
+        else:
+            hooks.enable_zero_grad()
 
-    def _make_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
-        kwargs = {**_engine_kwargs(self.options), **self._optimizer_only_kwargs, "scheduler": scheduler}
+    def change_options(self, options: Options) -> None:
+        """Train on with other options; to be called on the training thread, between two batches.
+
+        Parameters, optimizer state, schedules, the swarm's epoch and the samples of the present one are kept, and so
+        is the place in the swarm.
+
+        :param options: the new options
+        :raises OptionsError: if an option cannot be changed while training
+        :raises Exception: whatever goes wrong with the new options; the old ones stay in force
+        """
+        before = self.options
+        check_change(before, options)
+        if self._optimizer is None or self._hooks is None or not self._optimizer.is_alive():
+            self.options = options
+            return
+        changed = before.difference(options)
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None and "reuse_grad_buffers" in changed:
+            raise OptionsError(
+                "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
+            )
+        self._optimizer, error = reconfigured(self._optimizer, before, options, self._make_optimizer)
+        if error is None:
+            self.options = options
+            if "scheduler_fn" in changed:
+                make = None if options.scheduler_fn is None else made_by(options.scheduler_fn)
+                set_scheduler(self._optimizer, make)
+        self._show_to_lightning(self._optimizer, self._hooks)
+        if error is not None:
+            raise error
+
+    def _make_first_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
+        kwargs = {**engine_settings(self.options), "scheduler": scheduler}
         if self.options.offload_optimizer:
             kwargs |= {"optimizer": factory_like(optimizer), "params": optimizer.param_groups}
         else:
             kwargs |= {"optimizer": optimizer}
-        self._parameters = _described(self.lightning_module, optimizer)
-        agree_on_model(self.dht, self.options.run_id, self._parameters)
-        self._declared_at = time.monotonic()
+        module: Any = self.lightning_module
+        described = describe_parameters(module, optimizer)
+        self._declaration = ModelDeclaration(self.dht, self.options.run_id, described)
         self.last_epoch_report = None
-        return Optimizer(dht=self.dht, on_epoch=self._epoch_ended, **kwargs)
+        return self._make_optimizer(**kwargs)
+
+    def _make_optimizer(self, **kwargs: Any) -> Optimizer:
+        return Optimizer(dht=self.dht, on_epoch=self._epoch_ended, **{**kwargs, **self._optimizer_only_kwargs})
 
     def _epoch_ended(self, report: EpochReport) -> None:
         self.last_epoch_report = report
-        if time.monotonic() - self._declared_at > RENEWAL:
-            declare_model(self.dht, self.options.run_id, self._parameters)
-            self._declared_at = time.monotonic()
+        if self._declaration is not None:
+            self._declaration.keep()
         if self.on_epoch is not None:
             self.on_epoch(report)
 
@@ -243,7 +266,7 @@ class HivemindStrategy(SingleDeviceStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called in the training loop before anything happens for that batch; counts its samples."""
         if not self.options.auxiliary:
-            self._samples_in_batch = self.options.batch_size or self._samples_in(batch)
+            self._samples_in_batch = self.options.batch_size or count_samples(batch)
             self._samples_in_step += self._samples_in_batch
 
     def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -260,15 +283,6 @@ class HivemindStrategy(SingleDeviceStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's training step; an auxiliary peer, which only helps the others to average, makes none."""
         return None if self.options.auxiliary else super().training_step(*args, **kwargs)
-
-    def _samples_in(self, batch: Any) -> int:
-        try:
-            return extract_batch_size(batch)
-        except (MisconfigurationException, RecursionError) as e:
-            raise MisconfigurationException(
-                f"cannot tell the number of samples in a batch of type {type(batch).__name__}; give it as "
-                "HivemindStrategy(batch_size=...)"
-            ) from e
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         if self.options.auxiliary:
@@ -332,22 +346,6 @@ class HivemindStrategy(SingleDeviceStrategy):
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: there is no process group; peers come and go, and wait for nobody."""
-
-
-def _described(module: Any, optimizer: torch.optim.Optimizer) -> tuple[ParameterShape, ...]:
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return describe_parameters((names.get(id(p), "(not of the module)"), p) for p in parameters)
-
-
-def _engine_kwargs(options: Options) -> dict[str, Any]:
-    """Keyword arguments of the engine's optimizer; all of them, because its defaults are not the documented ones."""
-    values = {name: getattr(options, name) for name in FIELDS if name not in ("batch_size", "scheduler_fn")}
-    codecs = {name for name, info in FIELDS.items() if info.group == "compression"} - {"grad_averager_factory"}
-    chosen = options.to_strategy_kwargs()
-    return {name: value for name, value in (values | chosen).items() if name in values and name not in codecs} | {
-        name: chosen[name] for name in codecs if name in chosen
-    }
 
 
 make_known(HivemindStrategy)

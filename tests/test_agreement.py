@@ -17,8 +17,12 @@ from hivenb.errors import SwarmError
 OURS = (("a.weight", (3, 4)), ("a.bias", (3,)))
 
 
+def trained(module):
+    return module, torch.optim.SGD(module.parameters())
+
+
 def test_describes_names_and_shapes_in_order():
-    assert describe_parameters(torch.nn.Linear(4, 3).named_parameters()) == (("weight", (3, 4)), ("bias", (3,)))
+    assert describe_parameters(*trained(torch.nn.Linear(4, 3))) == (("weight", (3, 4)), ("bias", (3,)))
 
 
 @pytest.mark.parametrize(
@@ -64,8 +68,8 @@ def test_another_model_is_refused_and_the_others_train_on():
         run.start()
         assert run.wait(epochs=2, timeout=60)
         with pytest.raises(SwarmError, match=r"another model.*layer\.weight of shape \(5, 4\) here.*\(2, 4\)"):
-            agree_on_model(guest.dht, "models", describe_parameters(Linear(5).named_parameters()))
-        agree_on_model(guest.dht, "models", describe_parameters(Linear(2).named_parameters()))
+            agree_on_model(guest.dht, "models", describe_parameters(*trained(Linear(5))))
+        agree_on_model(guest.dht, "models", describe_parameters(*trained(Linear(2))))
 
         mistaken = make_run(5, guest)
         mistaken.start()

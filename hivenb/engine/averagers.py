@@ -50,14 +50,35 @@ class WeighedBySamples(_GradientAverager):
     def load_accumulators_into_averager_(self) -> None:
         # hivemind/optim/grad_averager.py divides a sum in units of the first batch by the number of batches: with a
         # dataset's small last batch as the first one of an epoch, gradients are too large by a factor of about 30.
-        times = self.local_times_accumulated
-        unit = self.samples_of_weight_one if self.reuse_grad_buffers else self._anchor_batch_size
-        if unit:
-            self.local_times_accumulated = self.local_samples_accumulated / unit
+        times, self.local_times_accumulated = self.local_times_accumulated, self._weight_of_all()
         try:
             super().load_accumulators_into_averager_()
         finally:
             self.local_times_accumulated = times
+
+    def _weight_of_all(self) -> float:
+        """By what the sum of the accumulated gradients is to be divided."""
+        unit = self.samples_of_weight_one if self.reuse_grad_buffers else self._anchor_batch_size
+        return self.local_samples_accumulated / unit if unit else self.local_times_accumulated
+
+    @torch.no_grad()
+    def mean_gradients(self) -> tuple[torch.Tensor, ...] | None:
+        """The mean gradient over the samples of the present epoch, one tensor for each parameter; ``None`` if none."""
+        if not self.local_samples_accumulated:
+            return None
+        divisor = self._weight_of_all()
+        return tuple(accumulator.detach().clone().div_(divisor) for accumulator in self._grad_accumulators())
+
+    @torch.no_grad()
+    def set_mean_gradients(self, gradients: Iterable[torch.Tensor], samples: int) -> None:
+        """Begin with what was accumulated before, as if it were one batch.
+
+        :param gradients: the mean over those samples, one tensor for each parameter
+        """
+        self.local_samples_accumulated, self.local_times_accumulated = samples, 1
+        self._anchor_batch_size = samples
+        for accumulator, gradient in zip(self._grad_accumulators(), gradients, strict=True):
+            accumulator.copy_(gradient).mul_(self._weight_of_all())
 
 
 class GradientAverager(WeighedBySamples, PartsCutAlike, _GradientAverager, SettledAverager):
@@ -107,9 +128,16 @@ class TrainingStateAverager(PartsCutAlike, _TrainingStateAverager, _CheckedDownl
             else:
                 optimizer_or_factory = initialized_by(optimizer_or_factory)
         optimizer, scheduler = super()._init_components(param_groups, optimizer_or_factory, scheduler_or_factory, False)
-        optimizer.register_step_pre_hook(self._leave_out_frozen_parameters)
-        optimizer.register_step_post_hook(self._put_gradients_back)
+        self._hooks = (
+            optimizer.register_step_pre_hook(self._leave_out_frozen_parameters),
+            optimizer.register_step_post_hook(self._put_gradients_back),
+        )
         return optimizer, scheduler
+
+    def let_go_of_optimizer(self) -> None:
+        """Take the hooks off the torch optimizer, which another averager is to go on with."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _leave_out_frozen_parameters(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         # hivemind/optim/grad_averager.py gives each parameter a gradient, of zeros if need be, and weight decay

@@ -18,16 +18,18 @@ from hivemind.utils import get_logger
 
 from hivenb.engine.averagers import TrainingStateAverager, settled_factory
 from hivenb.engine.epoch_schedulers import EpochSchedulers
+from hivenb.engine.state_download import DownloadsState
 from hivenb.engine.tracker import ProgressTracker
-from hivenb.errors import SwarmError
 
 logger = get_logger(__name__)
 
-#: How often a peer that fell behind asks for the state before it gives up; hivemind itself never does.
-LOAD_STATE_ATTEMPTS = 5
-
 #: Seconds that a peer may take at least until its next piece of data arrives; it may still be in its last batch.
 NEXT_CHUNK_TIMEOUT = 5.0
+
+
+def default_next_chunk_timeout(matchmaking_time: float) -> float:
+    """Seconds for which a peer may be silent in a round unless it is chosen: what its last batch may take."""
+    return max(matchmaking_time, NEXT_CHUNK_TIMEOUT)
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,14 @@ class EpochReport:
     failed: str | None = None
 
 
-class Optimizer(hivemind.Optimizer):
+class Optimizer(DownloadsState):
     """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
 
     Takes the parameters of ``hivemind.Optimizer``
     (https://learning-at-home.readthedocs.io/en/latest/modules/optim.html), and:
 
     :param on_epoch: called with an :class:`EpochReport` on the training thread after each epoch of the swarm
+    :param tracker: of a predecessor that was released (see :mod:`hivenb.engine.handover`), to go on with
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Optimizer(hivemind.Optimizer):
         averager_opts: dict[str, Any] | None = None,
         matchmaking_time: float = 5.0,
         next_chunk_timeout: float | None = None,
+        tracker: ProgressTracker | None = None,
         **kwargs: Any,
     ):
         self._own_client_mode = dht.client_mode if client_mode is None else client_mode
@@ -74,6 +78,8 @@ class Optimizer(hivemind.Optimizer):
         # begin() decides when, this one whether at all
         self._shares_state = bool(self._averager_opts.pop("allow_state_sharing", True))
         self._on_epoch = on_epoch
+        self._inherited_tracker = tracker
+        self.has_begun = False
         self._last_round: tuple[int, str | None] = (1, None)
         try:
             # client_mode is given as a bool because hivemind/optim/optimizer.py:__init__ takes None the wrong way
@@ -84,16 +90,22 @@ class Optimizer(hivemind.Optimizer):
                 averager_opts=self._averager_opts,
                 matchmaking_time=matchmaking_time,
                 # by default hivemind drops a peer whose last batch before a round takes longer than matchmaking_time
-                next_chunk_timeout=next_chunk_timeout or max(matchmaking_time, NEXT_CHUNK_TIMEOUT),
+                next_chunk_timeout=next_chunk_timeout or default_next_chunk_timeout(matchmaking_time),
                 **kwargs,
             )
         except BaseException:
             self._abandon()
             raise
+        self._inherited_tracker = None  # from now on it is this one's own
         self.defaults: dict[str, Any] = self.opt.defaults  # what torch's and Lightning's tools look at
 
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> ProgressTracker:
         self.client_mode = self._own_client_mode
+        if (inherited := self._inherited_tracker) is not None:
+            inherited.on_count = self._expect_peers
+            inherited.target_batch_size, inherited.client_mode = target_batch_size, self.client_mode
+            inherited.status_loglevel = self.status_loglevel
+            return inherited
         kwargs.setdefault("private_key", getattr(self.dht, "private_key", None))
         return ProgressTracker(
             dht=self.dht,
@@ -143,6 +155,7 @@ class Optimizer(hivemind.Optimizer):
 
         To be called when a checkpoint, if there is one, has been loaded.
         """
+        self.has_begun = True
         self.tracker.announce()
         if self._shares_state and not self.client_mode and not self.auxiliary:
             self.state_averager.allow_state_sharing = True
@@ -217,54 +230,16 @@ class Optimizer(hivemind.Optimizer):
         if self.grad_averager is None or not self.grad_averager.reuse_grad_buffers:
             super().zero_grad(set_to_none)
 
-    def load_state_from_peers(self, **kwargs: Any) -> None:
-        """Download parameters, optimizer state and epoch from the peer that is furthest ahead.
-
-        :raises SwarmError: if no peer could be reached in several attempts
-        """
-        # Replaces the endless loop of hivemind/optim/optimizer.py:load_state_from_peers.
-        if self.scheduled_grads is not None and not self.scheduled_grads.done():
-            self._tag_along_with_zero_weight(self.scheduled_grads)
-            self.scheduled_grads = None
-        self.state_averager.step(wait_for_delayed_updates=True)
-        with self.tracker.pause_updates():
-            self._download_state(**kwargs)
-            if self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch:
-                self.state_averager.local_epoch = self.tracker.global_epoch
-            self._begin_epoch()
-
-    def _download_state(self, **kwargs: Any) -> None:
-        for attempt in range(LOAD_STATE_ATTEMPTS):
-            try:
-                self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
-                if self.grad_averager is not None:
-                    self.grad_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
-                return
-            except SwarmError:
-                raise  # another attempt would bring the same
-            except Exception as e:
-                logger.warning(f"Could not load the state from peers ({attempt + 1} of {LOAD_STATE_ATTEMPTS}): {e!r}")
-                last_error = e
-        raise SwarmError(
-            f"This peer is at epoch {self.local_epoch} and the swarm at {self.tracker.global_epoch}, but the state "
-            f"could not be downloaded in {LOAD_STATE_ATTEMPTS} attempts. Do all peers train the same model with the "
-            "same optimizer?"
-        ) from last_error
-
-    def _begin_epoch(self) -> None:
-        self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
-        if not self.client_mode:
-            self.state_averager.state_sharing_priority = self.local_epoch
-        if self.grad_averager is not None:
-            self.grad_averager.reset_accumulated_grads_()
-            if not self.client_mode:
-                self.grad_averager.state_sharing_priority = self.local_epoch
-
     def step_aside(self) -> None:
         """Leave the rounds that were agreed on and the swarm's list of peers until the next step, for a pause.
 
         Without it every group would wait for this peer until its deadline.
         """
+        self.leave_rounds()
+        self.tracker.step_aside()
+
+    def leave_rounds(self) -> None:
+        """Take part in none of the rounds that were agreed on."""
         for scheduled in (self.scheduled_grads, self.scheduled_state):
             if scheduled is not None and not scheduled.done():
                 if scheduled.stage == AveragingStage.LOOKING_FOR_GROUP:
@@ -272,7 +247,13 @@ class Optimizer(hivemind.Optimizer):
                 else:
                     self._tag_along_with_zero_weight(scheduled)
         self.scheduled_grads = self.scheduled_state = None
-        self.tracker.step_aside()
+
+    def go_on_at(self, epoch: int) -> None:
+        """Be at an epoch of the swarm, whose state the model and the optimizer have already."""
+        self.state_averager.local_epoch = epoch
+        for averager in (self.state_averager, self.grad_averager):
+            if averager is not None and not self.client_mode:
+                averager.state_sharing_priority = epoch
 
     def finish_delayed_updates(self) -> None:
         """Wait for the steps and rounds that run in the background, and apply them to the model."""
@@ -331,12 +312,20 @@ class Optimizer(hivemind.Optimizer):
 
     def _abandon(self) -> None:
         """End what is still at work, without a word to anybody waited for."""
-        if (tracker := getattr(self, "tracker", None)) is not None:
+        tracker = getattr(self, "tracker", None)
+        if tracker is not None and tracker is not self._inherited_tracker:
             tracker.shutdown(self.shutdown_timeout)
-        for averager in (getattr(self, "state_averager", None), getattr(self, "grad_averager", None)):
+        self.end_averagers()
+
+    def end_averagers(self) -> None:
+        """End both averager processes, and let go of the torch optimizer and the tracker."""
+        state_averager = getattr(self, "state_averager", None)
+        for averager in (state_averager, getattr(self, "grad_averager", None)):
             if averager is not None and averager.is_alive():
                 with contextlib.suppress(OSError):
                     averager.shutdown()
+        if state_averager is not None:
+            state_averager.let_go_of_optimizer()
 
     def __del__(self) -> None:
         """Nothing: Lightning's wrapper inherits this method, and would end the averagers of a living optimizer."""

@@ -22,6 +22,9 @@ logger = get_logger(__name__)
 #: Looks at the swarm in a row that find nobody else before a search for a group is given up; one may miss a record.
 ALONE_AFTER = 2
 
+#: Seconds that an averager's process may take to change its settings.
+ANSWER_TIMEOUT = 10.0
+
 
 class Round(StepControl):
     """A round of averaging that any thread may cancel, at any time and as often as it likes."""
@@ -127,6 +130,22 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
             if control.stage is AveragingStage.LOOKING_FOR_GROUP:
                 control.cancel()
 
+    def set_live(self, *, attributes: dict[str, Any], matchmaking: dict[str, Any], allreduce: dict[str, Any]) -> None:
+        """Change settings here and in the averager's own process, from the next round on.
+
+        :param attributes: of the averager
+        :param matchmaking: attributes of its matchmaking
+        :param allreduce: arguments of its rounds, such as the codec
+        :raises TimeoutError: if that process does not answer
+        """
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        self.matchmaking_kwargs.update(matchmaking)
+        self.allreduce_kwargs.update(allreduce)
+        done: MPFuture[None] = MPFuture()
+        self._outer_pipe.send(("_set_live", [attributes, matchmaking, allreduce], {"done": done}))
+        done.result(ANSWER_TIMEOUT)
+
     # -- in the averager's own process --------------------------------------------------------------------------
 
     async def add_p2p_handlers(self, *args: Any, **kwargs: Any) -> None:
@@ -142,6 +161,17 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
             complete = len(matchmaking.current_followers) + 1 >= matchmaking.target_group_size
             if complete and matchmaking.is_looking_for_group and not matchmaking.assembled_group.done():
                 await matchmaking.leader_assemble_group()
+
+    async def _set_live(
+        self, attributes: dict[str, Any], matchmaking: dict[str, Any], allreduce: dict[str, Any], done: Any
+    ) -> None:
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        self.allreduce_kwargs.update(allreduce)
+        for name, value in matchmaking.items():
+            setattr(self._matchmaking, name, value)
+            setattr(self._matchmaking.potential_leaders, name, value)
+        done.set_result(None)
 
     async def _shutdown(self, timeout: float | None) -> None:
         await super()._shutdown(timeout)

@@ -51,7 +51,7 @@ class ProgressTracker(_ProgressTracker):
     ):
         self._announced, self._aside = threading.Event(), threading.Event()
         self._lock_counting = threading.Lock()
-        self._on_count = on_count
+        self.on_count = on_count
         super().__init__(
             *args,
             metadata_expiration=metadata_expiration,
@@ -171,8 +171,8 @@ class ProgressTracker(_ProgressTracker):
                 reading.cancel()
                 break
             record = reading.result()
-            if self._on_count is not None:
-                self._on_count(_count_reports(record))
+            if self.on_count is not None:
+                self.on_count(_count_reports(record))
             if not self.lock_global_progress.acquire(blocking=False):
                 # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
                 await asyncio.sleep(self.default_refresh_period)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import HivenbError
 from hivenb.view import display, facts, text
+from hivenb.view.advice_panel import AdvicePanel
 from hivenb.view.charts import ChartImage
 from hivenb.view.facts import Facts
 from hivenb.view.log_panel import CodePanel, LogPanel
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: A cell that is run again leaves its former dashboard behind, drawing for nobody.
 MAX_LIVE = 3
+
+_ADVICE_TAB = 1
 
 _live: weakref.WeakKeyDictionary[TrainingRun, list[Dashboard]] = weakref.WeakKeyDictionary()
 
@@ -60,7 +63,7 @@ class Dashboard:
     def text(self) -> str:
         """The same facts as text, as of now."""
         now = facts.read(self.run)
-        return text.summary(now.status, now.snapshot, now.peers)
+        return text.summary(now.status, now.snapshot, now.peers, now.advice)
 
     def close(self) -> None:
         """Stop watching; the last picture stays. May be called twice."""
@@ -105,14 +108,16 @@ class _View:
         )
         self.options_panel = OptionsPanel(self._change_option)
         self.peers_panel, self.log_panel, self.code_panel = PeersPanel(), LogPanel(), CodePanel()
+        self.advice_panel = AdvicePanel(self._follow_advice)
         self.image = widgets.Image(format="png", layout=widgets.Layout(width="100%", height="auto", margin="0"))
         picture = widgets.Box([self.image], layout=widgets.Layout(flex="3 1 540px", min_width="0"))
         middle = widgets.HBox(
             [picture, self.options_panel.widget],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", margin="8px 0 4px 0"),
         )
-        tabs = widgets.Tab([self.peers_panel.widget, self.log_panel.widget, self.code_panel.widget])
-        for index, title in enumerate(("Peers", "Log", "Code")):
+        panels = (self.peers_panel, self.advice_panel, self.log_panel, self.code_panel)
+        self.tabs = tabs = widgets.Tab([panel.widget for panel in panels])
+        for index, title in enumerate(("Peers", "Advice", "Log", "Code")):
             tabs.set_title(index, title)
         self.widget = widgets.VBox(
             [self.run_panel.widget, middle, tabs], layout=widgets.Layout(width="100%", overflow="hidden")
@@ -126,6 +131,7 @@ class _View:
         self._refresher.close()
         self.run_panel.close()
         self.options_panel.close()
+        self.advice_panel.close()
 
     def _invite(self) -> str:
         try:
@@ -160,6 +166,15 @@ class _View:
         if not self._is_closed:
             self._refresher.submit(change)
 
+    def _follow_advice(self, changes: Mapping[str, Any]) -> None:
+        def change() -> None:
+            self._run.apply(**changes)
+            self._troubles["action"] = ""
+            self._remark = ""
+
+        if not self._is_closed:
+            self._refresher.submit(change)
+
     def _failed(self, error: Exception, kind: str) -> None:
         known = isinstance(error, HivenbError)
         words = str(error) if known else f"{type(error).__name__}: {error}"
@@ -184,8 +199,15 @@ class _View:
             # A change that still waits would look as if it had been undone.
             self.options_panel.update(now, self._remark)
         self.peers_panel.update(now)
+        self._show_advice(now)
         self.log_panel.update(now)
         self.code_panel.update(now)
         if now.snapshot.version != self._charted:
             self.image.value = self._chart.png(now.snapshot)
             self._charted = now.snapshot.version
+
+    def _show_advice(self, now: Facts) -> None:
+        before = self.advice_panel.title
+        self.advice_panel.update(now)
+        if self.advice_panel.title != before:
+            self.tabs.set_title(_ADVICE_TAB, self.advice_panel.title)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hivenb.advice import Advice, advise
 from hivenb.history import Snapshot
 
 if TYPE_CHECKING:
@@ -30,6 +32,11 @@ class Facts:
     peers: tuple[PeerInfo, ...]
     options: Options
     log: tuple[str, ...]
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What the figures suggest to change; worked out only when a view asks for it."""
+        return advise(self.snapshot, self.options)
 
 
 def read(run: TrainingRun) -> Facts:

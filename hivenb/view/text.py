@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from hivenb.advice import Advice
 from hivenb.history import Snapshot
 from hivenb.monitor import short_id
 from hivenb.view import words
@@ -56,12 +57,15 @@ def status_line(status: RunStatus, bar_width: int = 20) -> str:
     return "  ".join(parts)
 
 
-def summary(status: RunStatus, snapshot: Snapshot, peers: Sequence[PeerInfo] = ()) -> str:
+def summary(
+    status: RunStatus, snapshot: Snapshot, peers: Sequence[PeerInfo] = (), advice: Sequence[Advice] = ()
+) -> str:
     """A run in a few lines: its state, its figures from first to last, its peers.
 
     :param status: of the run
     :param snapshot: of its history
     :param peers: of its swarm
+    :param advice: what its figures suggest to change
     :returns: lines joined by newlines, none at the end; equal input gives equal text
     """
     lines = [status_line(status)]
@@ -71,6 +75,8 @@ def summary(status: RunStatus, snapshot: Snapshot, peers: Sequence[PeerInfo] = (
     if figures:
         lines += ["", *figures]
     lines += ["", *peer_lines(peers)]
+    if advice:
+        lines += ["", advice_line(advice)]
     return "\n".join(lines)
 
 
@@ -100,6 +106,12 @@ def peer_lines(peers: Sequence[PeerInfo]) -> list[str]:
         for peer in peers
     ]
     return table(("peer", "epoch", "samples", "speed", "last seen"), rows, numbers_from=1)
+
+
+def advice_line(advice: Sequence[Advice]) -> str:
+    """The first of at least one advice in one line, and how many more there are."""
+    more = f" ({len(advice) - 1} more)" if len(advice) > 1 else ""
+    return f"advice: {advice[0].text}{more}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int) -> list[str]:

@@ -16,7 +16,7 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.optim.progress_tracker import ProgressTracker
 from tiny import LOOPBACK, TinyModel, parameters, samples, train
 
-from hivenb.engine import optimizer as module
+from hivenb.engine import state_download as module
 from hivenb.engine.dht import DHT
 from hivenb.engine.optimizer import EpochReport, Optimizer
 from hivenb.engine.tracker import read_peers

@@ -1,0 +1,62 @@
+"""Catching up: a peer that joins, or fell behind, takes over the state of the swarm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hivemind
+from hivemind.utils import get_logger
+
+from hivenb.errors import SwarmError
+
+logger = get_logger(__name__)
+
+#: How often a peer that fell behind asks for the state before it gives up; hivemind itself never does.
+LOAD_STATE_ATTEMPTS = 5
+
+
+class DownloadsState(hivemind.Optimizer):
+    """Mixin to put *before* ``hivemind.Optimizer``: a download that fails ends, and says why."""
+
+    def load_state_from_peers(self, **kwargs: Any) -> None:
+        """Download parameters, optimizer state and epoch from the peer that is furthest ahead.
+
+        :raises SwarmError: if no peer could be reached in several attempts
+        """
+        # Replaces the endless loop of hivemind/optim/optimizer.py:load_state_from_peers.
+        if self.scheduled_grads is not None and not self.scheduled_grads.done():
+            self._tag_along_with_zero_weight(self.scheduled_grads)
+            self.scheduled_grads = None
+        self.state_averager.step(wait_for_delayed_updates=True)
+        with self.tracker.pause_updates():
+            self._download_state(**kwargs)
+            if self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch:
+                self.state_averager.local_epoch = self.tracker.global_epoch
+            self._begin_epoch()
+
+    def _download_state(self, **kwargs: Any) -> None:
+        for attempt in range(LOAD_STATE_ATTEMPTS):
+            try:
+                self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
+                if self.grad_averager is not None:
+                    self.grad_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
+                return
+            except SwarmError:
+                raise  # another attempt would bring the same
+            except Exception as e:
+                logger.warning(f"Could not load the state from peers ({attempt + 1} of {LOAD_STATE_ATTEMPTS}): {e!r}")
+                last_error = e
+        raise SwarmError(
+            f"This peer is at epoch {self.local_epoch} and the swarm at {self.tracker.global_epoch}, but the state "
+            f"could not be downloaded in {LOAD_STATE_ATTEMPTS} attempts. Do all peers train the same model with the "
+            "same optimizer?"
+        ) from last_error
+
+    def _begin_epoch(self) -> None:
+        self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
+        if not self.client_mode:
+            self.state_averager.state_sharing_priority = self.local_epoch
+        if self.grad_averager is not None:
+            self.grad_averager.reset_accumulated_grads_()
+            if not self.client_mode:
+                self.grad_averager.state_sharing_priority = self.local_epoch
