@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,11 +79,13 @@ class Peer:
         end = time.monotonic() + PATIENCE
         with self._news:
             while not (value := condition()):
-                assert not self._hung_up, (
-                    f"a peer ended before {what}: exit code {self.process.exitcode}; {self._course()}"
-                )
-                assert self._news.wait(end - time.monotonic()), f"not in time: {what}; {self._course()}"
+                self.assert_well(what, time.monotonic() < end)
+                self._news.wait(1.0)
         return value
+
+    def assert_well(self, what: str, in_time: bool) -> None:
+        assert not self._hung_up, f"ended with {self.process.exitcode} before {what}; {self._course()}"
+        assert in_time, f"not in time: {what}; {self._course()}"
 
     def _course(self) -> str:
         return ", ".join(
@@ -179,14 +180,19 @@ def difference(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) ->
     return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
 
 
-def meet(peers: list[Peer], since: int, epochs: int = 2) -> int:
-    """Waits until all have been in so many groups of them all, from that epoch on; the first such epoch."""
-    for one in peers:
-        groups = partial(met, one, since, len(peers))
-        one.wait_until(
-            lambda groups=groups: len(groups()) >= epochs, f"{epochs} groups of {len(peers)} since epoch {since}"
-        )
-    return max(min(met(one, since, len(peers))) for one in peers)
+def meet(peers: Sequence[Peer], since: int) -> int:
+    """Waits until all have ended two epochs in a row together, from that one on; the second of them.
+
+    One is not enough: a newcomer can meet the others in a round that is not of its epoch.
+    """
+    end = time.monotonic() + PATIENCE
+    while True:
+        common = set.intersection(*({*met(one, since, len(peers))} for one in peers))
+        if found := [epoch for epoch in common if epoch - 1 in common]:
+            return min(found)
+        for one in peers:
+            one.assert_well(f"two epochs together from {since} on", time.monotonic() < end)
+        time.sleep(0.05)
 
 
 def met(one: Peer, since: int, count: int) -> dict[int, Moment]:
