@@ -20,15 +20,15 @@ class Stage:
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.state = RunState.READY
-        self._may_go_on = threading.Event()
-        self._may_go_on.set()
+        self._is_open = True
+        self._tasks: list[Callable[[], None]] = []
 
     def enter(self, state: RunState) -> None:
         """Change the state, and wake those who wait for it."""
         with self.changed:
             self.state = state
             if state in (RunState.STARTING, RunState.STOPPING):
-                self._may_go_on.set()
+                self._is_open = True
             self.changed.notify_all()
 
     def notify(self) -> None:
@@ -47,23 +47,41 @@ class Stage:
 
     def close_gate(self) -> None:
         """Let training hold at its next batch."""
-        self._may_go_on.clear()
+        self._is_open = False
 
     def open_gate(self) -> None:
         """Let training go on."""
-        self._may_go_on.set()
+        with self.changed:
+            self._is_open = True
+            self.changed.notify_all()
 
     @property
     def gate_is_open(self) -> bool:
         """Whether training may go on."""
-        return self._may_go_on.is_set()
+        return self._is_open
+
+    def hand_in(self, task: Callable[[], None]) -> None:
+        """Let the thread that trains do something between two of its batches, also while it is paused.
+
+        :param task: must not raise
+        """
+        with self.changed:
+            self._tasks.append(task)
+            self.changed.notify_all()
+
+    def do_tasks(self) -> None:
+        """Do all that was handed in; to be called by the thread that trains."""
+        while self._tasks:
+            self._tasks.pop(0)()
 
     def wait_at_gate(self) -> None:
         """Be paused until training may go on; to be called by the thread that trains."""
         with self.changed:
             if self.state is RunState.TRAINING:
                 self.enter(RunState.PAUSED)
-        self._may_go_on.wait()
+        while not self._is_open:
+            self.wait_until(lambda: self._is_open or bool(self._tasks))
+            self.do_tasks()
         with self.changed:
             if self.state is RunState.PAUSED:
                 self.enter(RunState.TRAINING)
@@ -89,6 +107,7 @@ class Gate(Callback):
         self._began()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._stage.do_tasks()
         if not self._stage.gate_is_open:
             self._step_aside()
             self._stage.wait_at_gate()

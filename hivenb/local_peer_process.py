@@ -79,12 +79,8 @@ def _obey(connection: Connection, run: TrainingRun) -> None:
 
 
 def _train_with(run: TrainingRun, options: Options) -> None:
-    if options == run.options:
-        run.resume()
-        return
-    run.stop()
     run.apply(options)
-    run.start()
+    run.resume()
 
 
 def _write_to(log_path: str) -> None:

@@ -207,14 +207,14 @@ class LocalPeers:
                 raise
             self._peers += new
             if run.status.state.is_active:
-                self.begin(run)
+                self.begin(run, run.options)
             return tuple(new)
 
-    def begin(self, run: TrainingRun) -> None:
-        """Let the peers of a run train, now that it does, with the options that it has now."""
+    def begin(self, run: TrainingRun, options: Options) -> None:
+        """Let the peers of a run train with these options from now on."""
         for peer in self._peers:
             if peer.is_of(run):
-                peer.begin(run.options)
+                peer.begin(options)
 
     def remove(self, count: int | None) -> None:
         """See :meth:`hivenb.Swarm.remove_local_peers`."""

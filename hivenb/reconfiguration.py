@@ -30,7 +30,8 @@ def engine_settings(options: Options) -> dict[str, Any]:
         settings["allreduce_timeout"] = options.averaging_timeout
     if settings["next_chunk_timeout"] is None:
         settings["next_chunk_timeout"] = default_next_chunk_timeout(options.matchmaking_time)
-    settings["offload_optimizer"] = bool(options.offload_optimizer)
+    for name in ("offload_optimizer", "delay_optimizer_step"):
+        settings[name] = bool(settings[name])
     return settings
 
 

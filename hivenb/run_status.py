@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from hivemind.utils import get_dht_time
+
+if TYPE_CHECKING:
+    from hivenb.engine.tracker import PeerInfo
+
+#: Seconds; an estimate beyond this comes from a speed of nothing.
+_ENDLESS = 1e6
 
 
 class RunState(str, Enum):
@@ -52,3 +62,35 @@ class RunStatus:
     swarm_samples_per_second: float
     loss: float | None
     error: str | None
+
+
+def status_of(
+    state: RunState,
+    error: BaseException | None,
+    *,
+    epoch: int,
+    step: int,
+    target_batch_size: int,
+    progress: Any,
+    peers: Sequence[PeerInfo],
+    loss: float | None,
+) -> RunStatus:
+    """The status of a run, put together from those who know.
+
+    :param progress: the swarm's, as hivemind's tracker has it; ``None`` while there is none
+    :param peers: as last seen
+    """
+    eta = None if progress is None else progress.eta_next_epoch - get_dht_time()
+    return RunStatus(
+        state=state,
+        epoch=epoch,
+        step=step,
+        samples=0 if progress is None else progress.samples_accumulated,
+        target_batch_size=target_batch_size,
+        eta_seconds=max(0.0, eta) if eta is not None and eta < _ENDLESS else None,
+        num_peers=max(len(peers), 1 if state is RunState.TRAINING else 0),
+        samples_per_second=next((p.samples_per_second for p in peers if p.is_self), 0.0),
+        swarm_samples_per_second=sum(p.samples_per_second for p in peers),
+        loss=loss,
+        error=None if error is None else f"{type(error).__name__}: {error}",
+    )

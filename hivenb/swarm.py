@@ -19,6 +19,7 @@ from hivenb.logs import collect_logs
 
 if TYPE_CHECKING:
     from hivenb.local_peers import LocalPeer, LocalPeers
+    from hivenb.options import Options
     from hivenb.training import TrainingRun
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -245,10 +246,10 @@ class Swarm:
         self._runs.add(run)
         self._last_run_id = run.options.run_id
 
-    def begin(self, run: TrainingRun) -> None:
-        """Let the local peers of a run train, now that it does."""
+    def begin(self, run: TrainingRun, options: Options) -> None:
+        """Let the local peers of a run train with these options from now on."""
         if self._local_peers is not None:
-            self._local_peers.begin(run)
+            self._local_peers.begin(run, options)
 
     def close(self) -> None:
         """Stop the runs of this swarm, end the peers on this machine and the DHT. May be called twice."""

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning
-from hivemind.utils import get_dht_time
 
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.gate import Gate, Stage
 from hivenb.history import History
 from hivenb.monitor import Monitor
-from hivenb.options import FIELDS, Options
+from hivenb.options import Options
 from hivenb.recorder import Recorder
 from hivenb.run_data import split_data
-from hivenb.run_status import RunState, RunStatus
-from hivenb.script import describe
+from hivenb.run_options import RunOptions
+from hivenb.run_status import RunState, RunStatus, status_of
 from hivenb.strategy import HivemindStrategy
 
 if TYPE_CHECKING:
@@ -63,8 +62,8 @@ class TrainingRun:
         self.model, self.data, self.swarm = model, data, swarm
         self.trainer_kwargs = trainer_kwargs
         self.history = History()
-        self._options = options
         self._stage = Stage()
+        self._options = RunOptions(options, self._stage, self.history, self._train_with)
         self._exception: BaseException | None = None
         self._recorder = Recorder(self.history)
         self._trainer: lightning.Trainer | None = None
@@ -93,12 +92,12 @@ class TrainingRun:
                 return
             train, validation = split_data(self.data)
             with self.swarm.logs.this_thread():
-                strategy = HivemindStrategy(dht=self.swarm.dht, **self._options.to_strategy_kwargs())
+                strategy = HivemindStrategy(dht=self.swarm.dht, **self.options.to_strategy_kwargs())
                 trainer = self._make_trainer(strategy)
             strategy.on_epoch = self._on_epoch
             self.swarm.attach(self)
             self._trainer, self._strategy, self._exception = trainer, strategy, None
-            self._monitor = Monitor(self.swarm, self._options.run_id, self.history)
+            self._monitor = Monitor(self.swarm, self.options.run_id, self.history)
             self._stage.enter(RunState.STARTING)
             threading.Thread(
                 target=self._train,
@@ -187,36 +186,32 @@ class TrainingRun:
                 raise self._exception
             return self._state is state
 
-    def apply(self, options: Options | None = None, **changes: Any) -> Options:
-        """Change options.
+    def apply(self, options: Options | None = None, *, wait: bool = True, **changes: Any) -> Options:
+        """Change options, also while the run trains: it goes on with them at its next batch.
 
-        :param options: the new options as a whole; without them, ``changes`` to the present ones
+        Parameters, optimizer state, schedules, the swarm's epoch and what was accumulated for it are kept, and so are
+        the DHT and the local peers, which follow.
+
+        :param options: the new options as a whole; without them, ``changes`` to those in force or on their way
+        :param wait: return only when the options are in force. While a validation runs, that is after it
         :param changes: new values of single options, by name
-        :returns: the options now in force
-        :raises OptionsError: if the new options are wrong; the old ones stay
-        :raises TrainingError: while the run is active
+        :returns: the new options
+        :raises OptionsError: if the new options are wrong or cannot be changed while the run trains; the old ones stay
+        :raises Exception: whatever went wrong with the new options; the old ones are in force again
         """
-        new = (options or self._options).replace(**changes)
-        with self._stage.changed:
-            if new != self._options and self._state.is_active:
-                raise TrainingError(
-                    f"options cannot be changed while the run is {self._state.value}: stop it, change them and start "
-                    "it again; it goes on from where it was"
-                )
-            for name, (_, value) in self._options.difference(new).items():
-                if self._state is not RunState.READY:
-                    self.history.mark(
-                        "option", f"{FIELDS[name].label}: {value if isinstance(value, str) else describe(value)}"
-                    )
-            self._options = new
-            return new
+        return self._options.apply(options, changes, wait and not self._is_trainer_thread())
 
     # -- what a person sees -------------------------------------------------------------------------------------
 
     @property
     def options(self) -> Options:
         """The options in force."""
-        return self._options
+        return self._options.in_force
+
+    @property
+    def pending_options(self) -> Options | None:
+        """Options that were asked for and are not in force yet."""
+        return self._options.pending
 
     @property
     def exception(self) -> BaseException | None:
@@ -248,26 +243,19 @@ class TrainingRun:
         with self._stage.changed:
             state, error = self._state, self._exception
         optimizer = None if self._strategy is None or not state.is_active else self._strategy.optimizer
-        progress = None if optimizer is None else optimizer.tracker.global_progress
-        peers = self.peers()
-        last = self.history.snapshot().last
-        eta = None if progress is None else progress.eta_next_epoch - get_dht_time()
-        return RunStatus(
-            state=state,
+        return status_of(
+            state,
+            error,
             epoch=self._recorder.epoch,
             step=self._recorder.steps,
-            samples=0 if progress is None else progress.samples_accumulated,
-            target_batch_size=self._options.target_batch_size,
-            eta_seconds=max(0.0, eta) if eta is not None and eta < 1e6 else None,
-            num_peers=max(len(peers), 1 if state is RunState.TRAINING else 0),
-            samples_per_second=next((p.samples_per_second for p in peers if p.is_self), 0.0),
-            swarm_samples_per_second=sum(p.samples_per_second for p in peers),
-            loss=last("loss"),
-            error=None if error is None else f"{type(error).__name__}: {error}",
+            target_batch_size=self.options.target_batch_size,
+            progress=None if optimizer is None else optimizer.tracker.global_progress,
+            peers=self.peers(),
+            loss=self.history.snapshot().last("loss"),
         )
 
     def __repr__(self) -> str:
-        return f"TrainingRun({type(self.model).__name__}, {self._state.value}, run_id={self._options.run_id!r})"
+        return f"TrainingRun({type(self.model).__name__}, {self._state.value}, run_id={self.options.run_id!r})"
 
     # -- the background thread ----------------------------------------------------------------------------------
 
@@ -305,6 +293,7 @@ class TrainingRun:
                 failure = failure or e
             monitor.close()
         with self._stage.changed:
+            self._stage.do_tasks()  # options that came too late are those of the next start
             stopped = self._state is RunState.STOPPING
             self._exception = failure
             if failure is not None:
@@ -324,9 +313,16 @@ class TrainingRun:
         self._recorder.on_epoch(report)
         self._stage.notify()
 
+    def _train_with(self, options: Options) -> None:
+        """Go on with other options, on the training thread between two batches."""
+        if self._strategy is not None:
+            self._strategy.change_options(options)
+        if self._state in (RunState.TRAINING, RunState.PAUSED):
+            self.swarm.begin(self, options)  # the local peers follow
+
     def _began(self) -> None:
         self.history.mark("run", "started" if self._resume_from is None else "resumed")
-        self.swarm.begin(self)
+        self.swarm.begin(self, self.options)
 
     def _step_aside(self) -> None:
         if self._strategy is not None and self._strategy.optimizer is not None:

@@ -39,7 +39,7 @@ class EpochReport:
     :param epoch: the epoch that has just begun; also the number of global steps made so far
     :param samples: samples that this peer has put in
     :param group_size: peers that averaged gradients with this one, itself included; 1 when it was alone or the
-      round failed
+      round failed. With ``delay_grad_averaging``, in the round before: this one has just begun
     :param seconds: time spent in the transition, during which this peer's training stood still
     :param failed: why the round of gradient averaging failed; ``None`` if it did not
     """
@@ -105,6 +105,7 @@ class Optimizer(DownloadsState):
             inherited.on_count = self._expect_peers
             inherited.target_batch_size, inherited.client_mode = target_batch_size, self.client_mode
             inherited.status_loglevel = self.status_loglevel
+            inherited.set_live(**kwargs)
             return inherited
         kwargs.setdefault("private_key", getattr(self.dht, "private_key", None))
         return ProgressTracker(
@@ -172,7 +173,8 @@ class Optimizer(DownloadsState):
                 return
         samples = self.local_progress.samples_accumulated
         started = time.perf_counter()
-        self._last_round = (1, None)
+        if not self.delay_grad_averaging:
+            self._last_round = (1, None)
         super()._update_global_epoch(grad_scaler)
         if self._on_epoch is not None:
             group_size, failed = self._last_round

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import math
 import threading
 from collections.abc import Callable
@@ -59,6 +60,16 @@ class ProgressTracker(_ProgressTracker):
             max_refresh_period=max_refresh_period,
             **kwargs,
         )
+
+    def set_live(self, *, performance_ema_alpha: float, **settings: Any) -> None:
+        """Change settings while it works.
+
+        :param performance_ema_alpha: weight of the newest measurement of this peer's speed
+        :param settings: of those in :data:`LIVE_SETTINGS`; the others get their defaults. All else stays as it is
+        """
+        self.performance_ema.alpha = performance_ema_alpha
+        for name, default in LIVE_SETTINGS.items():
+            setattr(self, name, settings.get(name, default))
 
     def announce(self) -> None:
         """Put this peer on the swarm's list before its first samples, and look at once who else is there.
@@ -186,6 +197,15 @@ class ProgressTracker(_ProgressTracker):
                 self.fetched_global_progress_this_epoch.set()
             finally:
                 self.lock_global_progress.release()
+
+
+#: What of a tracker can be changed while it works, with the defaults.
+LIVE_SETTINGS = {
+    parameter.name: parameter.default
+    for method in (_ProgressTracker.__init__, ProgressTracker.__init__)
+    for parameter in inspect.signature(method).parameters.values()
+    if parameter.name.endswith("_period") or parameter.name.startswith(("expected_drift_", "metadata_"))
+}
 
 
 def _count_reports(record: Any) -> int:
