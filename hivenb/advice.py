@@ -7,24 +7,18 @@ hivemind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from hivenb.errors import OptionsError
-from hivenb.history import Series, Snapshot
+from hivenb.history import Snapshot
 from hivenb.options import FIELDS, Options
+from hivenb.recent_rounds import FULL_GROUP, Rounds, newest_rounds
 
-#: Rounds that a rule needs to say anything, and those that it looks at: the newest ones.
-LEAST_ROUNDS, MOST_ROUNDS = 8, 40
-
-#: hivemind's documentation of ``matchmaking_time`` (hivemind.Optimizer, and Lightning's HivemindStrategy which refers
-#: to it): raise it if groups are smaller than this share of the peers ...
-FULL_GROUP = 0.9
-
-#: ... in at least this share of the rounds, and ``averaging_timeout`` if as many end with local gradients.
+#: hivemind's documentation of its Optimizer, to which that of Lightning's HivemindStrategy refers: raise
+#: ``matchmaking_time`` if groups are not full in at least this share of the rounds, and ``averaging_timeout`` if as
+#: many end with local gradients.
 OFTEN = 0.25
 
 #: hivemind's documentation warns of an ``averaging_timeout`` that is too high. Where these times do not help, longer
@@ -39,6 +33,13 @@ NOTICEABLE, MUCH, TOO_MUCH_TO_HIDE = 0.1, 0.3, 0.5
 #: Ours, after hivemind's documentation that small batches need a short ``matchmaking_time``: epochs are much shorter
 #: than it if they take less than this share of it.
 SHORT_EPOCH = 0.25
+
+#: Ours: compression is worth its loss of precision if so much of the time that training stands still is spent sending.
+MOSTLY_TRAFFIC = 0.5
+
+#: Ours: bytes in a round below which it is not its size that takes time; and how many measurements long they have to
+#: flow, because a rate is too low if it was measured over an interval that holds silence as well.
+LEAST_TRAFFIC, STEADY = 1e6, 4
 
 #: The target batch size is never multiplied by more at once: learning changes with it.
 LARGEST_FACTOR = 8
@@ -70,7 +71,7 @@ def advise(snapshot: Snapshot, options: Options) -> tuple[Advice, ...]:
     :param options: in force
     """
     # A helper waits for others all the time, and that is what it is for.
-    rounds = None if options.auxiliary else _newest_rounds(snapshot)
+    rounds = None if options.auxiliary else newest_rounds(snapshot)
     if rounds is None:
         return ()
     found: list[Advice | None] = []
@@ -79,95 +80,14 @@ def advise(snapshot: Snapshot, options: Options) -> tuple[Advice, ...]:
     if groups_are_known:
         found += [_too_few_peers(rounds, options), _failed_rounds(rounds, options)]
     if not (groups_are_known and rounds.failed >= OFTEN):  # else it is the failed ones that were waited for
-        found.append(_standing_still(rounds, options))
+        found += [_standing_still(rounds, options), _much_traffic(rounds, options)]
     return tuple(advice for advice in found if advice is not None)
-
-
-# -- what is looked at ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Rounds:
-    """The newest rounds in which this peer was not alone. Shares are of all of them."""
-
-    count: int
-    peers: float  # on average
-    group_size: float  # on average
-    incomplete: float  # share with too few peers, without those that failed
-    failed: float  # share
-    stalled: float  # seconds in each, on average
-    computing: float  # seconds between two, as usual: a pause in between does not count
-    epoch: float  # seconds, of the longer ones
-
-    @property
-    def stalled_share(self) -> float:
-        """Share of the time that training stood still."""
-        return self.stalled / max(self.stalled + self.computing, 1e-9)
-
-
-def _newest_rounds(snapshot: Snapshot) -> _Rounds | None:
-    sizes, stalls, peers = (snapshot.series.get(name) for name in ("group_size", "stalled_seconds", "peers"))
-    if sizes is None or stalls is None or peers is None or abs(len(sizes) - len(stalls)) > 1:
-        return None
-    known = min(len(sizes), len(stalls))  # one may have been recorded already, and the other not yet
-    if known < LEAST_ROUNDS:
-        return None
-    times = sizes.times[:known]
-    # In a very long run a point stands for several neighbouring rounds, and all for as many but for the last.
-    stride = max(1, int(np.median(np.diff(sizes.epochs[:known]))))
-    weights = np.clip(np.diff(sizes.epochs[:known], prepend=sizes.epochs[0] - stride), 1, stride)
-    seconds = np.diff(times, prepend=np.nan) / weights
-
-    present = _peers_at(times, peers)
-    newest = max(LEAST_ROUNDS, int(np.sum(np.cumsum(weights[::-1]) <= MOST_ROUNDS)))
-    changed = max((event.time for event in snapshot.events if event.kind == "option"), default=-np.inf)
-    chosen = np.flatnonzero((np.arange(known) >= known - newest) & (times > changed) & (present >= 2))
-    if len(chosen) < LEAST_ROUNDS:
-        return None
-
-    weights, seconds, present = weights[chosen], seconds[chosen], present[chosen]
-    failed = _failures_at(times, snapshot)[chosen] / weights
-    incomplete = _share_below(FULL_GROUP * present - 1e-9, sizes, chosen)
-    stalled = stalls.values[chosen]
-    return _Rounds(
-        count=int(weights.sum()),
-        peers=float(np.average(present, weights=weights)),
-        group_size=float(np.average(sizes.values[chosen], weights=weights)),
-        # a round that failed counts as a group of one
-        incomplete=float(np.average(np.maximum(incomplete - failed, 0.0), weights=weights)),
-        failed=float(np.average(np.minimum(failed, 1.0), weights=weights)),
-        stalled=float(np.average(stalled, weights=weights)),
-        computing=float(np.nanmedian(np.maximum(seconds - stalled, 0.0))),
-        epoch=float(np.nanquantile(seconds, 0.9)),
-    )
-
-
-def _peers_at(times: np.ndarray, peers: Series) -> np.ndarray:
-    """How many peers were there both before and after each of these moments."""
-    after = np.searchsorted(peers.times, times)
-    before = np.maximum(after - 1, 0)
-    after = np.minimum(after, len(peers) - 1)
-    return np.minimum(peers.lows[before], peers.lows[after])
-
-
-def _failures_at(times: np.ndarray, snapshot: Snapshot) -> np.ndarray:
-    """How many rounds were marked as failed at, or soon after, each of these moments."""
-    marks = [event.time for event in snapshot.events if event.kind == "round" and "failed" in event.text]
-    places = np.searchsorted(times, marks, side="right") - 1
-    return np.bincount(places[places >= 0], minlength=len(times))
-
-
-def _share_below(limits: np.ndarray, series: Series, chosen: np.ndarray) -> np.ndarray:
-    """How many of the values that each point stands for are below a limit; exact if they are of two sizes at most."""
-    means, lows, highs = series.values[chosen], series.lows[chosen], series.highs[chosen]
-    between = (highs - means) / np.where(highs > lows, highs - lows, 1.0)
-    return np.where(lows >= limits, 0.0, np.where(highs < limits, 1.0, between))
 
 
 # -- the rules --------------------------------------------------------------------------------------------------
 
 
-def _too_few_peers(rounds: _Rounds, options: Options) -> Advice | None:
+def _too_few_peers(rounds: Rounds, options: Options) -> Advice | None:
     now, longer = options.matchmaking_time, min(2 * options.matchmaking_time, LONGEST_MATCHMAKING)
     if rounds.incomplete < OFTEN or longer <= now:
         return None
@@ -190,7 +110,7 @@ def _too_few_peers(rounds: _Rounds, options: Options) -> Advice | None:
     )
 
 
-def _failed_rounds(rounds: _Rounds, options: Options) -> Advice | None:
+def _failed_rounds(rounds: Rounds, options: Options) -> Advice | None:
     now, longer = options.averaging_timeout, min(2 * options.averaging_timeout, LONGEST_AVERAGING)
     if rounds.failed < OFTEN or longer <= now:
         return None
@@ -204,7 +124,7 @@ def _failed_rounds(rounds: _Rounds, options: Options) -> Advice | None:
     )
 
 
-def _standing_still(rounds: _Rounds, options: Options) -> Advice | None:
+def _standing_still(rounds: Rounds, options: Options) -> Advice | None:
     """One advice at most on what to do about the time that training stands still."""
     share = rounds.stalled_share
     if share < NOTICEABLE:
@@ -244,7 +164,34 @@ def _standing_still(rounds: _Rounds, options: Options) -> Advice | None:
     return None
 
 
-def _hidden(rounds: _Rounds, options: Options, seen: str, figures: Mapping[str, float]) -> Advice | None:
+def _much_traffic(rounds: Rounds, options: Options) -> Advice | None:
+    """Compression, where training stands still for the network's sake and not for that of finding each other."""
+    traffic = rounds.traffic
+    if traffic is None or traffic.bytes < LEAST_TRAFFIC or rounds.stalled_share < NOTICEABLE:
+        return None
+    if traffic.seconds < STEADY * traffic.interval:
+        return None
+    is_compressed = options.grad_compression != "none" or options.grad_averager_factory is not None
+    if is_compressed or options.use_local_updates or traffic.seconds < MOSTLY_TRAFFIC * rounds.stalled:
+        return None
+    return _advice(
+        "much traffic",
+        f"In each of the last {rounds.count} rounds training stood still for {_seconds(rounds.stalled)}, of which the "
+        f"network took {_seconds(traffic.seconds)} for {traffic.bytes / 1e6:,.1f} MB at "
+        f"{traffic.rate / 1e6:,.1f} MB/s: send gradients in half as many bytes.",
+        {
+            "share": traffic.seconds / rounds.stalled,
+            "rounds": rounds.count,
+            "stalled_seconds": rounds.stalled,
+            "bytes": traffic.bytes,
+            "bytes_per_second": traffic.rate,
+        },
+        options,
+        {"grad_compression": "float16"},
+    )
+
+
+def _hidden(rounds: Rounds, options: Options, seen: str, figures: Mapping[str, float]) -> Advice | None:
     """Overlap, where the rounds fit between each other."""
     wanted = "delay_state_averaging" if options.use_local_updates else "delay_grad_averaging"
     if rounds.stalled_share >= TOO_MUCH_TO_HIDE or getattr(options, wanted):
@@ -280,19 +227,22 @@ def _advice(
 
 
 def in_words(changes: Mapping[str, Any]) -> str:
-    """Changes of options by their labels: ``matchmaking time: 10 seconds, averaging timeout: 60 seconds``."""
-    return ", ".join(_in_words(changes))
-
-
-def _in_words(changes: Mapping[str, Any]) -> Iterator[str]:
+    """Changes of options by their labels: ``matchmaking time 10 seconds; on: optimizer in main memory``."""
+    values: list[str] = []
+    on: list[str] = []
+    off: list[str] = []
     for name in FIELDS:  # the order in which people know them
         if name in changes:
-            value, unit = changes[name], FIELDS[name].unit
+            label, unit, value = FIELDS[name].label, FIELDS[name].unit, changes[name]
             if isinstance(value, bool):
-                shown = "on" if value else "off"
+                (on if value else off).append(label)
             else:
-                shown = f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else value
-            yield f"{FIELDS[name].label}: {shown}{f' {unit}' if unit else ''}"
+                values.append(f"{label} {_number(value)}{f' {unit}' if unit else ''}")
+    return "; ".join([*values, *(f"{word}: {', '.join(which)}" for word, which in (("on", on), ("off", off)) if which)])
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _percent(share: float) -> str:

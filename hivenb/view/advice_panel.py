@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hivenb.advice import LEAST_ROUNDS, Advice, in_words
+from hivenb.advice import Advice, in_words
+from hivenb.recent_rounds import LEAST_ROUNDS
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.facts import Facts
 from hivenb.view.style import note, safe
@@ -70,7 +71,9 @@ class _Row:
         widgets = require_ipywidgets()
         self._changes: Mapping[str, Any] = {}
         self._says = widgets.HTML(layout=widgets.Layout(flex="1 1 300px", min_width="0"))
-        self.button = widgets.Button(description="Apply", layout=widgets.Layout(flex="0 0 auto", width="90px"))
+        self.button = widgets.Button(
+            description="Apply", layout=widgets.Layout(flex="0 0 auto", width="90px", margin="0 0 0 14px")
+        )
         self.button.on_click(lambda _: apply(self._changes))
         self.widget = widgets.HBox(
             [self._says, self.button],

@@ -41,4 +41,5 @@ class Facts:
 
 def read(run: TrainingRun) -> Facts:
     """The facts of this moment, from what the run knows already: waits for neither swarm nor device."""
-    return Facts(run.status, run.history.snapshot(), tuple(run.peers()), run.options, tuple(run.log))
+    options = run.options  # before the history: a change is marked there first, and advice on it would be outdated
+    return Facts(run.status, run.history.snapshot(), tuple(run.peers()), options, tuple(run.log))
