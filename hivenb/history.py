@@ -55,6 +55,7 @@ class Series:
     :param times: seconds since the history's ``started_at``
     :param epochs: swarm epochs done
     :param samples: samples that the recorder counted at that point
+    :param counts: how many finite values each point stands for
     """
 
     name: str
@@ -64,6 +65,7 @@ class Series:
     values: np.ndarray
     lows: np.ndarray
     highs: np.ndarray
+    counts: np.ndarray
 
     def __len__(self) -> int:
         return len(self.times)
@@ -269,6 +271,7 @@ class _Buckets:
             values=_frozen(rows[:, _MEAN].copy()),
             lows=_frozen(rows[:, _LOW].copy()),
             highs=_frozen(rows[:, _HIGH].copy()),
+            counts=_frozen(rows[:, _COUNT].astype(np.int64)),
         )
         self._cached = (start, made)
         return made

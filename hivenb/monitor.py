@@ -1,14 +1,16 @@
-"""Samples the swarm while a run trains: peers, speed and memory, into the history."""
+"""Samples the swarm while a run trains: peers, speed, traffic and memory, into the history."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from hivenb.errors import SwarmError
 from hivenb.history import History
+from hivenb.traffic import Traffic
 
 if TYPE_CHECKING:
     from hivenb.engine.tracker import PeerInfo
@@ -21,6 +23,11 @@ INTERVAL = 1.0
 class Monitor:
     """A thread that reads the swarm's progress once a second, so that nobody else has to wait for the DHT.
 
+    It records the series ``peers``, ``samples_per_second`` and ``swarm_samples_per_second``; ``memory`` and, with
+    CUDA, ``gpu_memory``, in bytes; ``bytes_sent`` and ``bytes_received``, which are totals since the run was first
+    started: :func:`hivenb.traffic.per_epoch` makes of them what an epoch has cost, :func:`hivenb.traffic.per_second`
+    how much flows. Where traffic cannot be measured these two are left out.
+
     :param swarm: the swarm to watch
     :param run_id: the run to watch in it
     :param history: where to write
@@ -30,6 +37,9 @@ class Monitor:
         self._swarm, self._run_id, self._history = swarm, run_id, history
         self._ended = threading.Event()
         self._peers: tuple[PeerInfo, ...] = ()
+        self._traffic: Traffic | None = None
+        last = history.snapshot().last
+        self._sent_before, self._received_before = last("bytes_sent") or 0.0, last("bytes_received") or 0.0
         self._thread = threading.Thread(target=self._watch, name="hivenb-monitor", daemon=True)
 
     @property
@@ -58,6 +68,8 @@ class Monitor:
             self._ended.wait(max(0.0, INTERVAL - (time.monotonic() - started)))
 
     def _sample(self) -> None:
+        if self._traffic is None:
+            self._traffic = Traffic(self._swarm.dht.pid)
         peers = self._swarm.peers(self._run_id)
         if self._peers:  # those of the first look were there already
             self._mark_changes(_others(self._peers), _others(peers))
@@ -73,6 +85,11 @@ class Monitor:
         }
         if own is not None:
             figures["samples_per_second"] = own.samples_per_second
+        if (exchanged := self._traffic.read()) is not None:
+            figures["bytes_sent"] = self._sent_before + exchanged.sent
+            figures["bytes_received"] = self._received_before + exchanged.received
+        if (allocated := gpu_bytes()) is not None:
+            figures["gpu_memory"] = allocated
         for name, value in figures.items():
             self._history.record(name, value, epoch=epoch)
 
@@ -96,3 +113,11 @@ def resident_bytes() -> int:
     """Bytes of main memory that this process uses now."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def gpu_bytes() -> int | None:
+    """Bytes of GPU memory that tensors of this process occupy now; ``None`` if it has not used CUDA."""
+    torch = sys.modules.get("torch")  # who has not imported it has not used it
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))

@@ -38,6 +38,7 @@ def test_merges_neighbours_and_keeps_mean_and_extremes() -> None:
     assert series.highs.tolist() == [1, 3, 5, 7]
     assert series.times.tolist() == [1, 3, 5, 7], "a bucket has the time of its last value"
     assert series.epochs.tolist() == [1, 3, 5, 7]
+    assert series.counts.tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 100, 1000, 12345])
