@@ -27,6 +27,8 @@ class RunOptions:
     def __init__(self, options: Options, stage: Stage, history: History, train_with: Callable[[Options], None]):
         self._in_force, self._stage, self._history, self._train_with = options, stage, history, train_with
         self._pending: _Change | None = None
+        #: why the options that were asked for last could not be put in force
+        self.error: Exception | None = None
 
     @property
     def in_force(self) -> Options:
@@ -43,6 +45,7 @@ class RunOptions:
         """See :meth:`hivenb.TrainingRun.apply`."""
         with self._stage.changed:
             new = (options or self.pending or self._in_force).replace(**changes)
+            self.error = None
             if not self._stage.state.is_active:
                 self._put_in_force(new)
                 return new
@@ -60,7 +63,7 @@ class RunOptions:
         try:
             self._train_with(change.options)
         except Exception as e:  # surfaces in apply() and in the panel
-            change.error = e
+            change.error = self.error = e
             self._history.mark("option", f"options not changed: {type(e).__name__}")
         with self._stage.changed:
             if change.error is None:

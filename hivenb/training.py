@@ -214,6 +214,11 @@ class TrainingRun:
         return self._options.pending
 
     @property
+    def options_error(self) -> Exception | None:
+        """Why the options that were asked for last could not be put in force, if they could not."""
+        return self._options.error
+
+    @property
     def exception(self) -> BaseException | None:
         """What ended the run, if it was an error."""
         return self._exception

@@ -14,9 +14,27 @@ logger = get_logger(__name__)
 #: How often a peer that fell behind asks for the state before it gives up; hivemind itself never does.
 LOAD_STATE_ATTEMPTS = 5
 
+#: How often in a row a newcomer downloads the state anew because an epoch has ended meanwhile.
+MAX_DOWNLOADS = 5
+
 
 class DownloadsState(hivemind.Optimizer):
-    """Mixin to put *before* ``hivemind.Optimizer``: a download that fails ends, and says why."""
+    """Mixin to put *before* ``hivemind.Optimizer``: a download that fails ends, one that came too late is repeated."""
+
+    #: downloads since this peer was last in a round
+    _downloads = 0
+
+    def _should_load_state_from_peers(self) -> bool:
+        # hivemind lets a peer that is one epoch behind the others take part in the round which they are about to end.
+        # One that has just downloaded its state is in none: it would come to their next round, and take it for theirs.
+        is_behind = self.local_epoch < self.tracker.global_epoch
+        if is_behind and 0 < self._downloads < MAX_DOWNLOADS:
+            return True
+        return super()._should_load_state_from_peers()
+
+    def _update_global_epoch(self, grad_scaler: Any) -> None:
+        super()._update_global_epoch(grad_scaler)
+        self._downloads = 0
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         """Download parameters, optimizer state and epoch from the peer that is furthest ahead.
@@ -30,7 +48,9 @@ class DownloadsState(hivemind.Optimizer):
         self.state_averager.step(wait_for_delayed_updates=True)
         with self.tracker.pause_updates():
             self._download_state(**kwargs)
-            if self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch:
+            self._downloads += 1
+            is_behind = self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch
+            if is_behind and self._downloads >= MAX_DOWNLOADS:  # epochs are shorter than a download
                 self.state_averager.local_epoch = self.tracker.global_epoch
             self._begin_epoch()
 

@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hivenb.errors import HivenbError
+from hivenb.errors import HivenbError, OptionsError
 from hivenb.view import display, facts, text
 from hivenb.view.advice_panel import AdvicePanel
 from hivenb.view.charts import ChartImage
 from hivenb.view.facts import Facts
 from hivenb.view.log_panel import CodePanel, LogPanel
-from hivenb.view.options_panel import OptionsPanel, together
+from hivenb.view.options_panel import NUMBERS, OptionsPanel, together
 from hivenb.view.peers_panel import PeersPanel
 from hivenb.view.refresher import Refresher
 from hivenb.view.run_panel import RunPanel
@@ -157,9 +157,16 @@ class _View:
 
     def _change_option(self, name: str, value: Any) -> None:
         def change() -> None:
-            before = self._run.options
-            after = before.with_prerequisites(**{name: value})
-            self._run.apply(after)
+            before = self._run.pending_options or self._run.options
+            try:
+                after = before.with_prerequisites(**{name: value})
+            except OptionsError as error:
+                self.options_panel.mark_wrong(name, str(error))
+                if name not in NUMBERS:
+                    raise
+                return
+            self.options_panel.mark_wrong(name, "")
+            self._run.apply(after, wait=False)
             self._troubles["action"] = ""
             self._remark = together(before, after, name)
 
@@ -168,7 +175,7 @@ class _View:
 
     def _follow_advice(self, changes: Mapping[str, Any]) -> None:
         def change() -> None:
-            self._run.apply(**changes)
+            self._run.apply(wait=False, **changes)
             self._troubles["action"] = ""
             self._remark = ""
 
@@ -186,7 +193,9 @@ class _View:
     def _draw(self) -> None:
         now = facts.read(self._run)
         trouble = self._troubles["action"]
-        seen = (now.snapshot.version, now.status, now.peers, now.options, now.log, trouble, self._remark)
+        trouble = "\n".join(words for words in (trouble, now.options_error) if words)
+        asked_for = (now.options, now.pending)
+        seen = (now.snapshot.version, now.status, now.peers, asked_for, now.log, trouble, self._remark)
         if seen == self._drawn:
             return
         self._show(now, trouble)

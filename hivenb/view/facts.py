@@ -25,6 +25,8 @@ class Facts:
     :param peers: of the run, as last seen
     :param options: of the run
     :param log: its last lines, newest last
+    :param pending: options that were asked for and are not in force yet
+    :param options_error: why the options that were asked for last could not be put in force
     """
 
     status: RunStatus
@@ -32,6 +34,8 @@ class Facts:
     peers: tuple[PeerInfo, ...]
     options: Options
     log: tuple[str, ...]
+    pending: Options | None = None
+    options_error: str | None = None
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -42,4 +46,13 @@ class Facts:
 def read(run: TrainingRun) -> Facts:
     """The facts of this moment, from what the run knows already: waits for neither swarm nor device."""
     options = run.options  # before the history: a change is marked there first, and advice on it would be outdated
-    return Facts(run.status, run.history.snapshot(), tuple(run.peers()), options, tuple(run.log))
+    error = run.options_error
+    return Facts(
+        run.status,
+        run.history.snapshot(),
+        tuple(run.peers()),
+        options,
+        tuple(run.log),
+        pending=run.pending_options,
+        options_error=None if error is None else f"{type(error).__name__}: {error}",
+    )

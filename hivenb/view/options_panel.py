@@ -1,4 +1,4 @@
-"""The switches: what a person can change about collaborative training, in words."""
+"""The switches: what a person can change about collaborative training, in words, also while it trains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hivenb.compression import CODECS, missing_package
 from hivenb.options import FIELDS
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.facts import Facts
-from hivenb.view.style import heading, note
+from hivenb.view.style import heading, note, trouble
 
 if TYPE_CHECKING:
     from hivenb.options import Options
@@ -19,14 +19,19 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     "overlap": ("delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging"),
     "memory": ("offload_optimizer", "reuse_grad_buffers"),
     "compression": ("grad_compression", "state_averaging_compression", "load_state_compression"),
+    "rounds": ("target_batch_size", "matchmaking_time", "averaging_timeout", "average_state_every"),
 }
+
+#: Those that are written as a number.
+NUMBERS = {"target_batch_size": int, "matchmaking_time": float, "averaging_timeout": float, "average_state_every": int}
 
 _HEADINGS = {
     "overlap": "Overlap training and averaging",
     "memory": "Memory",
     "compression": "Compression of what is sent",
+    "rounds": "Rounds",
 }
-_WIDTHS = {"overlap": "235px", "memory": "200px", "compression": "290px"}
+_WIDTHS = {"overlap": "235px", "memory": "200px", "compression": "290px", "rounds": "290px"}
 _CODEC_OBJECT = "an object of your own"
 
 Change = Callable[[str, Any], None]
@@ -43,16 +48,20 @@ class OptionsPanel:
         widgets = require_ipywidgets()
         self._change = change
         self._shown: dict[str, Any] = {}
+        self._wrong: dict[str, Any] = {}
         self._remark = widgets.HTML(layout=widgets.Layout(flex="1 1 100%", margin="2px 0"))
         self.controls: dict[str, Any] = {}
         parts = []
         for group, names in SHOWN.items():
             rows = [widgets.HTML(heading(_HEADINGS[group]), layout=widgets.Layout(margin="0"))]
             for name in names:
-                control = self.controls[name] = _choice(name) if group == "compression" else _switch(name)
+                control = self.controls[name] = _control(name)
                 self._shown[name] = control.value
                 control.observe(self._on_change(name), names="value")
                 rows.append(control)
+                if name in NUMBERS:
+                    self._wrong[name] = widgets.HTML(layout=widgets.Layout(display="none", margin="0 2px"))
+                    rows.append(self._wrong[name])
             parts.append(widgets.VBox(rows, layout=widgets.Layout(flex=f"1 1 {_WIDTHS[group]}", min_width="0")))
         self.widget = widgets.HBox(
             [*parts, self._remark],
@@ -71,12 +80,22 @@ class OptionsPanel:
         :param facts: of the run
         :param remark: what else to say about the switches, such as what was switched on together
         """
-        fixed = facts.status.state.is_active
+        wanted = facts.pending or facts.options
         for name, control in self.controls.items():
-            self._show(name, control, getattr(facts.options, name))
-            control.disabled = fixed
-        text = "While a run is active its options are fixed: stop it to change them." if fixed else remark
+            if name not in self._wrong or not self._wrong[name].value:
+                self._show(name, control, getattr(wanted, name))
+        waiting = "" if facts.pending is None else _waiting(facts.options, facts.pending)
+        text = " ".join(part for part in (waiting, remark) if part)
         self._remark.value = note(text) if text else ""
+
+    def mark_wrong(self, name: str, words: str) -> None:
+        """Say at a field what is wrong with what was written into it; nothing when empty.
+
+        :param name: of the option
+        """
+        if name in self._wrong:
+            self._wrong[name].value = trouble(words)
+            self._wrong[name].layout.display = "block" if words else "none"
 
     def close(self) -> None:
         """Grey the switches out."""
@@ -89,6 +108,8 @@ class OptionsPanel:
             value = value if value in names else _CODEC_OBJECT
             if value not in names:
                 control.options = (*control.options, (_CODEC_OBJECT, _CODEC_OBJECT))
+        elif name in NUMBERS:
+            value = f"{value:g}" if isinstance(value, float) else str(value)
         else:
             value = bool(value)
         if self._shown[name] != value:
@@ -101,9 +122,24 @@ class OptionsPanel:
             if change["new"] != self._shown[name]:
                 self._shown[name] = change["new"]
                 if change["new"] != _CODEC_OBJECT:
-                    self._change(name, change["new"])
+                    self._change(name, _read(name, change["new"]))
 
         return changed
+
+
+def _waiting(now: Options, then: Options) -> str:
+    labels = [FIELDS[name].label for name in now.difference(then)]
+    return f"At the next batch: {', '.join(labels)}." if labels else ""
+
+
+def _read(name: str, value: Any) -> Any:
+    """The value that was written, as a number where it is one; the check of the options says what is wrong with it."""
+    if name not in NUMBERS:
+        return value
+    try:
+        return NUMBERS[name](value)
+    except ValueError:
+        return value
 
 
 def together(before: Options, after: Options, asked: str) -> str:
@@ -115,6 +151,22 @@ def together(before: Options, after: Options, asked: str) -> str:
         if labels:
             parts.append(f"{verb}: {', '.join(labels)}.")
     return " ".join(parts)
+
+
+def _control(name: str) -> Any:
+    group = FIELDS[name].group
+    return _number(name) if name in NUMBERS else _choice(name) if group == "compression" else _switch(name)
+
+
+def _number(name: str) -> Any:
+    widgets = require_ipywidgets()
+    return widgets.Text(
+        description=f"{FIELDS[name].label}, {FIELDS[name].unit}",
+        continuous_update=False,
+        style={"description_width": "205px"},
+        layout=widgets.Layout(width="auto", margin="1px 2px"),
+        **_tooltip(widgets, name),
+    )
 
 
 def _switch(name: str) -> Any:
@@ -140,7 +192,8 @@ def _choice(name: str) -> Any:
 
 
 def _tooltip(widgets: Any, name: str) -> dict[str, str]:
-    text = f"{FIELDS[name].help} ({name})"
+    everywhere = " All peers of a run need the same; those on this machine follow." if FIELDS[name].swarm_wide else ""
+    text = f"{FIELDS[name].help}{everywhere} ({name})"
     # ipywidgets 7 knows the tooltip of a control as its description_tooltip.
     key = "tooltip" if hasattr(widgets.DOMWidget, "tooltip") else "description_tooltip"
     return {key: text}

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from hivenb.errors import TrainingError
 from hivenb.history import History
 from hivenb.options import Options
 from hivenb.run_status import RunState, RunStatus
@@ -43,6 +42,8 @@ class Scene:
         self.swarm = SimpleNamespace(invite="hivenb://invite")
         self.calls: list[tuple[str, str]] = []
         self.failure: Exception | None = None
+        self.pending_options: Options | None = None
+        self.options_error: Exception | None = None
         self.now_peers: tuple[PeerInfo, ...] = ()
 
     def peers(self) -> tuple[PeerInfo, ...]:
@@ -61,11 +62,15 @@ class Scene:
         assert not wait, "a button must not wait"
         self._do("stop", RunState.STOPPED)
 
-    def apply(self, options: Options | None = None, **changes: Any) -> Options:
+    def apply(self, options: Options | None = None, *, wait: bool = True, **changes: Any) -> Options:
+        assert not wait, "a switch must not wait"
+        self.options_error = None
+        new = (options or self.pending_options or self.options).replace(**changes)
         if self.status.state.is_active:
-            raise TrainingError("options cannot be changed while the run is training")
-        self.options = (options or self.options).replace(**changes)
-        return self.options
+            self.pending_options = new  # until the test says that it is in force
+        else:
+            self.options = new
+        return new
 
     def set(self, **changes: Any) -> None:
         self.status = replace(self.status, **changes)

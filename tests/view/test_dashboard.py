@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import subprocess
 import sys
 import threading
@@ -122,16 +123,40 @@ def test_a_switch_takes_along_what_it_needs(scene: Any, dashboard: Dashboard, ev
     assert not scene.options.delay_optimizer_step
 
 
-def test_a_switch_that_is_refused_goes_back_and_says_why(
+def test_a_switch_acts_on_a_run_that_trains(scene: Any, dashboard: Dashboard, eventually: Callable[..., None]) -> None:
+    assert dashboard.widget
+    view = dashboard._view
+    assert view is not None
+    scene.set(state=RunState.TRAINING)
+    view.options_panel.controls["delay_optimizer_step"].value = True
+    eventually(lambda: scene.pending_options is not None)
+    assert scene.pending_options.offload_optimizer
+    eventually(lambda: "At the next batch: " in view.options_panel._remark.value)
+    # it could not be done
+    scene.options_error, scene.pending_options = RuntimeError("no memory"), None
+    eventually(lambda: "RuntimeError: no memory" in view.run_panel._trouble.value)
+    eventually(lambda: view.options_panel.controls["delay_optimizer_step"].value is False)
+
+
+def test_a_wrong_number_never_reaches_the_run(
     scene: Any, dashboard: Dashboard, eventually: Callable[..., None]
 ) -> None:
     assert dashboard.widget
     view = dashboard._view
     assert view is not None
-    scene.set(state=RunState.TRAINING)
-    view.options_panel.controls["offload_optimizer"].value = True
-    eventually(lambda: "cannot be changed" in view.run_panel._trouble.value)
-    eventually(lambda: view.options_panel.controls["offload_optimizer"].value is False)
+    panel = view.options_panel
+    for written in ("-3", "many"):
+        panel.controls["target_batch_size"].value = written
+        eventually(lambda written=written: f"target_batch_size={written.strip()}" in _plain(panel))
+    assert scene.options.target_batch_size == 2048
+    assert view.run_panel._trouble.value == ""
+    panel.controls["target_batch_size"].value = "4096"
+    eventually(lambda: scene.options.target_batch_size == 4096)
+    assert panel._wrong["target_batch_size"].value == ""
+
+
+def _plain(panel: Any) -> str:
+    return html.unescape(panel._wrong["target_batch_size"].value).replace("'", "")
 
 
 def test_close_keeps_the_last_picture_and_ends_the_thread(scene: Any) -> None:

@@ -142,9 +142,13 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "grad_compression": "float16",
         "state_averaging_compression": "none",
         "load_state_compression": "none",
+        "target_batch_size": "2048",
+        "matchmaking_time": "5",
+        "averaging_timeout": "30",
+        "average_state_every": "1",
     }
     for name, control in panel.controls.items():
-        assert control.description == FIELDS[name].label
+        assert control.description.startswith(FIELDS[name].label)
         assert f"({name})" in control.tooltip
     assert [name for names in SHOWN.values() for name in names] == list(panel.controls)
 
@@ -173,16 +177,51 @@ def test_a_codec_of_ones_own_is_shown_as_such(scene: Any) -> None:
     assert changes == []
 
 
-def test_options_are_fixed_while_a_run_is_active(scene: Any) -> None:
-    panel = OptionsPanel(lambda name, value: None)
+def test_what_is_not_in_force_yet_is_shown_and_said(scene: Any) -> None:
+    changes: list[Any] = []
+    panel = OptionsPanel(lambda *change: changes.append(change))
     scene.set(state=RunState.TRAINING)
-    panel.update(facts.read(scene), "a remark")
-    assert all(control.disabled for control in panel.controls.values())
-    assert "stop it to change them" in panel._remark.value
-    scene.set(state=RunState.STOPPED)
+    scene.pending_options = scene.options.replace(grad_compression="float16", target_batch_size=99)
     panel.update(facts.read(scene), "a remark")
     assert not any(control.disabled for control in panel.controls.values())
-    assert "a remark" in panel._remark.value
+    assert panel.controls["grad_compression"].value == "float16"
+    assert panel.controls["target_batch_size"].value == "99"
+    assert "At the next batch: target batch size, gradients. a remark" in panel._remark.value
+    scene.options, scene.pending_options = scene.pending_options, None
+    panel.update(facts.read(scene), "")
+    assert panel._remark.value == ""
+    assert not changes
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "read"),
+    [
+        ("target_batch_size", "512", 512),
+        ("matchmaking_time", "2.5", 2.5),
+        ("target_batch_size", "many", "many"),
+        ("target_batch_size", "1.5", "1.5"),
+    ],
+)
+def test_numbers_are_read_and_what_is_none_is_left_to_the_check(scene: Any, name: str, written: str, read: Any) -> None:
+    changes: list[tuple[str, Any]] = []
+    panel = OptionsPanel(lambda name, value: changes.append((name, value)))
+    panel.update(facts.read(scene), "")
+    panel.controls[name].value = written
+    assert changes == [(name, read)]
+
+
+def test_a_wrong_value_is_marked_at_its_field_and_stays_to_be_corrected(scene: Any) -> None:
+    panel = OptionsPanel(lambda name, value: None)
+    panel.update(facts.read(scene), "")
+    panel.controls["target_batch_size"].value = "-1"
+    panel.mark_wrong("target_batch_size", "give at least <1>")
+    panel.update(facts.read(scene), "")
+    assert panel.controls["target_batch_size"].value == "-1"
+    assert "give at least &lt;1&gt;" in panel._wrong["target_batch_size"].value
+    panel.mark_wrong("target_batch_size", "")
+    panel.update(facts.read(scene), "")
+    assert panel.controls["target_batch_size"].value == "2048"
+    assert panel._wrong["target_batch_size"].layout.display == "none"
 
 
 def test_what_was_switched_together_is_said() -> None:
