@@ -168,8 +168,9 @@ class Optimizer(DownloadsState):
             # others wait for as many peers as are on the list, and a helper reports no samples that put it there
             self.tracker.announce()
             if self.local_epoch < self.tracker.global_epoch:  # it has missed rounds, and has no state to catch up with
-                self.state_averager.local_epoch = self.tracker.global_epoch
-                self.tracker.update_epoch(self.local_epoch)
+                with self.tracker.pause_updates():
+                    self.state_averager.local_epoch = self.tracker.global_epoch
+                    self.tracker.update_epoch(self.local_epoch)
                 return
         samples = self.local_progress.samples_accumulated
         started = time.perf_counter()

@@ -1,0 +1,36 @@
+"""A peer that only helps the others to average: it is in their rounds, and neither trains nor weighs anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from strategy.peers import Start, met, stop
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+SETTINGS: dict[str, Any] = {"epochs": None, "target": 96, "model": {"optimizer": torch.optim.AdamW, "lr": 0.05}}
+
+
+def test_a_helper_is_in_the_rounds_of_those_that_train(start_peer: Start) -> None:
+    first = start_peer(0, {**SETTINGS, "peers": 2})
+    addresses = first.wait_until(lambda: first.addresses, "its addresses")
+    second = start_peer(1, {**SETTINGS, "peers": 2}, addresses=addresses)
+    first.wait_for_epoch(2)
+    helper = start_peer(2, {**SETTINGS, "strategy": {"auxiliary": True}}, addresses=addresses)
+    since = first.wait_for_epoch(3, group_size=3).epoch
+    first.wait_for_epoch(since + 3)
+    second.wait_for_epoch(since + 3)
+    stop([first, second, helper])
+    for one in (first, second):
+        assert len(met(one, since, 3)) >= 2, [report.group_size for report in one.reports()]
+    together = set(met(first, since, 3)) & set(met(second, since, 3))
+    for epoch in together:
+        for mine, theirs in zip(
+            met(first, epoch, 3)[epoch].parameters, met(second, epoch, 3)[epoch].parameters, strict=True
+        ):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    assert {moment.report.samples for moment in helper.since(1)} == {0}
