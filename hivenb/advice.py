@@ -75,11 +75,10 @@ def advise(snapshot: Snapshot, options: Options) -> tuple[Advice, ...]:
     if rounds is None:
         return ()
     found: list[Advice | None] = []
-    # Local updates average no gradients, and in the background a round ends after its epoch was recorded.
-    groups_are_known = not (options.use_local_updates or options.delay_grad_averaging)
-    if groups_are_known:
+    averages_gradients = not options.use_local_updates
+    if averages_gradients:
         found += [_too_few_peers(rounds, options), _failed_rounds(rounds, options)]
-    if not (groups_are_known and rounds.failed >= OFTEN):  # else it is the failed ones that were waited for
+    if not (averages_gradients and rounds.failed >= OFTEN):  # else it is the failed ones that were waited for
         found += [_standing_still(rounds, options), _much_traffic(rounds, options)]
     return tuple(advice for advice in found if advice is not None)
 

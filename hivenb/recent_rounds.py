@@ -146,5 +146,5 @@ def _traffic(snapshot: Snapshot, start: float, end: float, rounds: int) -> Traff
         seconds, growth = seconds[known], growth[known]
         if len(growth) == 0 or growth.max() <= 0:
             return None
-        found.append(Traffic(growth.sum() / rounds, float((growth / seconds).max()), float(np.median(seconds))))
+        found.append(Traffic(float(growth.sum()) / rounds, float((growth / seconds).max()), float(np.median(seconds))))
     return max(found, key=lambda traffic: traffic.seconds)

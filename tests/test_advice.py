@@ -133,6 +133,11 @@ def test_local_updates_overlap_the_averaging_of_parameters_alone() -> None:
     assert advice.changes == {"delay_state_averaging": True}
 
 
+def test_what_other_options_rule_out_is_not_advised() -> None:
+    local = OPTIONS.replace(use_local_updates=True, averager_opts={"reuse_tensors": True})
+    assert standing_still(0.4).rules(local) == ["rounds too often"]
+
+
 @pytest.mark.parametrize(("share", "factor"), [(0.51, 4), (0.6, 4), (0.7, 8), (0.99, LARGEST_FACTOR), (1.0, 8)])
 def test_epochs_are_enlarged_by_as_much_as_it_takes(share: float, factor: int) -> None:
     (advice,) = standing_still(share).advice()
@@ -185,11 +190,11 @@ def test_a_change_that_failed_leaves_the_advice_as_it_is() -> None:
     assert told.rules() == ["too few peers"]
 
 
-def test_a_helper_gets_no_advice_and_groups_in_background_are_not_judged() -> None:
+def test_a_helper_gets_no_advice_and_who_averages_no_gradients_none_on_groups() -> None:
     told = Told().rounds(20, size=1, stalled=3.0)
     assert told.advice(OPTIONS.replace(auxiliary=True)) == ()
-    assert told.rules(OPTIONS) == ["too few peers"]
-    assert told.rules(OVERLAPPED) == told.rules(OPTIONS.replace(use_local_updates=True)) == []
+    assert told.rules(OPTIONS) == told.rules(OVERLAPPED) == ["too few peers"]
+    assert told.rules(OPTIONS.replace(use_local_updates=True)) == []
 
 
 def all_options() -> list[Options]:

@@ -9,7 +9,7 @@ from told import OPTIONS, Told, standing_still
 
 from hivenb.advice import advise
 from hivenb.history import History
-from hivenb.recent_rounds import LEAST_ROUNDS, MOST_ROUNDS
+from hivenb.recent_rounds import LEAST_ROUNDS, MOST_ROUNDS, newest_rounds
 
 
 @pytest.mark.parametrize("what", [{"size": 2}, {"failed": True}, {"stalled": 5.0}])
@@ -29,13 +29,18 @@ def test_rounds_alone_say_nothing() -> None:
     assert told.advice() == (), "that was long ago"
 
 
-def test_a_peer_that_came_or_went_at_the_end_of_a_round_is_not_missed() -> None:
-    told = Told()
-    for _ in range(20):
-        told.peers(3)
-        told.round(size=2, peers=2)
-        told.peers(3)
-    assert told.advice() == ()
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_a_peer_that_came_or_went_at_the_end_of_a_round_is_not_missed(before: int, after: int) -> None:
+    history = History()
+    for epoch in range(20):
+        now = 1000.0 + 10 * epoch
+        history.record("peers", before, time=now - 1)
+        history.record("stalled_seconds", 0.0, epoch=epoch, time=now)
+        history.record("group_size", 2, epoch=epoch, time=now)
+        history.record("peers", after, time=now + 1)
+    rounds = newest_rounds(history.snapshot())
+    assert rounds is not None
+    assert (rounds.peers, rounds.incomplete) == (2, 0)
 
 
 def test_a_pause_does_not_make_a_stall_look_small() -> None:
