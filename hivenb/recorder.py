@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from hivenb.history import History
+from hivenb.samples import count_samples
 
 if TYPE_CHECKING:
     from hivenb.engine.optimizer import EpochReport
@@ -34,10 +35,12 @@ class Recorder(Callback):
         self._next_flush = 0.0
         self._recorded: dict[str, float] = {}
         self.steps = 0
+        self.samples = 0
         self.epoch = 0
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.steps += 1
+        self.samples += _samples(trainer, batch)
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not torch.is_tensor(loss):
             return  # manual optimization may return nothing; what the module logs is recorded all the same
@@ -58,14 +61,19 @@ class Recorder(Callback):
     def on_epoch(self, report: EpochReport) -> None:
         """Take over a new epoch of the swarm; a round that failed becomes a mark on the charts."""
         self.epoch = report.epoch
-        self._history.record("stalled_seconds", report.seconds, epoch=report.epoch)
-        self._history.record("group_size", report.group_size, epoch=report.epoch)
+        in_vain = 0.0 if report.failed is None else report.seconds
+        for name, value in (
+            ("stalled_seconds", report.seconds),
+            ("waiting_seconds", in_vain),
+            ("group_size", report.group_size),
+        ):
+            self._record(name, value)
         if report.failed is not None:
             self._history.mark("round", f"round failed in epoch {report.epoch}: {report.failed}")
 
     def _flush_loss(self) -> None:
         if self._loss_sum is not None and self._batches:
-            self._history.record("loss", float(self._loss_sum) / self._batches, epoch=self.epoch)
+            self._record("loss", float(self._loss_sum) / self._batches)
         self._loss_sum, self._batches = None, 0
         self._next_flush = time.monotonic() + LOSS_INTERVAL
 
@@ -75,4 +83,15 @@ class Recorder(Callback):
             base = name.removesuffix("_epoch").removesuffix("_step")
             if base == "loss" or base.startswith("val") != validation or name.endswith("_step"):
                 continue
-            self._history.record(base, float(value), epoch=self.epoch)
+            self._record(base, float(value))
+
+    def _record(self, name: str, value: float) -> None:
+        self._history.record(name, value, epoch=self.epoch, samples=self.samples)
+
+
+def _samples(trainer: Any, batch: Any) -> int:
+    """What the strategy counts for a batch; with any other strategy, what it would."""
+    options = getattr(trainer.strategy, "options", None)
+    if options is None:
+        return count_samples(batch)
+    return 0 if options.auxiliary else options.batch_size or count_samples(batch)

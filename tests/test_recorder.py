@@ -46,6 +46,9 @@ def test_it_records_what_a_module_logs():
     assert len(snapshot.series["val_loss"].values) == 2
     assert len(snapshot.series["rate"].values) == 2
     assert snapshot.last("loss") < snapshot.series["loss"].values[0]
+    assert recorder.samples == 2 * 64
+    assert snapshot.series["val_loss"].samples.tolist() == [64, 128]
+    assert snapshot.series["loss"].samples[-1] == 128
 
 
 def test_the_first_loss_is_that_of_the_first_batch():
@@ -98,6 +101,7 @@ def test_an_epoch_of_the_swarm_becomes_points_and_a_failed_round_a_mark():
     assert list(snapshot.series["group_size"].values) == [2, 1]
     assert list(snapshot.series["group_size"].epochs) == [3, 4]
     assert list(snapshot.series["stalled_seconds"].values) == [0.5, 1.5]
+    assert list(snapshot.series["waiting_seconds"].values) == [0, 1.5]
     assert [(event.kind, event.text) for event in snapshot.events] == [
         ("round", "round failed in epoch 4: nobody came")
     ]

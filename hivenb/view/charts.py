@@ -1,55 +1,36 @@
 """The dashboard's picture: one snapshot in, one PNG out.
 
-Drawn by a private figure with the Agg canvas, never by pyplot, so that a background thread may draw while the
-user plots something else. Every text and colour is set here and none is taken from the user's matplotlib
-style, which may change at any moment and may ask for TeX.
+Drawn without pyplot, so that a background thread may draw while the user plots something else, and without a style of
+the user's, which may change at any moment and may ask for TeX.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from hivenb.history import Event, Snapshot
 from hivenb.view import theme
-from hivenb.view.panels import Line, Panel, limits, merged, panels, smoothed, with_gaps
-from hivenb.view.ticks import number_ticks, time_ticks
+from hivenb.view.clock import Clock, clock
+from hivenb.view.panels import Line, Panel, limits, logarithm, merged, panels, smoothed, with_gaps
+from hivenb.view.sheet import Box, Sheet
+from hivenb.view.ticks import byte_ticks, log_ticks, number_ticks, time_ticks
 
-WIDTH, HEIGHT, DPI = 7.4, 5.0, 150
+WIDTH, HEIGHT, DPI = 7.4, 6.4, 150
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.56, 0.14, 0.36, 0.30  # inches of margin around the axes of a panel
 _SHORTEST = 10.0  # seconds of time axis before anything has happened
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A panel's share of the figure, margins included."""
-
-    left: float
-    bottom: float
-    width: float
-    height: float
-
-
-_PLACES = (
-    _Place(0, 0.44, 0.57, 0.56),
-    _Place(0.57, 0.44, 0.43, 0.56),
-    _Place(0, 0, 0.57, 0.44),
-    _Place(0.57, 0, 0.43, 0.44),
-)
+_HEIGHTS = (0.42, 0.31, 0.27)  # of the rows, as shares of the picture
+_WIDTHS = {1: (1.0,), 2: (0.57, 0.43), 3: (0.35, 0.35, 0.30)}  # of a row's panels, by their number
 _MOST_MARKS, _MARK_ROWS, _MARK_LETTERS = 40, 3, 32
-_TEXT: dict[str, Any] = {"family": "DejaVu Sans", "usetex": False, "parse_math": False}
+_TITLE, _LEGEND, _TICK, _MARK = 9.5, 8.5, 7.5, 7.0  # points
 
 
 class ChartImage:
-    """Turns snapshots into PNGs, on one figure that is used again and again. For one thread at a time.
+    """Turns snapshots into PNGs, on one sheet that is used again and again. For one thread at a time.
 
     :param width: inches
     :param height: inches
@@ -57,183 +38,208 @@ class ChartImage:
     """
 
     def __init__(self, width: float = WIDTH, height: float = HEIGHT, dpi: int = DPI) -> None:
-        self._figure = Figure(figsize=(width, height), dpi=dpi)
-        self._canvas = FigureCanvasAgg(self._figure)
+        self._sheet = Sheet(width, height, dpi)
 
-    def png(self, snapshot: Snapshot) -> bytes:
-        """The picture of a snapshot; equal snapshots give equal bytes."""
-        draw(snapshot, self._figure)
-        buffer = io.BytesIO()
-        self._canvas.print_png(buffer, metadata={"Software": None}, pil_kwargs={"compress_level": 4})
-        return buffer.getvalue()
+    def png(self, snapshot: Snapshot, *, axis: str = "time", log: bool = False, dark: bool = False) -> bytes:
+        """The picture of a snapshot; equal snapshots give equal bytes.
+
+        :param axis: what loss and metric are drawn against: ``"time"``, ``"epochs"`` or ``"samples"``
+        :param log: a logarithmic scale for the loss
+        :param dark: light ink on dark paper
+        """
+        draw(snapshot, self._sheet, axis=axis, log=log, dark=dark)
+        return self._sheet.png()
 
 
-def draw(snapshot: Snapshot, figure: Figure) -> None:
-    """Draw a snapshot over whatever the figure showed before.
+def draw(snapshot: Snapshot, sheet: Sheet, *, axis: str = "time", log: bool = False, dark: bool = False) -> None:
+    """Draw a snapshot over whatever the sheet showed before; see :func:`hivenb.view.panels.panels` for what it shows.
 
-    Loss (training and validation), a validation metric where there is one, peers, and samples per second, all
-    over the same stretch of time, with a thin line and a word wherever an event was marked.
-
-    :param snapshot: what to draw
-    :param figure: one with an Agg canvas
+    Through all panels goes a thin line wherever an event was marked, with a word in the panel that it belongs to.
     """
+    colors = theme.DARK if dark else theme.LIGHT
+    sheet.clear(colors.paper)
     times = [float(s.times[-1]) for s in snapshot.series.values() if len(s)]
     now = max([0.0, *times, *(event.time for event in snapshot.events)])
-    top, low = panels(snapshot)
-    for axes, place, panel in zip(_four_axes(figure), _PLACES, (*top, *low), strict=True):
-        axes.set_visible(panel is not None)
-        if panel is not None:
-            # Without a neighbour the loss has the row to itself.
-            share = 1.0 if panel is top[0] and top[1] is None else place.width
-            _put(axes, place.left, place.bottom, share, place.height)
-            _draw_panel(axes, panel, now, snapshot.events)
+    top = float(sheet.height)
+    for row, share in zip(panels(snapshot, axis, log), _HEIGHTS, strict=True):
+        bottom, left = top - share * sheet.height, 0.0
+        for panel, width in zip(row, _WIDTHS[len(row)], strict=True):
+            right = left + width * sheet.width
+            _PanelDrawing(sheet, colors, Box(left, bottom, right, top), clock(snapshot, panel.axis), now).draw(
+                panel, snapshot.events
+            )
+            left = right
+        top = bottom
 
 
-def _four_axes(figure: Figure) -> list[Axes]:
-    """The figure's axes, empty. Made once: to make or clear one costs more than all that is drawn on it."""
-    if len(figure.axes) != len(_PLACES):
-        figure.clear()
-        figure.set_layout_engine("none")
-        figure.set_facecolor(theme.PAPER)
-        for place in _PLACES:
-            axes = figure.add_axes((place.left, place.bottom, place.width, place.height))
-            axes.set_facecolor("none")
-            axes.set_autoscale_on(False)
-            axes.xaxis.set_visible(False)
-            axes.yaxis.set_visible(False)
-            for side, spine in axes.spines.items():
-                spine.set_visible(side == "bottom")
-                spine.set(color=theme.FRAME, linewidth=0.8)
-    for axes in figure.axes:
-        for artist in (*axes.lines, *axes.collections, *axes.texts):
-            artist.remove()
-    return figure.axes
+class _PanelDrawing:
+    """One panel in its place on the sheet."""
 
-
-def _put(axes: Axes, left: float, bottom: float, width: float, height: float) -> None:
-    """Place the axes so that they and their margins fill this share of the figure."""
-    wide, high = _inches(axes.figure)
-    axes.set_position(
-        (
-            left + _LEFT / wide,
-            bottom + _BOTTOM / high,
-            width - (_LEFT + _RIGHT) / wide,
-            height - (_TOP + _BOTTOM) / high,
-        )
-    )
-
-
-def _inches(thing: Any) -> tuple[float, float]:
-    if isinstance(thing, Figure):
-        return tuple(thing.get_size_inches())
-    extent = thing.get_window_extent()
-    dpi = thing.figure.dpi
-    return extent.width / dpi, extent.height / dpi
-
-
-def _draw_panel(axes: Axes, panel: Panel, now: float, events: Sequence[Event]) -> None:
-    axes.set_xlim(0.0, max(now, _SHORTEST) * 1.02)
-    _write_title(axes, panel)
-    if not panel.lines:
-        style = {"fontsize": 8.5, "color": theme.FAINT_INK, "linespacing": 1.5, **_TEXT}
-        axes.text(0.5, 0.5, panel.empty, transform=axes.transAxes, ha="center", va="center", **style)
-        return
-    low, high = limits(panel)
-    near = 0.01 * axes.get_xlim()[1]
-    marks = merged([event for event in events if event.kind in panel.marks], near)[-_MOST_MARKS:]
-    if marks:
-        high += 0.14 * (high - low)  # room for the words
-    axes.set_ylim(low, high)
-    _draw_ticks(axes, panel)
-    starts = np.array([event.time for event in events if event.kind == "run"])
-    for line in panel.lines:
-        _draw_line(axes, line, now, starts)
-    for event in events[-_MOST_MARKS:]:
-        strength = 0.75 if event.kind in panel.marks else 0.3
-        axes.axvline(event.time, color=theme.EVENTS[event.kind], linewidth=0.8, alpha=strength, zorder=1.5)
-    _write_marks(axes, marks)
-
-
-def _draw_line(axes: Axes, line: Line, now: float, starts: np.ndarray) -> None:
-    series, color = line.series, line.color
-    times, values = series.times, series.values
-    if line.step:
-        times, values = with_gaps(np.append(times, max(now, times[-1])), np.append(values, values[-1]), starts)
-        axes.plot(times, values, color=color, linewidth=1.6, drawstyle="steps-post", zorder=3)
-        axes.fill_between(times, values, step="post", color=color, alpha=0.10, linewidth=0, zorder=2)
-        return
-    if np.any(series.highs > series.lows):
-        band = (*with_gaps(times, series.lows, starts), with_gaps(times, series.highs, starts)[1])
-        axes.fill_between(*band, color=color, alpha=0.16, linewidth=0, zorder=2)
-    if line.smooth and len(values) >= 40:
-        axes.plot(*with_gaps(times, values, starts), color=color, linewidth=0.7, alpha=0.30, zorder=2.5)
-        values = smoothed(values)
-    marker: dict[str, Any] = {"marker": "o", "markersize": 3.0} if len(values) <= 40 else {}
-    axes.plot(
-        *with_gaps(times, values, starts), color=color, linewidth=1.6, zorder=3, solid_joinstyle="round",
-        **({} if line.smooth else marker),
-    )  # fmt: skip
-    known = np.flatnonzero(np.isfinite(values))
-    if len(known):
-        at = known[-1]
-        axes.plot(times[at], values[at], "o", color=color, markersize=4.0, zorder=4, clip_on=False)
-
-
-def _draw_ticks(axes: Axes, panel: Panel) -> None:
-    """Grid lines and numbers, as plain texts: matplotlib's own ticks take longer than all the rest."""
-    wide, high = _inches(axes)
-    style = {"fontsize": 7.5, "color": theme.FAINT_INK, "textcoords": "offset points", **_TEXT}
-    for place, label in zip(*time_ticks(axes.get_xlim()[1], max(2, int(wide / 0.55))), strict=True):
-        at: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "ha": "center", "va": "top"}
-        axes.annotate(label, (place, 0), (0, -5), **at, **style)
-    bottom, top = axes.get_ylim()
-    most = max(2, int(high / 0.34))
-    places, labels = number_ticks(bottom, top, most, whole=panel.whole, percent=panel.percent)
-    for place, label in zip(places, labels, strict=True):
-        at = {"xycoords": axes.get_yaxis_transform(), "ha": "right", "va": "center"}
-        axes.annotate(label, (0, place), (-5, 0), **at, **style)
-    axes.hlines(places, 0, 1, transform=axes.get_yaxis_transform(), color=theme.GRID, linewidth=0.8, zorder=0.5)
-
-
-def _write_title(axes: Axes, panel: Panel) -> None:
-    """The title at the left; at the right each line's word and latest value, as far as there is room."""
-    wide, high = _inches(axes)
-    above = 1 + 0.12 / high
-    at = {"transform": axes.transAxes, "va": "baseline", **_TEXT}
-    edge = -(_LEFT - 0.06) / wide  # in line with the numbers, not with the axes
-    title = axes.text(edge, above, panel.title, fontsize=9.5, fontweight="bold", color=theme.INK, ha="left", **at)
-    into_axes = axes.transAxes.inverted()
-    gap = 0.12 / wide
-    left, right = title.get_window_extent().transformed(into_axes).x1 + gap, 1.0
-    for line in reversed(panel.lines):
-        for word in (f"{line.word} {line.latest}".strip(), line.latest):
-            text = axes.text(right, above, word, fontsize=8.5, color=line.color, ha="right", **at)
-            start = text.get_window_extent().transformed(into_axes).x0
-            if start >= left:
-                right = start - gap
-                break
-            text.remove()
-
-
-def _write_marks(axes: Axes, events: Sequence[Event]) -> None:
-    """Write events' words beside their lines, the newest first; one that finds no free place goes without."""
-    frame = axes.get_window_extent()
-    taken: list[Any] = []
-    for event in reversed(events):
-        word = event.text if len(event.text) <= _MARK_LETTERS else event.text[: _MARK_LETTERS - 1] + "…"
-        text = axes.annotate(
-            word, (event.time, 1.0), xycoords=axes.get_xaxis_transform(), xytext=(3, -2),
-            textcoords="offset points", ha="left", va="top", fontsize=7, color=theme.INK, zorder=5,
-            bbox={"facecolor": theme.PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 1.0}, **_TEXT,
+    def __init__(self, sheet: Sheet, colors: theme.Theme, place: Box, to_x: Clock, now: float):
+        self._sheet, self._colors, self._to_x, self._now = sheet, colors, to_x, now
+        inch = sheet.inch
+        self._place = place
+        self._axes = Box(
+            place.left + _LEFT * inch, place.bottom + _BOTTOM * inch, place.right - _RIGHT * inch,
+            place.top - _TOP * inch,
         )  # fmt: skip
-        if text.get_window_extent().x1 > frame.x1:
-            text.set_horizontalalignment("right")
-            text.set_position((-3, -2))
-        for row in range(_MARK_ROWS):
-            text.set_position((text.get_position()[0], -2 - 10 * row))
-            box = text.get_window_extent().padded(3)
-            if box.x0 >= frame.x0 - 3 and not any(box.overlaps(other) for other in taken):
-                taken.append(box)
-                break
+        self._low, self._high = 0.0, 1.0
+        self._start, self._end = 0.0, 1.0
+
+    def draw(self, panel: Panel, events: Sequence[Event]) -> None:
+        axes, colors = self._axes, self._colors
+        self._write_title(panel)
+        floor = (axes.left, axes.bottom), (axes.right, axes.bottom)
+        if not panel.lines:
+            self._sheet.segments([floor[0]], [floor[1]], colors.frame, width=0.8)
+            self._write_empty(panel.empty)
+            return
+        first, last = (float(x) for x in self._to_x(np.array([0.0, self._now])))
+        shortest = _SHORTEST if panel.axis == "time" else 1.0
+        self._start, self._end = first, first + max(last - first, shortest) * 1.02
+        self._low, self._high = limits(panel)
+        events = [replace(event, time=float(self._to_x(np.array([event.time]))[0])) for event in events]
+        near = 0.01 * (self._end - self._start)
+        marks = merged([event for event in events if event.kind in panel.marks], near)[-_MOST_MARKS:]
+        if marks:
+            self._high += 0.14 * (self._high - self._low)  # room for the words
+        self._draw_ticks(panel)
+        if panel.stacked:
+            self._draw_shares(panel.lines)
         else:
-            text.remove()
+            starts = np.array([event.time for event in events if event.kind == "run"])
+            for line in panel.lines:
+                self._draw_line(line, panel.log, starts)
+        for event in events[-_MOST_MARKS:]:
+            strength = 0.75 if event.kind in panel.marks else 0.3
+            x = self._x(event.time)
+            color = colors.hue(theme.EVENTS[event.kind])
+            self._sheet.segments([(x, axes.bottom)], [(x, axes.top)], color, width=0.8, alpha=strength)
+        self._sheet.segments([floor[0]], [floor[1]], colors.frame, width=0.8)
+        self._write_marks(marks)
+
+    def _x(self, place: Any) -> Any:
+        return self._axes.left + (place - self._start) / (self._end - self._start) * self._axes.width
+
+    def _y(self, place: Any) -> Any:
+        # a pixel far outside is as good as one further outside, and Agg's coordinates have a limit
+        share = np.clip((place - self._low) / (self._high - self._low), -10, 10)
+        return self._axes.bottom + share * self._axes.height
+
+    def _draw_line(self, line: Line, log: bool, starts: np.ndarray) -> None:
+        sheet, within = self._sheet, self._axes
+        color = self._colors.hue(line.color)
+
+        def scaled(values: np.ndarray) -> np.ndarray:
+            return logarithm(values) if log else np.where(np.isfinite(values), values, np.nan)
+
+        places, values = self._to_x(line.times), line.values
+        if line.step:
+            now = float(self._to_x(np.array([self._now]))[0])
+            x, y = with_gaps(np.append(places, max(now, places[-1])), np.append(values, values[-1]), starts)
+            x, y = np.repeat(self._x(x), 2)[1:], np.repeat(self._y(scaled(y)), 2)[:-1]
+            sheet.area(x, within.bottom, y, color, alpha=0.10, within=within)
+            sheet.line(x, y, color, width=1.6, within=within)
+            return
+        if np.any(line.highs > line.lows):
+            x, low = with_gaps(places, line.lows, starts)
+            high = with_gaps(places, line.highs, starts)[1]
+            low, high = scaled(low), scaled(high)
+            if log:  # a mean can have a logarithm where the least of its values has none
+                low = np.where(np.isnan(low), self._low, low)
+            sheet.area(self._x(x), self._y(low), self._y(high), color, alpha=0.16, within=within)
+        if line.smooth and len(values) >= 40:
+            x, y = with_gaps(places, values, starts)
+            sheet.line(self._x(x), self._y(scaled(y)), color, width=0.7, alpha=0.30, within=within)
+            values = smoothed(values)
+        x, y = with_gaps(places, values, starts)
+        x, y = self._x(x), self._y(scaled(y))
+        sheet.line(x, y, color, width=1.6, within=within, dashes=(4, 2) if line.dashed else None)
+        known = np.flatnonzero(np.isfinite(y))
+        if len(values) <= 40 and not line.smooth:
+            sheet.dots(x[known], y[known], color, size=3.0)
+        sheet.dots(x[known[-1:]], y[known[-1:]], color, size=4.0)
+
+    def _draw_shares(self, lines: Sequence[Line]) -> None:
+        below: Any = 0.0
+        x = np.repeat(self._x(lines[0].times), 2)[1:]
+        for line in lines:
+            above = below + line.values
+            low, high = (np.repeat(self._y(edge + 0 * above), 2)[:-1] for edge in (below, above))
+            self._sheet.area(x, low, high, self._colors.hue(line.color), alpha=0.75, within=self._axes)
+            below = above
+
+    def _draw_ticks(self, panel: Panel) -> None:
+        sheet, axes, colors = self._sheet, self._axes, self._colors
+        style: dict[str, Any] = {"size": _TICK, "color": colors.faint_ink}
+        gap = 5 * sheet.point
+        most = max(2, int(axes.width / sheet.inch / 0.55))
+        if panel.axis == "time":
+            places, labels = time_ticks(self._end, most)
+        else:
+            places, labels = number_ticks(self._start, self._end, most, whole=True)
+            labels[:1] = [f"{panel.axis.removesuffix('s')} {label}" for label in labels[:1]]
+        for place, label in zip(places, labels, strict=True):
+            sheet.write(label, self._x(place), axes.bottom - gap, across="center", up="top", **style)
+        most = max(2, int(axes.height / sheet.inch / 0.34))
+        if panel.log:
+            places, labels = log_ticks(self._low, self._high, most)
+        elif panel.bytes:
+            places, labels = byte_ticks(self._low, self._high, most)
+        else:
+            places, labels = number_ticks(
+                self._low, self._high, most, whole=panel.whole, percent=panel.percent
+            )  # fmt: skip
+        heights = [self._y(place) for place in places]
+        for height, label in zip(heights, labels, strict=True):
+            sheet.write(label, axes.left - gap, height, across="right", **style)
+        starts, ends = ([(x, height) for height in heights] for x in (axes.left, axes.right))
+        sheet.segments(starts, ends, colors.grid, width=0.8)
+
+    def _write_title(self, panel: Panel) -> None:
+        """The title at the left; at the right each line's word and latest value, as far as there is room."""
+        sheet = self._sheet
+        height, gap = self._axes.top + 0.16 * sheet.inch, 0.10 * sheet.inch
+        edge = self._place.left + 0.06 * sheet.inch  # in line with the numbers, not with the axes
+        title = sheet.write(panel.title, edge, height, size=_TITLE, color=self._colors.ink, bold=True)
+        left, right = title.box.right + gap, self._axes.right
+        legend = [(f"{line.word} {line.latest}".strip(), line.latest, line.color) for line in panel.lines]
+        wide = sum(sheet.measure(word, _LEGEND) + gap for word, _, _ in legend)
+        size = _LEGEND if wide <= right - left else _TICK
+        for word, number, color in reversed(legend):
+            for text in (word, number):
+                start = right - sheet.measure(text, size)
+                if start >= left:
+                    sheet.write(text, start, height, size=size, color=self._colors.hue(color))
+                    right = start - gap
+                    break
+
+    def _write_empty(self, text: str) -> None:
+        sheet, axes = self._sheet, self._axes
+        lines, step = text.split("\n"), 1.5 * _LEGEND * sheet.point
+        x, y = (axes.left + axes.right) / 2, (axes.bottom + axes.top) / 2 + step * (len(lines) - 1) / 2
+        for number, line in enumerate(lines):
+            sheet.write(line, x, y - number * step, across="center", size=_LEGEND, color=self._colors.faint_ink)
+
+    def _write_marks(self, events: Sequence[Event]) -> None:
+        """Write events' words beside their lines, the newest first; one that finds no free place goes without."""
+        sheet, axes = self._sheet, self._axes
+        taken: list[Box] = []
+        row, near = 10 * sheet.point, 3 * sheet.point
+        for event in reversed(events):
+            text = event.text if len(event.text) <= _MARK_LETTERS else event.text[: _MARK_LETTERS - 1] + "…"
+            text = text.replace("\n", " ")
+            wide, x = sheet.measure(text, _MARK), self._x(event.time)
+            left = x + near if x + near + wide <= axes.right else x - near - wide
+            if left < axes.left:
+                continue
+            for number in range(_MARK_ROWS):
+                top = axes.top - 2 * sheet.point - number * row
+                room = Box(left - near, top - row + 1, left + wide + near, top)
+                if not any(room.overlaps(other) for other in taken):
+                    taken.append(room)
+                    paper = Box(left - 1, room.bottom, left + wide + 1, top)
+                    sheet.rectangle(paper, self._colors.paper, alpha=0.75)
+                    middle = (room.bottom + top) / 2
+                    sheet.write(text, left, middle, size=_MARK, color=self._colors.ink)
+                    break

@@ -10,26 +10,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hivenb.history import Event, Series, Snapshot
+from hivenb.history import Event, Snapshot
+from hivenb.traffic import per_epoch
 from hivenb.view import theme, words
+from hivenb.view.shares import shares
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Line:
     """One line of a panel; ``word`` and ``latest`` are written beside the panel's title, in its colour."""
 
-    series: Series
+    times: np.ndarray
+    values: np.ndarray
+    lows: np.ndarray
+    highs: np.ndarray
     color: str
     word: str
     latest: str
     smooth: bool = False
     step: bool = False
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
     """What one panel shows. ``empty`` is written in it while it has no line; ``marks`` are the kinds of event
-    whose words it carries (the thin lines of all events go through all panels)."""
+    whose words it carries (the thin lines of all events go through all panels).
+
+    :param axis: what it is drawn against, one of :data:`hivenb.view.clock.AXES`
+    :param stacked: the lines are shares of one, drawn on top of each other
+    """
 
     title: str
     lines: tuple[Line, ...]
@@ -38,33 +48,37 @@ class Panel:
     from_zero: bool = False
     whole: bool = False
     percent: bool = False
+    log: bool = False
+    bytes: bool = False
+    stacked: bool = False
+    axis: str = "time"
 
 
-def panels(snapshot: Snapshot) -> tuple[tuple[Panel, Panel | None], tuple[Panel, Panel]]:
-    """Two rows of two panels: loss and metric, peers and speed; no metric panel without a metric."""
+def panels(snapshot: Snapshot, axis: str = "time", log: bool = False) -> tuple[tuple[Panel, ...], ...]:
+    """Rows of panels: loss and metric (if there is one); peers and speed; time, traffic and memory.
 
-    def line(name: str, color: str, word: str, write: Callable[[float], str], **how: bool) -> tuple[Line, ...]:
-        series, last = snapshot.series.get(name), snapshot.last(name)
-        if series is None or last is None:
-            return ()
-        return (Line(series, color, word, write(last), **how),)
-
+    :param snapshot: of the run's history
+    :param axis: what loss and metric are drawn against; all else is drawn against time
+    :param log: a logarithmic scale for the loss
+    """
     loss = Panel(
         "Loss",
-        line("loss", theme.OWN, "training", words.value, smooth=True)
-        + line("val_loss", theme.VALIDATION, "validation", words.value),
+        _line(snapshot, "loss", theme.OWN, "training", words.value, smooth=True)
+        + _line(snapshot, "val_loss", theme.VALIDATION, "validation", words.value),
         "no training step yet: press Start, or call run.start()",
         marks=("run", "option", "round"),
+        log=log,
+        axis=axis,
     )
-    metric = None
+    learning = [loss]
     name = _metric_name(snapshot)
     if name is not None:
-        lines = line(name, theme.VALIDATION, "", lambda number: words.metric(name, number))
-        percent = words.is_share(name) and all(_within_one(one.series) for one in lines)
-        metric = Panel(words.title(name), lines, percent=percent)
+        lines = _line(snapshot, name, theme.VALIDATION, "", lambda number: words.metric(name, number))
+        percent = words.is_share(name) and all(_within_one(one) for one in lines)
+        learning.append(Panel(words.title(name), lines, percent=percent, axis=axis))
     peers = Panel(
         "Peers",
-        line("peers", theme.SWARM, "", lambda n: f"{words.counted(n, 'peer')} now", step=True),
+        _line(snapshot, "peers", theme.SWARM, "", lambda n: f"{words.counted(n, 'peer')} now", step=True),
         "no peers yet: send them the invite,\nor add two local ones",
         marks=("peer",),
         from_zero=True,
@@ -72,12 +86,56 @@ def panels(snapshot: Snapshot) -> tuple[tuple[Panel, Panel | None], tuple[Panel,
     )
     speed = Panel(
         "Samples/s",
-        line("swarm_samples_per_second", theme.SWARM, "swarm", words.count)
-        + line("samples_per_second", theme.OWN, "this peer", words.count),
+        _line(snapshot, "swarm_samples_per_second", theme.SWARM, "swarm", words.count)
+        + _line(snapshot, "samples_per_second", theme.OWN, "this peer", words.count),
         "no samples yet",
         from_zero=True,
     )
-    return (loss, metric), (peers, speed)
+    return tuple(learning), (peers, speed), (_time_panel(snapshot), _traffic_panel(snapshot), _memory_panel(snapshot))
+
+
+def _time_panel(snapshot: Snapshot) -> Panel:
+    found = shares(snapshot)
+    lines: list[Line] = []
+    if found is not None:
+        # at the left edge of each interval, and at the end of the last one
+        times = np.append(found.starts, found.ends[-1])
+        for word, color in (("computing", theme.COMPUTING), ("averaging", theme.AVERAGING), ("waiting", theme.WAITING)):
+            share = getattr(found, word)
+            if word == "waiting" and not share.any():
+                continue  # the usual case needs no word
+            values = np.append(share, share[-1])
+            lines.append(Line(times, values, values, values, color, word, f"{100 * share[-1]:.0f} %", step=True))
+    return Panel("Time", tuple(lines), "no epoch yet", percent=True, stacked=True)
+
+
+def _traffic_panel(snapshot: Snapshot) -> Panel:
+    lines: list[Line] = []
+    for name, word, color in (("bytes_received", "in", theme.SWARM), ("bytes_sent", "out", theme.OWN)):
+        if name in snapshot.series:
+            times, _, growth = per_epoch(snapshot.series[name])
+            if len(times):
+                latest = words.size(growth[-1])
+                lines.append(Line(times, growth, growth, growth, color, word, latest, dashed=word == "out"))
+    unknown = "peers" in snapshot.series and "bytes_sent" not in snapshot.series
+    empty = "traffic cannot be\nmeasured on this machine" if unknown else "no epoch yet"
+    return Panel("Bytes/epoch", tuple(lines), empty, from_zero=True, bytes=True)
+
+
+def _memory_panel(snapshot: Snapshot) -> Panel:
+    has_gpu = "gpu_memory" in snapshot.series
+    lines = _line(snapshot, "memory", theme.OWN, "host" if has_gpu else "", words.size)
+    lines += _line(snapshot, "gpu_memory", theme.GPU, "GPU", words.size)
+    return Panel("Memory", lines, "not measured yet", from_zero=True, bytes=True)
+
+
+def _line(
+    snapshot: Snapshot, name: str, color: str, word: str, write: Callable[[float], str], **how: bool
+) -> tuple[Line, ...]:
+    series, last = snapshot.series.get(name), snapshot.last(name)
+    if series is None or last is None:
+        return ()
+    return (Line(series.times, series.values, series.lows, series.highs, color, word, write(last), **how),)
 
 
 def with_gaps(times: np.ndarray, values: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -123,11 +181,15 @@ def _metric_name(snapshot: Snapshot) -> str | None:
 def limits(panel: Panel) -> tuple[float, float]:
     """Lowest and highest value of the panel's vertical axis, with some room; ``low < high``."""
     lows, highs = [], []
+    if panel.stacked:
+        return 0.0, 1.0
     for line in panel.lines:
-        values = line.series.values
+        values = line.values
         if line.smooth and len(values) >= 40:
             # A few wild batches must not squeeze the rest of the curve into a corner.
             values = np.concatenate([smoothed(values), _inner(values)])
+        if panel.log:
+            values = logarithm(values)
         low, high = _span(values)
         lows.append(low)
         highs.append(high)
@@ -136,11 +198,20 @@ def limits(panel: Panel) -> tuple[float, float]:
         return 0.0, max(high, 1.0) * 1.15 + 0.1
     if panel.from_zero:
         return 0.0, (high if high > 0 else 1.0) * 1.12
+    if panel.log:
+        room = 0.06 * (high - low) or 0.1
+        return low - room, high + room
     room = 0.08 * (high - low) or 0.1 * abs(high) or 0.1
     if panel.percent:
         return max(0.0, low - room), min(1.0, high + room) if high < 1 else 1.0
     # A loss is hardly ever negative: an axis that dips below zero would suggest that it can be.
     return (low - room if low < 0 else max(0.0, low - room)), high + room
+
+
+def logarithm(values: np.ndarray) -> np.ndarray:
+    """To base 10; nan where there is none."""
+    positive = np.where(np.isfinite(values) & (values > 0), values, 1.0)
+    return np.where(np.isfinite(values) & (values > 0), np.log10(positive), np.nan)
 
 
 def _inner(values: np.ndarray) -> np.ndarray:
@@ -166,8 +237,8 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return np.where(counted > 0, (sums[last] - sums[first]) / np.maximum(counted, 1), np.nan)
 
 
-def _within_one(series: Series) -> bool:
-    return _span(series.lows)[0] >= 0 and _span(series.highs)[1] <= 1
+def _within_one(line: Line) -> bool:
+    return _span(line.lows)[0] >= 0 and _span(line.highs)[1] <= 1
 
 
 def _span(values: np.ndarray) -> tuple[float, float]:

@@ -6,12 +6,17 @@ colour in every panel, and colour never says anything that a word does not say a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
 ORANGE, VERMILLION, PURPLE, GREY = "#E69F00", "#D55E00", "#CC79A7", "#8A8F98"
 
-OWN = BLUE  # this peer
-SWARM = GREEN  # all peers together
+OWN = BLUE  # this peer, and what it sends
+SWARM = GREEN  # all peers together, and what comes from them
 VALIDATION = VERMILLION
+COMPUTING, AVERAGING, WAITING = SKY, ORANGE, GREY
+GPU = PURPLE
 
 PAPER, INK, FAINT_INK, GRID, FRAME = "#FFFFFF", "#24292F", "#6B7280", "#ECEEF1", "#C9CED6"
 
@@ -27,3 +32,27 @@ STATES = {
     "finished": BLUE,
     "failed": VERMILLION,
 }
+
+
+@dataclass(frozen=True)
+class Theme:
+    """The colours of paper and ink, and what becomes of the others on such paper."""
+
+    paper: str
+    ink: str
+    faint_ink: str
+    grid: str
+    frame: str
+    hues: Mapping[str, str]
+
+    def hue(self, color: str) -> str:
+        """The colour of the same meaning."""
+        return self.hues.get(color, color)
+
+
+LIGHT = Theme(PAPER, INK, FAINT_INK, GRID, FRAME, {})
+#: The same hues; those that are dark themselves are lighter here.
+DARK = Theme(
+    "#161A1F", "#E6E9ED", "#9AA3AF", "#272D35", "#4A525D",
+    {BLUE: "#3FA2E0", GREEN: "#1FBF92", VERMILLION: "#F27A26", GREY: "#A3A9B3"},
+)  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from hivenb.view.words import byte_unit
+
 _STEPS_OF_TIME = (
     1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10800, 14400, 21600, 43200, 86400
 )  # fmt: skip
@@ -44,6 +46,39 @@ def number_ticks(
     first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
     places = [i * step for i in range(first, last + 1)]
     return places, [_label(place, step, percent) for place in places]
+
+
+def byte_ticks(low: float, high: float, most: int) -> tuple[list[float], list[str]]:
+    """Round numbers of bytes between ``low`` and ``high``, each label with its unit."""
+    scale, unit = byte_unit(high)
+    places, labels = number_ticks(low / scale, high / scale, most)
+    return [place * scale for place in places], [
+        f"{label} {unit}" if place else "0" for place, label in zip(places, labels, strict=True)
+    ]
+
+
+def log_ticks(low: float, high: float, most: int) -> tuple[list[float], list[str]]:
+    """Ticks of a logarithmic axis: powers of ten, with round numbers between them where there is room.
+
+    :param low: the axis' limits as logarithms to base 10, ``low < high``
+    :param high: the axis' limits as logarithms to base 10, ``low < high``
+    :param most: ticks that fit
+    """
+    for factors in ((1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 5), (1, 3), (1,)):
+        powers = range(math.floor(low), math.ceil(high) + 1)
+        numbers = [factor * 10.0**power for power in powers for factor in factors]
+        numbers = [number for number in numbers if low <= math.log10(number) <= high]
+        if len(numbers) <= most:
+            break
+    else:
+        numbers = numbers[:: math.ceil(len(numbers) / most)]
+    if len(numbers) < 2:  # less than a decade: evenly spaced ones tell more
+        places, labels = number_ticks(10.0**low, 10.0**high, most)
+        found = [(math.log10(place), label) for place, label in zip(places, labels, strict=True) if place > 0]
+        return [place for place, _ in found], [label for _, label in found]
+    return [math.log10(number) for number in numbers], [
+        f"{number:,.10g}" if 1e-4 <= number < 1e6 else f"{number:.0e}" for number in numbers
+    ]
 
 
 def _label(place: float, step: float, percent: bool) -> str:

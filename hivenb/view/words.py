@@ -89,6 +89,21 @@ def value(number: float | None) -> str:
     return f"{number:.1e}"
 
 
+def size(number: float | None) -> str:
+    """Bytes as ``1.2 MB``, in powers of ten as networks count them; a dash for None."""
+    if number is None or not math.isfinite(number):
+        return ABSENT
+    scale, unit = byte_unit(number)
+    amount = number / scale
+    return f"{amount:.1f} {unit}" if scale > 1 and abs(amount) < 9.95 else f"{amount:,.0f} {unit}"
+
+
+def byte_unit(most: float) -> tuple[float, str]:
+    """The unit in which so many bytes are a number with few digits."""
+    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    return next(((scale, unit) for scale, unit in units if abs(most) >= 0.9995 * scale), (1.0, "B"))
+
+
 def is_share(name: str) -> bool:
     """Whether a metric's name says that it is a share of one, better read as a percentage."""
     return name.endswith(("acc", "accuracy", "precision", "recall", "f1"))

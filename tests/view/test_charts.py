@@ -6,34 +6,55 @@ import io
 import math
 import sys
 import threading
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from hivenb.history import Event, History
 from hivenb.view.charts import ChartImage, draw
-from hivenb.view.panels import merged, smoothed, with_gaps
+from hivenb.view.clock import AXES, clock
+from hivenb.view.panels import merged, panels, smoothed, with_gaps
+from hivenb.view.shares import shares
+from hivenb.view.sheet import Sheet, Word
+from hivenb.view.theme import DARK, LIGHT
 
 
 def pixels(png: bytes) -> np.ndarray:
     return imread(io.BytesIO(png))
 
 
-def texts(history: History) -> list[str]:
-    figure = Figure(figsize=(7.4, 5.0), dpi=100)
-    FigureCanvasAgg(figure)
-    draw(history.snapshot(), figure)
-    return [text.get_text() for axes in figure.axes if axes.get_visible() for text in axes.texts]
+def words_of(history: History, **how: Any) -> list[Word]:
+    sheet = Sheet(7.4, 6.4, 100)
+    draw(history.snapshot(), sheet, **how)
+    return sheet.words
+
+
+def texts(history: History, **how: Any) -> list[str]:
+    return [word.text for word in words_of(history, **how)]
+
+
+@pytest.fixture
+def whole(training: History) -> History:
+    """The same run with all that a peer records."""
+    for second in range(30):
+        now, epoch = 1000.0 + second, second // 3
+        training.record("memory", 5e8 + 1e6 * second, epoch=epoch, time=now)
+        training.record("gpu_memory", 2e9, epoch=epoch, time=now)
+        training.record("bytes_sent", 1.2e6 * epoch, epoch=epoch, time=now)
+        training.record("bytes_received", 0.9e6 * epoch, epoch=epoch, time=now)
+    for epoch in range(1, 10):
+        training.record("stalled_seconds", 0.6, epoch=epoch, time=1000.0 + 3 * epoch)
+        training.record("waiting_seconds", 0.3 * (epoch > 8), epoch=epoch, time=1000.0 + 3 * epoch)
+    return training
 
 
 def test_is_a_png_of_the_right_size(training: History) -> None:
-    png = ChartImage(width=7.4, height=5.0, dpi=100).png(training.snapshot())
+    png = ChartImage(width=7.4, height=6.4, dpi=100).png(training.snapshot())
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
-    assert pixels(png).shape[:2] == (500, 740)
+    assert pixels(png).shape[:2] == (640, 740)
 
 
 def test_equal_data_gives_equal_bytes_and_other_data_other_pixels(training: History) -> None:
@@ -69,22 +90,113 @@ def test_there_is_no_metric_panel_without_a_metric() -> None:
     assert "Group size" not in texts(history)
 
 
-def test_nothing_lies_outside_of_the_picture(training: History) -> None:
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("log", [False, True])
+def test_nothing_lies_outside_of_the_picture_or_on_something_else(whole: History, axis: str, log: bool) -> None:
     for event in range(12):
-        training.mark("option", f"a very long word for an option, number {event}", time=1000.0 + 2.7 * event)
-    figure = Figure(figsize=(7.4, 5.0), dpi=100)
-    canvas = FigureCanvasAgg(figure)
-    draw(training.snapshot(), figure)
-    canvas.draw()
-    for axes in figure.axes:
-        boxes = [text.get_window_extent() for text in axes.texts]
-        for box in boxes:
-            assert box.x0 >= 0
-            assert box.y0 >= 0
-            assert box.x1 <= 740
-            assert box.y1 <= 500
-        for i, box in enumerate(boxes):
-            assert not any(box.overlaps(other) for other in boxes[i + 1 :]), axes.texts[i].get_text()
+        whole.mark("option", f"a very long word for an option, number {event}", time=1000.0 + 2.7 * event)
+        whole.mark("peer", f"peer {event} joined", time=1000.0 + 2.5 * event)
+    found = words_of(whole, axis=axis, log=log)
+    for word in found:
+        assert word.box.left >= 0
+        assert word.box.bottom >= 0
+        assert word.box.right <= 740
+        assert word.box.top <= 640
+    for i, word in enumerate(found):
+        for other in found[i + 1 :]:
+            assert not word.box.overlaps(other.box), f"{word.text} and {other.text}"
+
+
+def test_all_charts_say_their_latest_figures(whole: History) -> None:
+    shown = texts(whole)
+    for text in ("Time", "Bytes/epoch", "Memory", "out 1.2 MB", "in 900 kB", "GPU 2.0 GB", "host 529 MB"):
+        assert text in shown
+    assert any(text.endswith("10 %") for text in shown), "averaging, and waiting"
+    assert not any("no epoch yet" in text for text in shown)
+
+
+def test_traffic_that_cannot_be_measured_is_called_that(training: History) -> None:
+    assert "traffic cannot be" in texts(training)
+    assert "traffic cannot be" not in texts(History())
+
+
+def test_loss_is_drawn_against_epochs_or_samples(whole: History) -> None:
+    png = ChartImage(dpi=60).png
+    pictures = {axis: png(whole.snapshot(), axis=axis) for axis in AXES}
+    assert len(set(pictures.values())) == 3
+    assert "epoch 0" in texts(whole, axis="epochs")
+    assert "sample 0" in texts(whole, axis="samples")
+    assert {panel.axis for panel in panels(whole.snapshot(), "epochs")[0]} == {"epochs"}
+    assert {panel.axis for row in panels(whole.snapshot(), "epochs")[1:] for panel in row} == {"time"}
+
+
+def test_epochs_go_on_evenly_between_their_changes() -> None:
+    history = History()
+    for second in range(40):
+        history.record("loss", 1.0, epoch=5 + second // 10, samples=32 * second, time=float(second))
+    to_epochs = clock(history.snapshot(), "epochs")
+    assert to_epochs(np.array([0.0, 5, 10, 25, 30])).tolist() == [5, 5.5, 6, 7.5, 8]
+    assert 8.8 < to_epochs(np.array([39.0]))[0] <= 8.95
+    assert clock(history.snapshot(), "samples")(np.array([10.0, 20.5])).tolist() == [320, 656]
+    assert clock(History().snapshot(), "epochs")(np.array([3.0])).tolist() == [0]
+
+
+def test_a_logarithmic_scale_has_round_numbers_and_no_place_for_zero(whole: History) -> None:
+    assert ChartImage(dpi=60).png(whole.snapshot(), log=True) != ChartImage(dpi=60).png(whole.snapshot())
+    assert {"0.5", "1", "2"} <= set(texts(whole, log=True))
+    whole.record("loss", 0.0, time=1031.0)
+    whole.record("loss", -1.0, time=1032.0)
+    assert ChartImage(dpi=50).png(whole.snapshot(), log=True).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("dark", "theme"), [(False, LIGHT), (True, DARK)])
+def test_ink_can_be_read_on_its_paper(whole: History, dark: bool, theme: Any) -> None:
+    picture = pixels(ChartImage(dpi=60).png(whole.snapshot(), dark=dark))
+    assert np.allclose(picture[0, 0, :3], mpl.colors.to_rgb(theme.paper), atol=0.01)
+    for word in words_of(whole, dark=dark):
+        assert contrast(word.color, theme.paper) > 2.2, word.text
+    assert contrast(theme.ink, theme.paper) > 12
+    assert contrast(theme.faint_ink, theme.paper) > 4.5
+
+
+def contrast(one: str, other: str) -> float:
+    """As the web's guidelines define it."""
+
+    def luminance(color: str) -> float:
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in mpl.colors.to_rgb(color)]
+        return float(np.dot(parts, (0.2126, 0.7152, 0.0722)))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_shares_of_time_add_up_and_leave_out_what_was_between_two_starts() -> None:
+    history = History()
+    history.mark("run", "started", time=0.0)
+    for end, stalled, waited in ((10.0, 1.0, 0.0), (20.0, 5.0, 4.0), (130.0, 2.0, 0.0), (140.0, 99.0, 0.0)):
+        if end == 130.0:
+            history.mark("run", "resumed", time=120.0)
+        history.record("stalled_seconds", stalled, time=end)
+        history.record("waiting_seconds", waited, time=end)
+    found = shares(history.snapshot())
+    assert found is not None
+    assert found.starts.tolist() == [0, 10, 120, 130]
+    assert found.computing == pytest.approx([0.9, 0.5, 0.8, 0])
+    assert found.averaging == pytest.approx([0.1, 0.1, 0.2, 1])
+    assert found.waiting == pytest.approx([0, 0.4, 0, 0])
+    assert shares(History().snapshot()) is None
+
+
+def test_shares_of_a_long_run_are_exact() -> None:
+    history = History(capacity=64)
+    for epoch in range(10_000):
+        history.record("stalled_seconds", 0.5 if epoch % 2 else 0.1, epoch=epoch, time=float(epoch))
+        history.record("waiting_seconds", 0.1, epoch=epoch, time=float(epoch))
+    found = shares(history.snapshot())
+    assert found is not None
+    assert 30 <= len(found.ends) <= 120
+    assert np.allclose(found.averaging[1:-1], 0.2, atol=0.01)
+    assert np.allclose(found.waiting[1:-1], 0.1, atol=0.01)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +204,16 @@ def test_nothing_lies_outside_of_the_picture(training: History) -> None:
 )
 def test_odd_values_are_drawn_all_the_same(values: list[float]) -> None:
     history = History()
-    for name in ("loss", "val_loss", "val_acc", "peers", "samples_per_second"):
+    for name in (
+        "loss",
+        "val_loss",
+        "val_acc",
+        "peers",
+        "samples_per_second",
+        "bytes_sent",
+        "stalled_seconds",
+        "memory",
+    ):
         for i, value in enumerate(values):
             history.record(name, value, time=float(i))
     assert ChartImage(dpi=50).png(history.snapshot()).startswith(b"\x89PNG")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from hivenb.view.ticks import number_ticks, time_ticks
+from hivenb.view.ticks import byte_ticks, log_ticks, number_ticks, time_ticks
 
 
 @pytest.mark.parametrize(
@@ -57,3 +59,37 @@ def test_number_ticks_fit_and_differ(size: float, offset: float, most: int) -> N
     assert 1 <= len(places) <= most + 1
     assert len(set(labels)) == len(labels)
     assert all(low - size * 1e-4 <= place <= high + size * 1e-4 for place in places)
+
+
+@pytest.mark.parametrize(
+    ("high", "labels"),
+    [
+        (900, ["0", "250 B", "500 B", "750 B"]),
+        (1.3e6, ["0", "0.5 MB", "1.0 MB"]),
+        (2.2e9, ["0", "1 GB", "2 GB"]),
+    ],
+)
+def test_bytes_have_round_ticks_with_a_unit(high: float, labels: list[str]) -> None:
+    assert byte_ticks(0, high, 4 if high < 1e3 else 3)[1] == labels
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "labels"),
+    [
+        (0.1, 100, 4, ["0.1", "1", "10", "100"]),
+        (0.09, 2.4, 5, ["0.1", "0.2", "0.5", "1", "2"]),
+        (1e-9, 1e3, 4, ["1e-09", "1e-05", "0.1", "1,000"]),
+    ],
+)
+def test_logarithmic_ticks_are_round(low: float, high: float, most: int, labels: list[str]) -> None:
+    assert log_ticks(math.log10(low), math.log10(high), most)[1] == labels
+
+
+@pytest.mark.parametrize("low", [-1.9, -0.3, 0.01, 2.7, 5.99])
+@pytest.mark.parametrize("size", [0.001, 0.02, 0.2, 1, 3, 30])
+@pytest.mark.parametrize("most", [2, 3, 6])
+def test_logarithmic_ticks_fit_and_differ(low: float, size: float, most: int) -> None:
+    places, labels = log_ticks(low, low + size, most)
+    assert 1 <= len(places) <= most + 1
+    assert len(set(labels)) == len(labels)
+    assert all(low - 1e-3 * size <= place <= low + size * 1.001 for place in places)

@@ -40,6 +40,15 @@ def test_rates_counts_and_ages() -> None:
     assert words.ago(130.0) == "2 min ago"
 
 
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (999.6, "1.0 kB"), (1234567, "1.2 MB"), (25.4e6, "25 MB"), (3e13, "30 TB"),
+     (None, words.ABSENT), (math.nan, words.ABSENT)],
+)  # fmt: skip
+def test_bytes_have_a_unit(number: float | None, text: str) -> None:
+    assert words.size(number) == text
+
+
 def test_metrics_and_titles() -> None:
     assert words.metric("val_acc", 0.9123) == "91.2 %"
     assert words.metric("val_loss", 0.9123) == "0.912"

@@ -1,0 +1,206 @@
+"""Traffic: as many bytes as somebody else has counted between the peers; and what is made of the totals."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from hivemind.utils import get_dht_time
+
+import hivenb
+from hivenb.engine.averagers import GradientAverager
+from hivenb.engine.dht import DHT
+from hivenb.history import History
+from hivenb.options import Options
+from hivenb.traffic import Traffic, _connections, per_epoch, per_second
+from hivenb.training import TrainingRun
+
+RELAY = Path(__file__).parent / "benchmarks" / "codecs.py"
+
+
+@pytest.fixture
+def two_peers() -> Iterator[Any]:
+    """Two peers whose only connection is through a relay that counts."""
+    spec = importlib.util.spec_from_file_location("benchmark_of_codecs", RELAY)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        with module.TwoPeers() as peers:
+            yield peers
+    finally:
+        del sys.modules[spec.name]
+
+
+def test_it_counts_what_a_relay_between_two_peers_has_forwarded(two_peers: Any, eventually: Any) -> None:
+    traffics = [Traffic(dht.pid) for dht in two_peers._dhts]
+    before = two_peers.relay.count
+
+    def all_agree() -> bool:
+        first, second = (traffic.read() for traffic in traffics)
+        assert first is not None
+        assert second is not None
+        forwarded = two_peers.relay.count - before
+        counts = (first.sent + first.received, second.sent + second.received, 2 * first.sent, 2 * second.sent)
+        # DHTs have more to say to each other when they have just met, and some of that was under way in the beginning
+        return all(count == pytest.approx(forwarded, rel=0.005) for count in counts)
+
+    gradients = [torch.randn(2**18) for _ in range(2)]
+    two_peers.rounds(GradientAverager, gradients, repeat=2)
+    assert two_peers.relay.count - before > 2 * 2 * gradients[0].nbytes
+    eventually(all_agree)
+
+
+@pytest.mark.parametrize("transport", ["tcp/0", "udp/0/quic-v1"])
+def test_it_counts_each_transport_and_what_closed_connections_have_carried(transport: str, eventually: Any) -> None:
+    settings: dict[str, Any] = {**tiny.LOOPBACK, "host_maddrs": [f"/ip4/127.0.0.1/{transport}"]}
+    first = DHT(start=True, **settings)
+    try:
+        second = DHT(start=True, initial_peers=first.get_visible_maddrs(), **settings)
+        try:
+            sender, receiver = Traffic(second.pid), Traffic(first.pid)
+            assert second.store("key", bytes(500_000), expiration_time=get_dht_time() + 60)
+            sent, received = sender.read(), receiver.read()
+            assert sent is not None
+            assert received is not None
+            assert 500_000 < sent.sent < 550_000
+            assert 500_000 < received.received < 550_000
+            assert sent.received < 50_000
+            assert bool(receiver._connections) is transport.startswith("tcp")
+        finally:
+            second.shutdown()
+        eventually(lambda: receiver.read() and not receiver._connections)
+        later = receiver.read()
+        assert later is not None
+        assert received.received <= later.received < 550_000
+    finally:
+        first.shutdown()
+
+
+def test_it_says_when_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Traffic(os.getpid()).read() is None, "there is no daemon"
+
+    def refuse() -> Iterator[Any]:
+        raise PermissionError
+        yield
+
+    with hivenb.Swarm("untold") as swarm:
+        traffic = Traffic(swarm.dht.pid)
+        assert traffic.read() is not None
+        monkeypatch.setattr("hivenb.traffic._connections", refuse)
+        assert traffic.read() is None
+        assert Traffic(swarm.dht.pid).read() is None
+    monkeypatch.undo()
+    assert traffic.read() is None, "the daemon has ended"
+
+
+def test_connections_of_both_families_are_told_apart() -> None:
+    import socket
+
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.socket(family) as listener:
+            try:
+                listener.bind((address, 0))
+            except OSError:
+                continue  # this machine has no IPv6
+            listener.listen()
+            with socket.create_connection(listener.getsockname()[:2]) as near, listener.accept()[0] as far:
+                near.sendall(bytes(12345))
+                far.recv(12345, socket.MSG_WAITALL)
+                counts = {inode: count for _, inode, count in _connections()}
+                assert counts[os.fstat(far.fileno()).st_ino].received == 12345
+                assert counts[os.fstat(near.fileno()).st_ino].sent in (12345, 12346)  # Linux counts the SYN
+
+
+def test_float16_halves_the_bytes_of_an_epoch(swarm: hivenb.Swarm, eventually: Callable[..., None]) -> None:
+    plain = _bytes_a_round(swarm, "plain", eventually)
+    half = _bytes_a_round(swarm, "half", eventually, grad_compression="float16", state_averaging_compression="float16")
+    size = 4 * sum(parameter.numel() for parameter in Wide().parameters())
+    assert plain > 2 * size  # gradients and parameters: half of each goes out, and as much comes back
+    assert 0.4 < half / plain < 0.6
+
+
+class Wide(tiny.TinyModel):
+    """As many parameters as it takes to outweigh matchmaking."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Sequential(
+            torch.nn.Linear(4, 400), torch.nn.Linear(400, 400), torch.nn.Linear(400, 400), torch.nn.Linear(400, 2)
+        )
+
+
+def _bytes_a_round(swarm: hivenb.Swarm, run_id: str, eventually: Callable[..., None], **options: Any) -> float:
+    """What a peer sends in each round, of gradients and state, while it trains with one other."""
+    options = {"target_batch_size": 2048, "run_id": run_id, "matchmaking_time": 2.0, **options}
+    with hivenb.Swarm.join(swarm.invite, f"guest-{run_id}") as guest:
+        runs = [
+            TrainingRun(Wide(), tiny.loader(), swarm=one, options=Options(**options), accelerator="cpu")
+            for one in (swarm, guest)
+        ]
+        for run in runs:
+            run.start()
+        history = runs[0].history
+
+        def rounds() -> int:
+            sizes = history.snapshot().series.get("group_size")
+            return 0 if sizes is None else int((sizes.values == 2).sum())
+
+        eventually(lambda: rounds() >= 2, 60)
+        eventually(lambda: rounds() >= 10, 60)
+        for run in runs:
+            run.stop()
+        snapshot = history.snapshot()
+    sent = snapshot.series["bytes_sent"]
+    met = snapshot.series["group_size"]
+    begin, end = len(sent) // 3, len(sent) - 1
+    between = (met.times > sent.times[begin]) & (met.times <= sent.times[end])
+    assert (met.values[between] == 2).sum() >= 3
+    return float((sent.values[end] - sent.values[begin]) / (met.values[between] == 2).sum())
+
+
+def series(values: list[float], epochs: list[int], capacity: int = 64) -> Any:
+    history = History(capacity)
+    for second, (value, epoch) in enumerate(zip(values, epochs, strict=True)):
+        history.record("total", value, epoch=epoch, time=1000.0 + second)
+    return history.snapshot().series["total"]
+
+
+def test_growth_is_that_of_whole_epochs() -> None:
+    total = series([0, 10, 20, 40, 60, 70, 75], [1, 1, 2, 2, 3, 3, 4])
+    times, epochs, growth = per_epoch(total)
+    assert epochs.tolist() == [2, 3]
+    assert growth.tolist() == [30, 30]
+    assert times.tolist() == [3, 5]
+
+
+def test_epochs_that_went_by_unseen_share_the_growth() -> None:
+    _, epochs, growth = per_epoch(series([0, 100, 300, 310], [0, 1, 5, 6]))
+    assert epochs.tolist() == [1, 5]
+    assert growth.tolist() == [100, 50]
+
+
+def test_growth_is_exact_in_a_series_that_was_merged() -> None:
+    count = 4096
+    total = series([10.0 * i for i in range(count)], [i // 4 for i in range(count)], capacity=32)
+    _, _, growth = per_epoch(total)
+    assert len(growth) > 8
+    assert np.allclose(growth, 40.0, rtol=0.1)
+    _, speed = per_second(total)
+    assert np.allclose(speed, 10.0)
+
+
+def test_a_total_that_begins_anew_gives_no_negative_growth() -> None:
+    total = series([100, 200, 0, 50, 60], [4, 5, 0, 1, 2])
+    assert per_epoch(total)[2].tolist() == [100, 50]
+    assert per_second(total)[1].tolist() == [100, 50, 10]
+    assert all(len(part) == 0 for part in per_epoch(series([1], [1])))
