@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.view import display, facts, text
 from hivenb.view.advice_panel import AdvicePanel
-from hivenb.view.charts import ChartImage
+from hivenb.view.chart_panel import ChartPanel
 from hivenb.view.facts import Facts
 from hivenb.view.log_panel import CodePanel, LogPanel
 from hivenb.view.options_panel import NUMBERS, OptionsPanel, together
@@ -89,9 +89,7 @@ class _View:
     def __init__(self, run: TrainingRun, interval: float) -> None:
         widgets = display.require_ipywidgets()
         self._run = run
-        self._chart = ChartImage()
         self._drawn: tuple[Any, ...] | None = None
-        self._charted = -1
         self._troubles = {"action": "", "draw": ""}
         self._remark = ""
         self._is_closed = False
@@ -109,10 +107,9 @@ class _View:
         self.options_panel = OptionsPanel(self._change_option)
         self.peers_panel, self.log_panel, self.code_panel = PeersPanel(), LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
-        self.image = widgets.Image(format="png", layout=widgets.Layout(width="100%", height="auto", margin="0"))
-        picture = widgets.Box([self.image], layout=widgets.Layout(flex="3 1 540px", min_width="0"))
+        self.chart_panel = ChartPanel(self._handing_in(lambda: None))
         middle = widgets.HBox(
-            [picture, self.options_panel.widget],
+            [self.chart_panel.widget, self.options_panel.widget],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", margin="8px 0 4px 0"),
         )
         panels = (self.peers_panel, self.advice_panel, self.log_panel, self.code_panel)
@@ -131,6 +128,7 @@ class _View:
         self._refresher.close()
         self.run_panel.close()
         self.options_panel.close()
+        self.chart_panel.close()
         self.advice_panel.close()
 
     def _invite(self) -> str:
@@ -195,7 +193,8 @@ class _View:
         trouble = self._troubles["action"]
         trouble = "\n".join(words for words in (trouble, now.options_error) if words)
         asked_for = (now.options, now.pending)
-        seen = (now.snapshot.version, now.status, now.peers, asked_for, now.log, trouble, self._remark)
+        chosen = self.chart_panel.choice
+        seen = (now.snapshot.version, chosen, now.status, now.peers, asked_for, now.log, trouble, self._remark)
         if seen == self._drawn:
             return
         self._show(now, trouble)
@@ -211,9 +210,7 @@ class _View:
         self._show_advice(now)
         self.log_panel.update(now)
         self.code_panel.update(now)
-        if now.snapshot.version != self._charted:
-            self.image.value = self._chart.png(now.snapshot)
-            self._charted = now.snapshot.version
+        self.chart_panel.update(now.snapshot)
 
     def _show_advice(self, now: Facts) -> None:
         before = self.advice_panel.title

@@ -62,7 +62,7 @@ _CSS = """
 .hivenb .widget-checkbox input[type="checkbox"] { margin: 0 8px 0 0; flex: none; }
 .hivenb .widget-dropdown .widget-label { text-align: left; }
 .hivenb img { max-width: 100%; height: auto; border-radius: 4px; }
-[data-jp-theme-light="false"] .hivenb img { filter: invert(.93) hue-rotate(180deg); }
+[data-jp-theme-light="false"] .hivenb img:not(.hivenb-dark) { filter: invert(.93) hue-rotate(180deg); }
 """
 
 

@@ -85,7 +85,9 @@ def _label(place: float, step: float, percent: bool) -> str:
     if percent:
         return f"{place * 100:.{_digits(step * 100)}f} %"
     if step >= 1e6 or step < 1e-5:
-        return f"{place:.3g}"
+        # as many digits as it takes to tell neighbours apart
+        digits = 3 if place == 0 else max(3, math.ceil(math.log10(abs(place) / step)) + 2)
+        return f"{place:.{digits}g}"
     if step >= 1000:
         return f"{place / 1000:,.{_digits(step / 1000)}f}k" if place else "0"
     return f"{place:,.{_digits(step)}f}"

@@ -42,7 +42,7 @@ def test_the_first_frame_is_complete_at_once(dashboard: Dashboard) -> None:
     assert isinstance(dashboard.widget, ipywidgets.VBox)
     assert dashboard.widget is dashboard.widget
     assert dashboard._view is not None
-    assert bytes(dashboard._view.image.value).startswith(PNG)
+    assert bytes(dashboard._view.chart_panel.image.value).startswith(PNG)
     assert "ready to start" in dashboard._view.run_panel._facts.value
 
 
@@ -53,11 +53,11 @@ def test_the_picture_follows_the_history_and_rests_when_nothing_changes(
     view = dashboard._view
     assert view is not None
     messages: list[Any] = []
-    view.image.observe(messages.append, names="value")
+    view.chart_panel.image.observe(messages.append, names="value")
     view.run_panel._facts.observe(messages.append, names="value")
-    first = view.image.value
+    first = view.chart_panel.image.value
     scene.history.record("loss", 1.0)
-    eventually(lambda: view.image.value != first)
+    eventually(lambda: view.chart_panel.image.value != first)
     messages.clear()
     frames: list[int] = []
     real = view._show
@@ -170,8 +170,8 @@ def test_close_keeps_the_last_picture_and_ends_the_thread(scene: Any) -> None:
     made.close()
     made.close()
     assert dashboards_at_work() == before
-    assert bytes(view.image.value).startswith(PNG)
-    assert view._charted == scene.history.version, "the last frame is the newest"
+    assert bytes(view.chart_panel.image.value).startswith(PNG)
+    assert view.chart_panel.drawn_version == scene.history.version, "the last frame is the newest"
     view.run_panel.buttons["start"].click()
     view.options_panel.controls["offload_optimizer"].value = True
     assert scene.calls == []
@@ -234,10 +234,10 @@ def test_watches_a_run_that_really_trains(eventually: Callable[..., None]) -> No
             assert made.widget
             view = made._view
             assert view is not None
-            empty = view.image.value
+            empty = view.chart_panel.image.value
             view.run_panel.buttons["start"].click()
             eventually(lambda: run.status.epoch >= 1 and run.status.loss is not None, seconds=60)
-            eventually(lambda: view.image.value != empty, seconds=10)
+            eventually(lambda: view.chart_panel.image.value != empty, seconds=10)
             eventually(lambda: "training" in view.run_panel._facts.value, seconds=10)
             eventually(lambda: "this peer" in view.peers_panel.widget.value, seconds=20)
             view.run_panel.buttons["stop"].click()
@@ -247,3 +247,23 @@ def test_watches_a_run_that_really_trains(eventually: Callable[..., None]) -> No
         finally:
             made.close()
             run.stop()
+
+
+def test_the_charts_follow_what_is_chosen_about_them(scene: Any, eventually: Any) -> None:
+    for second in range(30):
+        scene.history.record("loss", 2.0 / (1 + second), epoch=second // 10, samples=32 * second, time=1000.0 + second)
+    dashboard = Dashboard(scene)
+    try:
+        assert dashboard.widget is not None
+        panel = dashboard._view.chart_panel
+        seen = {bytes(panel.image.value)}
+        for choice, value in ((panel.axis, "epochs"), (panel.log, True), (panel.dark, True), (panel.axis, "samples")):
+            choice.value = value
+            eventually(lambda: bytes(panel.image.value) not in seen)
+            seen.add(bytes(panel.image.value))
+        assert "hivenb-dark" in panel.image._dom_classes, "JupyterLab's own dark theme must not turn it again"
+        panel.dark.value = False
+        eventually(lambda: "hivenb-dark" not in panel.image._dom_classes)
+    finally:
+        dashboard.close()
+    assert panel.axis.disabled

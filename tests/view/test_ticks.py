@@ -85,7 +85,7 @@ def test_logarithmic_ticks_are_round(low: float, high: float, most: int, labels:
     assert log_ticks(math.log10(low), math.log10(high), most)[1] == labels
 
 
-@pytest.mark.parametrize("low", [-1.9, -0.3, 0.01, 2.7, 5.99])
+@pytest.mark.parametrize("low", [-9.0, -1.9, -0.3, 0.01, 2.7, 5.99])
 @pytest.mark.parametrize("size", [0.001, 0.02, 0.2, 1, 3, 30])
 @pytest.mark.parametrize("most", [2, 3, 6])
 def test_logarithmic_ticks_fit_and_differ(low: float, size: float, most: int) -> None:
