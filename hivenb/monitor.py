@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -40,6 +41,8 @@ class Monitor:
         self._traffic: Traffic | None = None
         last = history.snapshot().last
         self._sent_before, self._received_before = last("bytes_sent") or 0.0, last("bytes_received") or 0.0
+        self._counting = threading.Lock()
+        self._epoch = 0
         self._thread = threading.Thread(target=self._watch, name="hivenb-monitor", daemon=True)
 
     @property
@@ -50,6 +53,15 @@ class Monitor:
     def start(self) -> None:
         """Begin to watch."""
         self._thread.start()
+
+    def on_epoch(self, epoch: int) -> None:
+        """Note what has been sent and received until now, when an epoch of the swarm has ended at this peer.
+
+        :param epoch: the one that has begun
+        """
+        self._epoch = epoch
+        with contextlib.suppress(SwarmError):  # training will find out for itself
+            self._count_traffic()
 
     def close(self) -> None:
         """Watch no longer. Returns when the last sample is written."""
@@ -68,8 +80,6 @@ class Monitor:
             self._ended.wait(max(0.0, INTERVAL - (time.monotonic() - started)))
 
     def _sample(self) -> None:
-        if self._traffic is None:
-            self._traffic = Traffic(self._swarm.dht.pid)
         peers = self._swarm.peers(self._run_id)
         if self._peers:  # those of the first look were there already
             self._mark_changes(_others(self._peers), _others(peers))
@@ -85,13 +95,20 @@ class Monitor:
         }
         if own is not None:
             figures["samples_per_second"] = own.samples_per_second
-        if (exchanged := self._traffic.read()) is not None:
-            figures["bytes_sent"] = self._sent_before + exchanged.sent
-            figures["bytes_received"] = self._received_before + exchanged.received
         if (allocated := gpu_bytes()) is not None:
             figures["gpu_memory"] = allocated
         for name, value in figures.items():
             self._history.record(name, value, epoch=epoch)
+        self._count_traffic()
+
+    def _count_traffic(self) -> None:
+        with self._counting:
+            if self._traffic is None:
+                self._traffic = Traffic(self._swarm.dht.pid)
+            if (exchanged := self._traffic.read()) is not None:
+                totals = (self._sent_before + exchanged.sent, self._received_before + exchanged.received)
+                for name, total in zip(("bytes_sent", "bytes_received"), totals, strict=True):
+                    self._history.record(name, total, epoch=self._epoch)
 
     def _mark_changes(self, before: set[str], after: set[str]) -> None:
         for peer_id in sorted(after - before):

@@ -114,16 +114,13 @@ def per_epoch(series: Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     Where a point stands for several epochs, or epochs went by unseen, each gets the same share.
 
-    :returns: time, epoch and growth, as arrays of equal length; one entry for each epoch with an end that was seen
+    :returns: time, epoch that began then, and growth since the one before began, as arrays of equal length
     """
-    if len(series) == 0:
-        return np.empty(0), np.empty(0, dtype=np.int64), np.empty(0)
-    last = np.append(np.flatnonzero(np.diff(series.epochs)), len(series) - 1)
+    first = np.flatnonzero(np.diff(series.epochs)) + 1  # what is before may have begun at any time
     # the total grows, so that the highest of the values that a point stands for is the last one
-    epochs, totals, times = series.epochs[last], series.highs[last], series.times[last]
+    epochs, totals, times = series.epochs[first], series.highs[first], series.times[first]
     steps, growth = np.diff(epochs), np.diff(totals)
-    # the first interval begins somewhere within an epoch, the last epoch has not ended, and a new run begins at 0
-    known = (steps > 0) & (growth >= 0) & (np.arange(len(steps)) < len(steps) - 1)
+    known = (steps > 0) & (growth >= 0)  # else a new run has begun
     return times[1:][known], epochs[1:][known], growth[known] / steps[known]
 
 

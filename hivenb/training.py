@@ -316,6 +316,8 @@ class TrainingRun:
 
     def _on_epoch(self, report: Any) -> None:
         self._recorder.on_epoch(report)
+        if self._monitor is not None:
+            self._monitor.on_epoch(report.epoch)
         self._stage.notify()
 
     def _train_with(self, options: Options) -> None:

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import psutil
 import tiny
+import torch
 
 import hivenb
+from hivenb.engine.tracker import PeerInfo
 from hivenb.history import History
-from hivenb.monitor import Monitor, resident_bytes
+from hivenb.monitor import Monitor, gpu_bytes, resident_bytes
 from hivenb.options import Options
 from hivenb.training import TrainingRun
 
@@ -29,6 +32,7 @@ def test_it_sees_peers_come_and_go(swarm, eventually):
             other.start()
             eventually(lambda: len(monitor.peers) == 2, 60)
             eventually(lambda: "joined" in " ".join(event.text for event in history.snapshot().events))
+        eventually(lambda: "left" in " ".join(event.text for event in history.snapshot().events), 60)
         eventually(lambda: len(monitor.peers) == 1, 60)
         run.stop()
     finally:
@@ -37,6 +41,10 @@ def test_it_sees_peers_come_and_go(swarm, eventually):
     assert {event.text.split()[-1] for event in snapshot.events if event.kind == "peer"} >= {"joined", "left"}
     assert snapshot.series["peers"].highs.max() == 2
     assert snapshot.last("swarm_samples_per_second") >= 0
+    for name in ("bytes_sent", "bytes_received"):
+        total = snapshot.series[name]
+        assert np.all(np.diff(total.values) >= 0)
+        assert total.values[-1] > 0
     seen = history.version
     monitor.close()
     assert history.version == seen
@@ -51,6 +59,32 @@ def test_it_ends_quietly_with_the_swarm(swarm):
     assert not any(thread.name == "hivenb-monitor" for thread in threading.enumerate())
 
 
+def test_totals_go_on_where_an_earlier_start_has_left_them(swarm):
+    history = History()
+    history.record("bytes_sent", 5000.0)
+    history.record("bytes_received", 7000.0)
+    monitor = Monitor(swarm, "again", history)
+    peer = PeerInfo("12D3KooWself0001", 14, 410, 130.0, False, 0.4, True)
+    swarm.peers = lambda run_id: (peer,)
+    monitor.start()
+    monitor.close()
+    monitor.on_epoch(15)
+    assert history.snapshot().series["bytes_sent"].epochs.tolist() == [0, 0, 15]
+    assert 5000 <= history.snapshot().last("bytes_sent") < 100_000
+    assert 7000 <= history.snapshot().last("bytes_received") < 100_000
+
+
 def test_memory_is_that_of_this_process():
     rss = psutil.Process().memory_info().rss
     assert abs(resident_bytes() - rss) < 0.2 * rss
+
+
+def test_gpu_memory_is_that_of_tensors_and_unknown_without_any():
+    if not torch.cuda.is_available():
+        assert gpu_bytes() is None
+        return
+    torch.cuda.init()
+    before = gpu_bytes()
+    held = torch.zeros(10_000_000, device="cuda")
+    assert before is not None
+    assert gpu_bytes() - before >= held.nbytes

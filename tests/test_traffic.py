@@ -178,15 +178,15 @@ def series(values: list[float], epochs: list[int], capacity: int = 64) -> Any:
 def test_growth_is_that_of_whole_epochs() -> None:
     total = series([0, 10, 20, 40, 60, 70, 75], [1, 1, 2, 2, 3, 3, 4])
     times, epochs, growth = per_epoch(total)
-    assert epochs.tolist() == [2, 3]
-    assert growth.tolist() == [30, 30]
-    assert times.tolist() == [3, 5]
+    assert epochs.tolist() == [3, 4]
+    assert growth.tolist() == [40, 15]
+    assert times.tolist() == [4, 6]
 
 
 def test_epochs_that_went_by_unseen_share_the_growth() -> None:
     _, epochs, growth = per_epoch(series([0, 100, 300, 310], [0, 1, 5, 6]))
-    assert epochs.tolist() == [1, 5]
-    assert growth.tolist() == [100, 50]
+    assert epochs.tolist() == [5, 6]
+    assert growth.tolist() == [50, 10]
 
 
 def test_growth_is_exact_in_a_series_that_was_merged() -> None:
@@ -200,7 +200,7 @@ def test_growth_is_exact_in_a_series_that_was_merged() -> None:
 
 
 def test_a_total_that_begins_anew_gives_no_negative_growth() -> None:
-    total = series([100, 200, 0, 50, 60], [4, 5, 0, 1, 2])
-    assert per_epoch(total)[2].tolist() == [100, 50]
-    assert per_second(total)[1].tolist() == [100, 50, 10]
+    total = series([100, 200, 300, 0, 50, 60], [4, 5, 6, 0, 1, 2])
+    assert per_epoch(total)[2].tolist() == [100, 50, 10]
+    assert per_second(total)[1].tolist() == [100, 100, 50, 10]
     assert all(len(part) == 0 for part in per_epoch(series([1], [1])))

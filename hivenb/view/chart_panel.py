@@ -25,7 +25,8 @@ class ChartPanel:
         self.axis = widgets.Dropdown(
             options=[(name, name) for name in AXES],
             description="loss over",
-            layout=widgets.Layout(width="190px"),
+            layout=widgets.Layout(width="180px"),
+            style={"description_width": "auto"},
         )
         self.log = self._checkbox("log scale", "a logarithmic scale for the loss")
         self.dark = self._checkbox("dark", "light ink on dark paper; in a dark JupyterLab the charts are dark anyway")
@@ -33,7 +34,9 @@ class ChartPanel:
         for choice in self._choices:
             choice.observe(self._choose, names="value")
         self.image = widgets.Image(format="png", layout=widgets.Layout(width="100%", height="auto", margin="0"))
-        row = widgets.HBox(self._choices, layout=widgets.Layout(flex_flow="row wrap", justify_content="flex-end"))
+        row = widgets.HBox(
+            self._choices, layout=widgets.Layout(flex_flow="row wrap", justify_content="flex-end", align_items="center")
+        )
         self.widget = widgets.VBox([row, self.image], layout=widgets.Layout(flex="3 1 540px", min_width="0"))
 
     @property
