@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
-from tiny import TinyModel, loader, samples
+from tiny import TinyModel, loader, parameters, samples
 
 import hivenb
 from hivenb.compression import Float16Compression, Uniform8BitQuantization
@@ -23,13 +26,25 @@ PATIENCE = 90.0
 #: Seconds that a batch takes, so that an epoch takes a good part of one.
 BATCH_SECONDS = 0.02
 
+OPTIONS = hivenb.Options(target_batch_size=512, matchmaking_time=3.0, averaging_timeout=20.0, run_id="live")
+
 
 class SlowModel(TinyModel):
-    """With a matrix that PowerSGD finds worth its while."""
+    """With a matrix that PowerSGD finds worth its while; in each process it writes down what it becomes.
 
-    def __init__(self, **kwargs: Any):
+    :param folder: where to; a file for each epoch of the swarm
+    """
+
+    def __init__(self, folder: Path, **kwargs: Any):
         super().__init__(**kwargs)
         self.wide = torch.nn.Linear(4, 64)
+        self.folder, self.epoch = folder, 0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        epoch = self.trainer.strategy.hivemind_epoch
+        if epoch != self.epoch:
+            self.epoch = epoch
+            torch.save(parameters(self), self.folder / f"{epoch}-{os.getpid()}.pt")
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         time.sleep(BATCH_SECONDS)
@@ -41,12 +56,11 @@ def halving(optimizer: torch.optim.Optimizer) -> Any:
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[hivenb.TrainingRun]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hivenb.TrainingRun]:
     """Trains with two more peers as long as the tests of this module last."""
-    options = hivenb.Options(target_batch_size=512, matchmaking_time=3.0, averaging_timeout=20.0, run_id="live")
     with hivenb.Swarm("live") as swarm:
-        model = SlowModel(optimizer=torch.optim.AdamW, lr=0.01)
-        training = hivenb.TrainingRun(model, loader(4096, 8), swarm=swarm, options=options, accelerator="cpu")
+        model = SlowModel(tmp_path_factory.mktemp("parameters"), optimizer=torch.optim.AdamW, lr=0.01)
+        training = hivenb.TrainingRun(model, loader(4096, 8), swarm=swarm, options=OPTIONS, accelerator="cpu")
         swarm.add_local_peers(2, training)
         training.start()
         wait_for_three(training)
@@ -167,3 +181,52 @@ def test_what_cannot_be_changed_says_so_and_the_training_goes_on(run: hivenb.Tra
         run.apply(run_id="another")
     assert run.options is before
     assert run.wait(epochs=1, timeout=PATIENCE)
+
+
+#: What a restless hand may try, in any order; prerequisites come along.
+POOL: dict[str, list[Any]] = {
+    "target_batch_size": [256, 384, 512],
+    "grad_compression": ["none", "float16", "uniform8bit", "size_adaptive"],
+    "state_averaging_compression": ["none", "float16"],
+    "load_state_compression": ["none", "float16"],
+    "matchmaking_time": [2.0, 3.0],
+    "averaging_timeout": [15.0, 20.0],
+    "average_state_every": [1, 2],
+    "delay_state_averaging": [False, True],
+    "delay_optimizer_step": [False, True],
+    "delay_grad_averaging": [False, True],
+    "offload_optimizer": [False, True],
+    "reuse_grad_buffers": [False, True],
+    "verbose": [False, True],
+}
+
+
+@pytest.mark.timeout(400)
+def test_fifty_changes_of_a_restless_hand(run: hivenb.TrainingRun) -> None:
+    hand, before = random.Random(1), error_of(run)
+    for _ in range(50):
+        name = hand.choice(sorted(POOL))
+        wanted = run.options.with_prerequisites(**{name: hand.choice(POOL[name])})
+        assert run.apply(wanted) == run.options
+        assert run.wait(steps=hand.randrange(1, 8), timeout=PATIENCE)
+    run.apply(OPTIONS)
+    for _ in range(2):
+        wait_for_three(run)
+    assert run.status.state is RunState.TRAINING
+    assert error_of(run) < max(before, 0.1)
+    assert_agree(run)
+
+
+def assert_agree(run: hivenb.TrainingRun) -> None:
+    """All three peers have the same parameters at the end of some epoch from now on."""
+    since, end = run.status.epoch, time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        assert run.wait(epochs=1, timeout=PATIENCE)
+        for epoch in range(since, run.status.epoch):
+            files = list(run.model.folder.glob(f"{epoch}-*.pt"))
+            if len(files) == 3:
+                first, *others = [torch.load(file) for file in files]
+                far = max(float((a - b).abs().max()) for one in others for a, b in zip(first, one, strict=True))
+                if far < 1e-5:
+                    return
+    raise AssertionError("they never agreed")

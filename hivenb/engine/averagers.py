@@ -113,6 +113,8 @@ class _CheckedDownload(SettledAverager):
 class TrainingStateAverager(PartsCutAlike, _TrainingStateAverager, _CheckedDownload):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
 
+    _steps_to_come = 0
+
     def _init_components(
         self,
         param_groups: Any,
@@ -152,6 +154,23 @@ class TrainingStateAverager(PartsCutAlike, _TrainingStateAverager, _CheckedDownl
     def _put_gradients_back(self, *args: Any) -> None:
         for parameter, gradient in self._left_out:
             parameter.grad = gradient
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("increment_epoch") and kwargs.get("optimizer_step"):
+            self._steps_to_come = 1  # hivemind counts the epoch at once and makes the step of the optimizer later
+        return super().step(*args, **kwargs)
+
+    def _update_scheduler(self) -> None:
+        super()._update_scheduler()
+        self._steps_to_come = 0
+
+    def get_current_state(self) -> tuple[Any, Any, Any]:
+        # hivemind/optim/state_averager.py:get_current_state gives away the optimizer's own tensors, which change while
+        # they are sent, under the number of an epoch whose step they may still lack
+        with self.lock_optimizer:
+            metadata, tensors, infos = super().get_current_state()
+            metadata["epoch"] -= self._steps_to_come
+            return metadata, tuple(tensor.clone() for tensor in tensors), infos
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         # hivemind/optim/state_averager.py:load_state_from_peers takes over the peer's learning rate, and then steps

@@ -172,11 +172,15 @@ class Optimizer(DownloadsState):
                     self.state_averager.local_epoch = self.tracker.global_epoch
                     self.tracker.update_epoch(self.local_epoch)
                 return
+        if self.has_missed_a_round:  # since it was looked at in this step
+            self.load_state_from_peers()
+            return
         samples = self.local_progress.samples_accumulated
         started = time.perf_counter()
         if not self.delay_grad_averaging:
             self._last_round = (1, None)
         super()._update_global_epoch(grad_scaler)
+        self._downloads = 0
         if self._on_epoch is not None:
             group_size, failed = self._last_round
             self._on_epoch(
@@ -274,7 +278,7 @@ class Optimizer(DownloadsState):
         state = dict(state_dict)
         own = state.pop("hivemind", None)
         self.finish_delayed_updates()
-        with self.state_averager.lock_averaged_tensors, self.state_averager.lock_optimizer:
+        with self.state_averager.lock_optimizer, self.state_averager.lock_averaged_tensors:
             self.opt.load_state_dict(state)
             self._reload_parameters()
         if own is None:

@@ -14,7 +14,7 @@ logger = get_logger(__name__)
 #: How often a peer that fell behind asks for the state before it gives up; hivemind itself never does.
 LOAD_STATE_ATTEMPTS = 5
 
-#: How often in a row a newcomer downloads the state anew because an epoch has ended meanwhile.
+#: How often in a row a peer downloads the state anew because an epoch has ended meanwhile.
 MAX_DOWNLOADS = 5
 
 
@@ -25,16 +25,17 @@ class DownloadsState(hivemind.Optimizer):
     _downloads = 0
 
     def _should_load_state_from_peers(self) -> bool:
-        # hivemind lets a peer that is one epoch behind the others take part in the round which they are about to end.
-        # One that has just downloaded its state is in none: it would come to their next round, and take it for theirs.
-        is_behind = self.local_epoch < self.tracker.global_epoch
-        if is_behind and 0 < self._downloads < MAX_DOWNLOADS:
-            return True
-        return super()._should_load_state_from_peers()
+        return self.has_missed_a_round or super()._should_load_state_from_peers()
 
-    def _update_global_epoch(self, grad_scaler: Any) -> None:
-        super()._update_global_epoch(grad_scaler)
-        self._downloads = 0
+    @property
+    def has_missed_a_round(self) -> bool:
+        """Whether the others have ended an epoch without this peer, which needs their state before it goes on."""
+        # hivemind lets a peer that is one epoch behind the others take part in the round which they are about to end.
+        # Where they wait for each other's gradients that round is over: this one would come to their next round, take
+        # it for the last one, and have other moments than they from then on.
+        is_behind = self.local_epoch < self.tracker.global_epoch
+        waits_for_others = not (self.delay_grad_averaging or self.auxiliary or self.use_local_updates)
+        return is_behind and waits_for_others and self._downloads < MAX_DOWNLOADS
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         """Download parameters, optimizer state and epoch from the peer that is furthest ahead.
@@ -50,7 +51,8 @@ class DownloadsState(hivemind.Optimizer):
             self._download_state(**kwargs)
             self._downloads += 1
             is_behind = self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch
-            if is_behind and self._downloads >= MAX_DOWNLOADS:  # epochs are shorter than a download
+            # with steps in the background all peers are one behind; or epochs are shorter than a download
+            if is_behind and (self.delay_optimizer_step or self._downloads >= MAX_DOWNLOADS):
                 self.state_averager.local_epoch = self.tracker.global_epoch
             self._begin_epoch()
 

@@ -7,6 +7,7 @@ import concurrent.futures
 import inspect
 import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,10 @@ DEFAULT_REFRESH_PERIOD = 0.5
 #: Seconds between two looks at most: a newcomer is to be seen before its second epoch (hivemind's own is 10).
 MAX_REFRESH_PERIOD = 3.0
 
+#: Seconds without a batch after which a peer takes itself off the list, unless its batches take about as long: it may
+#: validate, upload a file or be stuck, and each round of the others would wait for it.
+SILENCE = 10.0
+
 #: Seconds; an estimate beyond this comes from a speed of nothing.
 _ENDLESS = 1e6
 
@@ -52,6 +57,7 @@ class ProgressTracker(_ProgressTracker):
     ):
         self._announced, self._aside = threading.Event(), threading.Event()
         self._lock_counting = threading.Lock()
+        self._counted_at, self._longest_pause = math.inf, 0.0
         self.on_count = on_count
         super().__init__(
             *args,
@@ -96,6 +102,14 @@ class ProgressTracker(_ProgressTracker):
         self._aside.clear()
         with self._lock_counting:
             super().report_local_progress(*args, **kwargs)
+        pause = time.monotonic() - self._counted_at  # none before the first
+        self._longest_pause = max(0.9 * self._longest_pause, pause)
+        self._counted_at = time.monotonic()
+
+    @property
+    def _is_silent(self) -> bool:
+        """Whether no batch has been counted for long; a forgetful maximum tells what is long for this peer."""
+        return time.monotonic() - self._counted_at > max(SILENCE, 2 * self._longest_pause)
 
     @property
     def ready_to_update_epoch(self) -> bool:
@@ -137,7 +151,7 @@ class ProgressTracker(_ProgressTracker):
         loop = asyncio.get_running_loop()
         last_report, last_active_epoch = -math.inf, -math.inf
         while not self.shutdown_triggered.is_set():
-            pause = max(0.0, last_report + self.metadata_expiration / 2 - get_dht_time())
+            pause = max(0.0, last_report + min(self.metadata_expiration, SILENCE) / 2 - get_dht_time())
             await loop.run_in_executor(None, self.should_report_progress.wait, pause)
             self.should_report_progress.clear()
             progress, last_report = self.local_progress, get_dht_time()
@@ -150,7 +164,7 @@ class ProgressTracker(_ProgressTracker):
                 self.dht.store(
                     key=self.training_progress_key,
                     subkey=self._local_public_key,
-                    value=None if self._aside.is_set() else progress.dict(),
+                    value=None if self._aside.is_set() or self._is_silent else progress.dict(),
                     expiration_time=last_report + self.metadata_expiration,
                     return_future=True,
                 )

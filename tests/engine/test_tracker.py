@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.utils import get_dht_time
 from tiny import LOOPBACK
 
+from hivenb.engine import tracker as module
 from hivenb.engine.dht import DHT
 from hivenb.engine.tracker import METADATA_EXPIRATION, PeerInfo, ProgressTracker, read_peers
 from hivenb.errors import SwarmError
@@ -127,14 +129,37 @@ class TestTracker:
         tracker.shutdown(10)
         eventually(lambda: read_peers(dht, run_id, 10) == ())
 
+    def test_one_that_counts_no_batches_for_long_is_not_waited_for(
+        self,
+        dht: DHT,
+        run_id: str,
+        make_tracker: Any,
+        eventually: Any,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """hivemind goes on reporting what was counted before a validation, or for a training that is stuck."""
+        monkeypatch.setattr(module, "SILENCE", 1.0)
+        tracker = make_tracker()
+        tracker.announce()
+        eventually(lambda: len(read_peers(dht, run_id, 10)) == 1)
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=1)
+        eventually(lambda: read_peers(dht, run_id, 10) == ())
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=2)
+        eventually(lambda: [peer.samples for peer in read_peers(dht, run_id, 10)] == [2])
+
     @pytest.mark.slow
     def test_one_that_left_without_a_goodbye_is_forgotten(
         self, dht: DHT, other_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
     ) -> None:
-        make_tracker().report_local_progress(local_epoch=0, samples_accumulated=1)
+        tracker, samples = make_tracker(), itertools.count(1)
+
+        def listed() -> int:
+            tracker.report_local_progress(local_epoch=0, samples_accumulated=next(samples))
+            return len(read_peers(dht, run_id, 10))
+
         report_and_vanish(other_dht, run_id)
-        eventually(lambda: len(read_peers(dht, run_id, 10)) == 2)
-        eventually(lambda: len(read_peers(dht, run_id, 10)) == 1, seconds=METADATA_EXPIRATION + 10)
+        eventually(lambda: listed() == 2)
+        eventually(lambda: listed() == 1, seconds=METADATA_EXPIRATION + 10)
         (left,) = read_peers(dht, run_id, 10)
         assert left.is_self, "the one that is there has renewed its report meanwhile"
 

@@ -1,0 +1,90 @@
+"""Peers that come late, fall behind, leave, and go on from a file: each ends with the swarm's state, all of it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.lr_scheduler import ExponentialLR
+
+from strategy.peer import Moment
+from strategy.peers import Peer, Start, meet, met, stop, train_all
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+RATE, GAMMA = 0.05, 0.9
+
+#: Train until told to stop, each on data of its own, with an optimizer and a scheduler that have a state.
+SETTINGS: dict[str, Any] = {
+    "epochs": None,
+    "model": {"optimizer": torch.optim.AdamW, "lr": RATE, "weight_decay": 0.1},
+    "strategy": {"scheduler_fn": partial(ExponentialLR, gamma=GAMMA), "averaging_timeout": 8.0},
+}
+
+
+def assert_agree(peers: list[Peer], epoch: int) -> None:
+    """All that a peer has is the same in all of them after that epoch."""
+    first, *others = [met(one, epoch, len(peers))[epoch] for one in peers]
+    assert first.rate == pytest.approx(RATE * GAMMA**epoch)
+    for other in others:
+        for mine, theirs in zip(first.parameters, other.parameters, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+        assert other.rate == pytest.approx(first.rate)
+        assert_same_statistics(first, other)
+
+
+def assert_same_statistics(first: Moment, second: Moment) -> None:
+    for mine, theirs in zip(first.statistics, second.statistics, strict=True):
+        assert mine.keys() == theirs.keys() == {"step", "exp_avg", "exp_avg_sq"}
+        for name in mine:
+            np.testing.assert_allclose(mine[name], theirs[name], atol=1e-5)
+
+
+def assert_begins_as(peer: Peer, saved: Moment) -> None:
+    begun = peer.begun()
+    assert begun.epoch == saved.epoch
+    assert begun.rate == saved.rate == pytest.approx(RATE * GAMMA**saved.epoch)
+    for mine, theirs in zip(begun.parameters, saved.parameters, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert_same_statistics(begun, saved)
+
+
+def test_a_late_peer_gets_the_state_and_gets_it_again_when_it_has_fallen_behind(start_peer: Start) -> None:
+    first = start_peer(0, SETTINGS)
+    ahead = first.wait_for_epoch(3).epoch
+    late = start_peer(1, SETTINGS, addresses=first.addresses)
+    together = meet([first, late], ahead)
+    assert late.since(0)[0].epoch > ahead, "it makes no epoch of its own before it has the state"
+    assert_agree([first, late], together)
+
+    late.tell("pause")
+    first.wait_for_epoch(late.moments[-1].epoch + 4)
+    late.tell("go")
+    together = meet([first, late], first.moments[-1].epoch)
+    stop([first, late])
+    assert_agree([first, late], together)
+
+
+def test_a_run_goes_on_from_the_file_of_its_last_peer(start_peer: Start, tmp_path: Path) -> None:
+    """It resumes alone; then come one that knows nothing, and one with the file, which is outdated by now."""
+    (last,) = train_all(start_peer, {**SETTINGS, "epochs": 2, "save": tmp_path / "saved"})
+    saved = last.moments[-1]
+    assert saved.epoch == 2
+    from_file = {**SETTINGS, "resume": tmp_path / "saved.ckpt"}
+    resumed = start_peer(1, from_file)
+    assert_begins_as(resumed, saved)
+    ahead = resumed.wait_for_epoch(5).epoch
+    outdated = start_peer(2, from_file, addresses=resumed.addresses)
+    newcomer = start_peer(3, SETTINGS, addresses=resumed.addresses)
+    peers = [resumed, outdated, newcomer]
+    together = meet(peers, ahead)
+    stop(peers)
+    assert_begins_as(outdated, saved)
+    assert newcomer.begun().epoch == 0
+    for one in (outdated, newcomer):
+        assert one.since(0)[0].epoch > ahead
+    assert_agree(peers, together)
