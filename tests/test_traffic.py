@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +13,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from hivemind.utils import get_dht_time
 
 import hivenb
-from hivenb.engine.averagers import GradientAverager
-from hivenb.engine.dht import DHT
 from hivenb.history import History
 from hivenb.options import Options
 from hivenb.traffic import Traffic, _connections, per_epoch, per_second
@@ -26,64 +23,29 @@ from hivenb.training import TrainingRun
 RELAY = Path(__file__).parent / "benchmarks" / "codecs.py"
 
 
-@pytest.fixture
-def two_peers() -> Iterator[Any]:
-    """Two peers whose only connection is through a relay that counts."""
-    spec = importlib.util.spec_from_file_location("benchmark_of_codecs", RELAY)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        with module.TwoPeers() as peers:
-            yield peers
-    finally:
-        del sys.modules[spec.name]
+#: In an interpreter of its own, as the benchmark: two peers whose only connection is through a relay that counts.
+COUNT_TWICE = """
+import runpy, sys, time, torch
+from hivenb.traffic import Traffic
+
+if __name__ == "__main__":
+    with runpy.run_path(sys.argv[1])["TwoPeers"]() as peers:
+        traffics = [Traffic(dht.pid) for dht in peers._dhts]
+        before = peers.relay.count
+        peers.rounds(GradientAverager, [torch.randn(2**18) for _ in range(2)], repeat=2)
+        # one after the other: by the time of the last count the relay has forwarded all that was counted first
+        counts = [traffic.read() for traffic in traffics]
+        print(peers.relay.count - before, *(f"{count.sent} {count.received}" for count in counts))
+"""
 
 
-def test_it_counts_what_a_relay_between_two_peers_has_forwarded(two_peers: Any, eventually: Any) -> None:
-    traffics = [Traffic(dht.pid) for dht in two_peers._dhts]
-    before = two_peers.relay.count
-
-    def all_agree() -> bool:
-        first, second = (traffic.read() for traffic in traffics)
-        assert first is not None
-        assert second is not None
-        forwarded = two_peers.relay.count - before
-        counts = (first.sent + first.received, second.sent + second.received, 2 * first.sent, 2 * second.sent)
-        # DHTs have more to say to each other when they have just met, and some of that was under way in the beginning
-        return all(count == pytest.approx(forwarded, rel=0.005) for count in counts)
-
-    gradients = [torch.randn(2**18) for _ in range(2)]
-    two_peers.rounds(GradientAverager, gradients, repeat=2)
-    assert two_peers.relay.count - before > 2 * 2 * gradients[0].nbytes
-    eventually(all_agree)
-
-
-@pytest.mark.parametrize("transport", ["tcp/0", "udp/0/quic-v1"])
-def test_it_counts_each_transport_and_what_closed_connections_have_carried(transport: str, eventually: Any) -> None:
-    settings: dict[str, Any] = {**tiny.LOOPBACK, "host_maddrs": [f"/ip4/127.0.0.1/{transport}"]}
-    first = DHT(start=True, **settings)
-    try:
-        second = DHT(start=True, initial_peers=first.get_visible_maddrs(), **settings)
-        try:
-            sender, receiver = Traffic(second.pid), Traffic(first.pid)
-            assert second.store("key", bytes(500_000), expiration_time=get_dht_time() + 60)
-            sent, received = sender.read(), receiver.read()
-            assert sent is not None
-            assert received is not None
-            assert 500_000 < sent.sent < 550_000
-            assert 500_000 < received.received < 550_000
-            assert sent.received < 50_000
-            assert bool(receiver._connections) is transport.startswith("tcp")
-        finally:
-            second.shutdown()
-        eventually(lambda: receiver.read() and not receiver._connections)
-        later = receiver.read()
-        assert later is not None
-        assert received.received <= later.received < 550_000
-    finally:
-        first.shutdown()
+def test_it_counts_what_a_relay_between_two_peers_has_forwarded() -> None:
+    command = [sys.executable, "-c", COUNT_TWICE, str(RELAY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    forwarded, *counts = map(int, done.stdout.split())
+    assert forwarded > 2 * 2 * 4 * 2**18
+    # DHTs have more to say to each other when they have just met, and some of that was under way in the beginning
+    assert counts == [pytest.approx(forwarded / 2, rel=0.01)] * 4
 
 
 def test_it_says_when_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
