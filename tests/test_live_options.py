@@ -201,6 +201,7 @@ POOL: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_fifty_changes_of_a_restless_hand(run: hivenb.TrainingRun) -> None:
     hand, before = random.Random(1), error_of(run)

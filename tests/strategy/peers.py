@@ -180,16 +180,19 @@ def difference(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) ->
     return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
 
 
-def meet(peers: Sequence[Peer], since: int) -> int:
+def meet(peers: Sequence[Peer], since: int, agree: Callable[[int], bool] = lambda epoch: True) -> int:
     """Waits until all have ended two epochs in a row together, from that one on; the second of them.
 
-    One is not enough: a newcomer can meet the others in a round that is not of its epoch.
+    One is not enough: a newcomer can meet the others in a round that is not of its epoch, and takes their state again.
+
+    :param agree: whether they are as the test wants them after an epoch
     """
     end = time.monotonic() + PATIENCE
     while True:
         common = set.intersection(*({*met(one, since, len(peers))} for one in peers))
-        if found := [epoch for epoch in common if epoch - 1 in common]:
-            return min(found)
+        for epoch in sorted(common):
+            if epoch - 1 in common and agree(epoch - 1) and agree(epoch):
+                return epoch
         for one in peers:
             one.assert_well(f"two epochs together from {since} on", time.monotonic() < end)
         time.sleep(0.05)

@@ -13,7 +13,7 @@ from strategy import plain_peer
 from strategy.peer import WideModel
 from strategy.peers import Peer, Start, meet, met, stop
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 #: An epoch takes one of them alone 1.6 s: hivemind looks for others every 10 s at times.
 SETTINGS: dict[str, Any] = {"epochs": None, "target": 256, "model": {"lr": 0.05}}

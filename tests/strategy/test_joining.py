@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from strategy.peer import Moment
 from strategy.peers import Peer, Start, meet, met, stop, train_all
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 RATE, GAMMA = 0.05, 0.9
 
@@ -37,6 +37,19 @@ def assert_agree(peers: list[Peer], epoch: int) -> None:
         assert_same_statistics(first, other)
 
 
+def come_to_agree(peers: list[Peer], since: int) -> None:
+    """Waits until they agree, and do so in the next epoch, too."""
+
+    def agree(epoch: int) -> bool:
+        try:
+            assert_agree(peers, epoch)
+        except AssertionError:
+            return False
+        return True
+
+    meet(peers, since, agree)
+
+
 def assert_same_statistics(first: Moment, second: Moment) -> None:
     for mine, theirs in zip(first.statistics, second.statistics, strict=True):
         assert mine.keys() == theirs.keys() == {"step", "exp_avg", "exp_avg_sq"}
@@ -57,16 +70,14 @@ def test_a_late_peer_gets_the_state_and_gets_it_again_when_it_has_fallen_behind(
     first = start_peer(0, SETTINGS)
     ahead = first.wait_for_epoch(3).epoch
     late = start_peer(1, SETTINGS, addresses=first.addresses)
-    together = meet([first, late], ahead)
+    come_to_agree([first, late], ahead)
     assert late.since(0)[0].epoch > ahead, "it makes no epoch of its own before it has the state"
-    assert_agree([first, late], together)
 
     late.tell("pause")
     first.wait_for_epoch(late.moments[-1].epoch + 4)
     late.tell("go")
-    together = meet([first, late], first.moments[-1].epoch)
+    come_to_agree([first, late], first.moments[-1].epoch)
     stop([first, late])
-    assert_agree([first, late], together)
 
 
 def test_a_run_goes_on_from_the_file_of_its_last_peer(start_peer: Start, tmp_path: Path) -> None:
@@ -81,10 +92,9 @@ def test_a_run_goes_on_from_the_file_of_its_last_peer(start_peer: Start, tmp_pat
     outdated = start_peer(2, from_file, addresses=resumed.addresses)
     newcomer = start_peer(3, SETTINGS, addresses=resumed.addresses)
     peers = [resumed, outdated, newcomer]
-    together = meet(peers, ahead)
+    come_to_agree(peers, ahead)
     stop(peers)
     assert_begins_as(outdated, saved)
     assert newcomer.begun().epoch == 0
     for one in (outdated, newcomer):
         assert one.since(0)[0].epoch > ahead
-    assert_agree(peers, together)
