@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hivenb.swarm import Swarm
     from hivenb.swarm_stats_monitor import SwarmStatsMonitor
     from hivenb.training import TrainingRun
+    from hivenb.view.comparison import compare
     from hivenb.view.dashboard import Dashboard
 
 _HOME_OF = {
@@ -29,6 +30,7 @@ _HOME_OF = {
     "Swarm": "hivenb.swarm",
     "SwarmStatsMonitor": "hivenb.swarm_stats_monitor",
     "TrainingRun": "hivenb.training",
+    "compare": "hivenb.view.comparison",
 }
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "SwarmStatsMonitor",
     "TrainingRun",
     "__version__",
+    "compare",
 ]
 
 

@@ -91,6 +91,25 @@ class Snapshot:
         """The value recorded last under ``name`` (itself, not a bucket's mean), or None if there is none."""
         return self._last.get(name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which does not take read-only views of dicts."""
+        return Snapshot, (self.version, self.started_at, dict(self.series), self.events, dict(self._last))
+
+
+def require_pandas() -> Any:
+    """pandas, which only those need who want a table.
+
+    :raises MissingDependencyError: when it is not installed
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingDependencyError(
+            "to_dataframe() needs pandas, which is not installed: pip install pandas. "
+            "Without it, a history's snapshot().series holds the same numbers as numpy arrays."
+        ) from error
+    return pd
+
 
 class History:
     """Bounded, thread-safe series and events of one run.
@@ -184,13 +203,7 @@ class History:
 
         :raises MissingDependencyError: when pandas is not installed
         """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingDependencyError(
-                "History.to_dataframe() needs pandas, which is not installed: pip install pandas. "
-                "Without it, History.snapshot().series holds the same numbers as numpy arrays."
-            ) from error
+        pd = require_pandas()
         series = list(self.snapshot().series.values())
         columns: dict[str, Any] = {
             "time": _joined([s.times for s in series], np.float64),

@@ -10,6 +10,7 @@ from hivenb.engine.epoch_schedulers import EpochSchedulers
 from hivenb.engine.handover import release, take_over
 from hivenb.engine.live_settings import LIVE_SETTINGS, set_live
 from hivenb.engine.optimizer import Optimizer, default_next_chunk_timeout
+from hivenb.engine.optimizer_state import group_settings, restore_group_settings
 from hivenb.errors import OptionsError
 from hivenb.option_checks import CODEC_FIELDS
 from hivenb.options import FIELDS, Options
@@ -73,21 +74,35 @@ def reconfigured(
         return take_over(handover, make, offload=old.pop("offload_optimizer"), **old), e
 
 
-def set_scheduler(optimizer: Optimizer, make_scheduler: Callable[[Any], EpochSchedulers] | None) -> None:
+def set_scheduler(
+    optimizer: Optimizer, make_scheduler: Callable[[Any], EpochSchedulers] | None
+) -> Callable[[Optimizer], None]:
     """Give an optimizer that trains another scheduler, as if it had been there from the first epoch on.
 
     :param make_scheduler: a function of the torch optimizer; ``None`` to stay at the present rate
+    :returns: what puts the former scheduler and its rates back, in that optimizer or its successor
+    :raises Exception: what the function raises; the former scheduler stays
     """
     optimizer.finish_delayed_updates()
-    if make_scheduler is None:
-        optimizer.state_averager.scheduler = None
-        return
-    for group in optimizer.opt.param_groups:
-        group["lr"] = group.get("initial_lr", group["lr"])
-    scheduler = make_scheduler(optimizer.opt)
-    while scheduler.epoch < optimizer.local_epoch:
-        scheduler.step()
+    former, settings = optimizer.state_averager.scheduler, group_settings(optimizer.opt)
+
+    def put_back(present: Optimizer) -> None:
+        restore_group_settings(present.opt, settings)
+        present.state_averager.scheduler = former
+
+    try:
+        scheduler = None
+        if make_scheduler is not None:
+            for group in optimizer.opt.param_groups:
+                group["lr"] = group.get("initial_lr", group["lr"])
+            scheduler = make_scheduler(optimizer.opt)
+            while scheduler.epoch < optimizer.local_epoch:
+                scheduler.step()
+    except Exception:
+        put_back(optimizer)
+        raise
     optimizer.state_averager.scheduler = scheduler
+    return put_back
 
 
 def _can_be_set(changed: set[str], after: Options, new: dict[str, Any]) -> bool:

@@ -211,7 +211,6 @@ class HivemindStrategy(SingleDeviceStrategy):
         Parameters, optimizer state, schedules, the swarm's epoch and the samples of the present one are kept, and so
         is the place in the swarm.
 
-        :param options: the new options
         :raises OptionsError: if an option cannot be changed while training
         :raises Exception: whatever goes wrong with the new options; the old ones stay in force
         """
@@ -226,25 +225,25 @@ class HivemindStrategy(SingleDeviceStrategy):
             raise OptionsError(
                 "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
             )
+        put_scheduler_back = None
+        if "scheduler_fn" in changed:
+            make = None if options.scheduler_fn is None else made_by(options.scheduler_fn)
+            put_scheduler_back = set_scheduler(self._optimizer, make)
         self._optimizer, error = reconfigured(self._optimizer, before, options, self._make_optimizer)
         if error is None:
             self.options = options
-            if "scheduler_fn" in changed:
-                make = None if options.scheduler_fn is None else made_by(options.scheduler_fn)
-                set_scheduler(self._optimizer, make)
+        elif put_scheduler_back is not None:
+            put_scheduler_back(self._optimizer)
         self._show_to_lightning(self._optimizer, self._hooks)
         if error is not None:
             raise error
 
     def _make_first_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
-        kwargs = {**engine_settings(self.options), "scheduler": scheduler}
+        kwargs = {**engine_settings(self.options), "optimizer": optimizer, "scheduler": scheduler}
         if self.options.offload_optimizer:
             kwargs |= {"optimizer": factory_like(optimizer), "params": optimizer.param_groups}
-        else:
-            kwargs |= {"optimizer": optimizer}
         module: Any = self.lightning_module
-        described = describe_parameters(module, optimizer)
-        self._declaration = ModelDeclaration(self.dht, self.options.run_id, described)
+        self._declaration = ModelDeclaration(self.dht, self.options.run_id, describe_parameters(module, optimizer))
         self.last_epoch_report = None
         return self._make_optimizer(**kwargs)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 
+from hivenb.advice import Advice, advise
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.gate import Gate, Stage
 from hivenb.history import History
@@ -232,6 +233,12 @@ class TrainingRun:
     def trainer(self) -> lightning.Trainer | None:
         """The Trainer of the present or last start."""
         return self._trainer
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What the figures of the run suggest to change; ``run.apply(**advice.changes)`` does it."""
+        options = self.options  # before the history, where a change is marked
+        return advise(self.history.snapshot(), options)
 
     @property
     def log(self) -> tuple[str, ...]:

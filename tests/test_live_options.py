@@ -183,6 +183,49 @@ def test_what_cannot_be_changed_says_so_and_the_training_goes_on(run: hivenb.Tra
     assert run.wait(epochs=1, timeout=PATIENCE)
 
 
+def failing_factory(**kwargs: Any) -> Any:
+    raise MemoryError("no room for another averager")
+
+
+def failing_scheduler(optimizer: torch.optim.Optimizer) -> Any:
+    optimizer.param_groups[0]["lr"] = 1e9
+    raise ValueError("no such schedule")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"scheduler_fn": failing_scheduler}, ValueError),
+        ({"grad_averager_factory": failing_factory}, TypeError),
+        ({"scheduler_fn": halving, "average_opt_statistics": ("no_such_statistic",)}, KeyError),
+    ],
+    ids=["scheduler", "averager", "a scheduler, but not what comes with it"],
+)
+def test_what_fails_leaves_the_old_options_in_force_and_says_why(
+    run: hivenb.TrainingRun, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    before, rate = run.options, run.strategy.optimizer.opt.param_groups[0]["lr"]
+    scheduler = run.strategy.optimizer.state_averager.scheduler
+    with pytest.raises(error) as raised:
+        run.apply(**changes)
+    assert run.options_error is raised.value
+    assert run.options is before
+    assert run.strategy.options == before
+    assert run.strategy.optimizer.state_averager.scheduler is scheduler
+    assert run.strategy.optimizer.opt.param_groups[0]["lr"] == pytest.approx(rate, rel=0.1)
+    wait_for_three(run)
+
+
+def test_it_works_paused(run: hivenb.TrainingRun) -> None:
+    run.pause()
+    assert run.wait_for(RunState.PAUSED, timeout=PATIENCE)
+    codec = "float16" if run.options.grad_compression == "none" else "none"
+    assert run.apply(grad_compression=codec, delay_state_averaging=False) == run.options
+    assert run.status.state is RunState.PAUSED
+    run.resume()
+    wait_for_three(run)
+
+
 #: What a restless hand may try, in any order; prerequisites come along.
 POOL: dict[str, list[Any]] = {
     "target_batch_size": [256, 384, 512],
