@@ -59,6 +59,7 @@ class LogCollector(logging.Handler):
     @contextmanager
     def this_thread(self) -> Iterator[None]:
         """Collect what Lightning logs and what anybody warns of on this thread, instead of printing it."""
+        _watch_lightning(self)  # one of its packages may have been imported in the meantime
         ident = threading.get_ident()
         self._threads.add(ident)
         try:
@@ -117,15 +118,30 @@ def _install(collector: LogCollector) -> LogCollector:
         logger.setLevel(logging.INFO)
         logger.propagate = False
         logger.addHandler(collector)
-    for name in _FROM_OUR_THREADS:
-        logger = logging.getLogger(name)
-        for printer in logger.handlers:
-            printer.addFilter(lambda record: not collector.owns(record.thread))
-        if logger.handlers:
-            ours = _Forward(collector)
-            logger.addHandler(ours)
+    _watch_lightning(collector)
     _collect_warnings(collector)
     return collector
+
+
+def _watch_lightning(collector: LogCollector) -> None:
+    """Let Lightning's loggers, as set up by now, hand what our threads log to the collector, and print none of it."""
+    for name in _FROM_OUR_THREADS:
+        logger = logging.getLogger(name)
+        for printer in [h for h in logger.handlers if not isinstance(h, _Forward)]:
+            if not any(isinstance(known, _NotOurs) and known.collector is collector for known in printer.filters):
+                printer.addFilter(_NotOurs(collector))
+        is_last = "." not in name or not logger.propagate  # else its records come to its parent, too
+        if is_last and not any(isinstance(h, _Forward) and h._collector is collector for h in logger.handlers):
+            logger.addHandler(_Forward(collector))
+
+
+class _NotOurs(logging.Filter):
+    def __init__(self, collector: LogCollector):
+        super().__init__()
+        self.collector = collector
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not self.collector.owns(record.thread)
 
 
 class _Forward(logging.Handler):

@@ -25,7 +25,8 @@ RELAY = Path(__file__).parent / "benchmarks" / "codecs.py"
 
 #: In an interpreter of its own, as the benchmark: two peers whose only connection is through a relay that counts.
 COUNT_TWICE = """
-import runpy, sys, time, torch
+import runpy, sys, torch
+from hivenb.engine.averagers import GradientAverager
 from hivenb.traffic import Traffic
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class ShownComparison(Comparison):
         """The loss of all, against time and against epochs of the swarm, as a PNG."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=_DPI, layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
@@ -37,6 +38,7 @@ class ShownComparison(Comparison):
             axis.grid(color=theme.GREY, alpha=0.25, linewidth=0.5)
             axis.spines[["top", "right"]].set_visible(False)
         axes[0].set_ylabel("loss")
+        axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
         for number, outcome in enumerate(self.outcomes):
             loss = outcome.snapshot.series["loss"]
             color = _COLORS[number % len(_COLORS)]
