@@ -129,8 +129,8 @@ ABOUT: Mapping[str, About] = MappingProxyType(
             swarm_wide=True,
         ),
         "average_state_every": About(
-            "average parameters every",
-            "Swarm epochs between averagings of parameters: more saves traffic, and peers drift apart.",
+            "epochs between averagings",
+            "How often parameters are averaged: more rarely saves traffic, and peers drift apart.",
             "rounds",
             unit="epochs",
             swarm_wide=True,

@@ -68,7 +68,8 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         self._expected: int | None = None
         self._seen_alone = 0
         self._retired = False
-        self._group_size_is_fixed = kwargs.get("target_group_size") is not None
+        #: whether the user has chosen ``target_group_size``, so that a large swarm averages in several groups
+        self.group_size_is_fixed = kwargs.get("target_group_size") is not None
         super().__init__(*args, **kwargs)
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
@@ -120,7 +121,7 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
                 self._give_up_searches()
             return
         self._seen_alone = 0
-        if count != self._expected and not self._group_size_is_fixed:
+        if count != self._expected and not self.group_size_is_fixed:
             self._expected = count
             self._outer_pipe.send(("_expect_peers", [count], {}))
 

@@ -31,11 +31,12 @@ class DownloadsState(hivemind.Optimizer):
     def has_missed_a_round(self) -> bool:
         """Whether the others have ended an epoch without this peer, which needs their state before it goes on."""
         # hivemind lets a peer that is one epoch behind the others take part in the round which they are about to end.
-        # Where they wait for each other's gradients that round is over: this one would come to their next round, take
+        # Where all wait for each other's gradients that round is over: this one would come to their next round, take
         # it for the last one, and have other moments than they from then on.
-        is_behind = self.local_epoch < self.tracker.global_epoch
-        waits_for_others = not (self.delay_grad_averaging or self.auxiliary or self.use_local_updates)
-        return is_behind and waits_for_others and self._downloads < MAX_DOWNLOADS
+        if self.local_epoch >= self.tracker.global_epoch or self._downloads >= MAX_DOWNLOADS:
+            return False
+        in_one_group = self.grad_averager is not None and not self.grad_averager.group_size_is_fixed
+        return in_one_group and not (self.delay_grad_averaging or self.auxiliary)
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         """Download parameters, optimizer state and epoch from the peer that is furthest ahead.

@@ -160,10 +160,11 @@ def _control(name: str) -> Any:
 
 def _number(name: str) -> Any:
     widgets = require_ipywidgets()
+    label, unit = FIELDS[name].label, str(FIELDS[name].unit)
     return widgets.Text(
-        description=f"{FIELDS[name].label}, {FIELDS[name].unit}",
+        description=label if unit in label else f"{label}, {unit}",
         continuous_update=False,
-        style={"description_width": "205px"},
+        style={"description_width": "218px"},
         layout=widgets.Layout(width="auto", margin="1px 2px"),
         **_tooltip(widgets, name),
     )

