@@ -24,6 +24,14 @@ QUIET: dict[str, Any] = {
 #: Of a DHT, or a strategy with one of its own, that nobody but this machine can reach.
 LOOPBACK: dict[str, Any] = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "auto_nat": False}
 
+#: Everything in the background.
+DELAYS: dict[str, Any] = {
+    "offload_optimizer": True,
+    "delay_state_averaging": True,
+    "delay_optimizer_step": True,
+    "delay_grad_averaging": True,
+}
+
 
 class TinyModel(LightningModule):
     """Linear regression in four dimensions, from the same start each time.

@@ -10,19 +10,13 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, Trainer
-from tiny import QUIET, TinyModel, loader, parameters, trainer
+from tiny import DELAYS, QUIET, TinyModel, loader, parameters, trainer
 from torch.utils.data import DataLoader
 
 import hivenb
 from hivenb.engine.optimizer import EpochReport
 from hivenb.strategy import HivemindStrategy
 
-DELAYS = {
-    "offload_optimizer": True,
-    "delay_state_averaging": True,
-    "delay_optimizer_step": True,
-    "delay_grad_averaging": True,
-}
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "offloaded": {"offload_optimizer": True},

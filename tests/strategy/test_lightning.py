@@ -13,18 +13,12 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
-from tiny import LOOPBACK, QUIET, TinyModel, loader, parameters, samples, trainer
+from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, parameters, samples, trainer
 from torch.utils.data import DataLoader, IterableDataset
 
 import hivenb
 from hivenb.strategy import HivemindStrategy
 
-DELAYS = {
-    "offload_optimizer": True,
-    "delay_state_averaging": True,
-    "delay_optimizer_step": True,
-    "delay_grad_averaging": True,
-}
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "reused gradient buffers": {"reuse_grad_buffers": True},

@@ -15,18 +15,12 @@ import pytest
 import torch
 from lightning import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from tiny import QUIET, TinyModel, loader, parameters, trainer
+from tiny import DELAYS, QUIET, TinyModel, loader, parameters, trainer
 from torch import nn, optim
 
 import hivenb
 from hivenb.strategy import HivemindStrategy
 
-DELAYS = {
-    "offload_optimizer": True,
-    "delay_state_averaging": True,
-    "delay_optimizer_step": True,
-    "delay_grad_averaging": True,
-}
 MODES: dict[str, dict[str, Any]] = {"synchronous": {}, "offloaded": {"offload_optimizer": True}}
 Make = Callable[["Layers"], optim.Optimizer]
 

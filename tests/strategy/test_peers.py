@@ -6,18 +6,11 @@ import logging
 
 import pytest
 import torch
-from tiny import LOOPBACK, TinyModel, loader, trainer
+from tiny import DELAYS, LOOPBACK, TinyModel, loader, trainer
 
 from hivenb.engine.processes import wait_for_exit
 from hivenb.strategy import HivemindStrategy
 from strategy.peers import Swarm, assert_they_met, difference
-
-DELAYS = {
-    "offload_optimizer": True,
-    "delay_state_averaging": True,
-    "delay_optimizer_step": True,
-    "delay_grad_averaging": True,
-}
 
 
 @pytest.mark.slow

@@ -11,18 +11,12 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from tiny import QUIET, TinyModel, loader, parameters, trainer
+from tiny import DELAYS, QUIET, TinyModel, loader, parameters, trainer
 
 import hivenb
 from hivenb.engine.grad_scaler import GradScaler
 from hivenb.strategy import HivemindStrategy
 
-DELAYS = {
-    "offload_optimizer": True,
-    "delay_state_averaging": True,
-    "delay_optimizer_step": True,
-    "delay_grad_averaging": True,
-}
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "reused gradient buffers": {"reuse_grad_buffers": True},

@@ -11,18 +11,12 @@ import torch
 from hivemind.compression import Float16Compression
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from tiny import LOOPBACK, QUIET, TinyModel, loader, parameters, samples, trainer
+from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, parameters, samples, trainer
 
 import hivenb
 from hivenb.engine.optimizer import EpochReport
 from hivenb.strategy import HivemindStrategy
 
-DELAYS = {
-    "offload_optimizer": True,
-    "delay_state_averaging": True,
-    "delay_optimizer_step": True,
-    "delay_grad_averaging": True,
-}
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "float16": {"grad_compression": Float16Compression(), "state_averaging_compression": "float16"},
