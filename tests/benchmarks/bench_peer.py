@@ -1,0 +1,272 @@
+"""A peer of a benchmark as a process of its own: with the strategy, with plain hivemind, or alone. Not a test.
+
+Its computing is a fixed wait in each step, so that it is known, and that peers of one machine do not compete for cores.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing as mp
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import hivemind
+import hivemind.utils.asyncio
+import torch
+from hivemind.utils import MPFuture
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from hivenb.engine.optimizer import EpochReport
+from hivenb.engine.processes import settle_as_child
+from hivenb.strategy import HivemindStrategy
+
+LOOPBACK: dict[str, Any] = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "auto_nat": False}
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+#: Seconds after which a peer gives up waiting for the others.
+PATIENCE = 120.0
+#: Numbers in the largest tensor of a model.
+LARGEST = 2**20
+
+
+@dataclass(frozen=True)
+class Work:
+    """What each peer of a swarm does.
+
+    :param target: samples of all peers in an epoch
+    :param step: seconds that the computing of one batch takes
+    :param batch: samples in it
+    :param parameters: of the model
+    :param strategy: further arguments of the strategy, or of plain ``hivemind.Optimizer``
+    """
+
+    target: int
+    step: float = 0.05
+    batch: int = 32
+    parameters: int = 100_000
+    strategy: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch of a peer, as it was at the end of the step that ended it.
+
+    :param at: seconds of the clock that all processes of the machine share
+    :param samples: that this peer has put in
+    :param group_size: peers that averaged gradients
+    :param stalled: seconds in the transition
+    :param failed: why the round failed, if it did
+    :param in_step: seconds in ``step`` so far, without the computing
+    :param batches: so far
+    """
+
+    at: float
+    epoch: int
+    samples: int
+    group_size: int
+    stalled: float
+    failed: str | None
+    in_step: float
+    batches: int
+
+
+class Weights(LightningModule):
+    """A model of so many parameters that computes next to nothing, and waits instead."""
+
+    def __init__(self, parameters: int, step: float):
+        super().__init__()
+        sizes = [LARGEST] * (parameters // LARGEST) + [parameters % LARGEST]
+        self.weights = nn.ParameterList(nn.Parameter(torch.full((size,), 0.01)) for size in sizes if size)
+        self._step = step
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        time.sleep(self._step)
+        return torch.stack([one.sum() for one in self.weights]).sum() * batch.mean() * 1e-3
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Endless(IterableDataset):
+    """The same batch again and again."""
+
+    def __init__(self, batch: int):
+        self._batch = torch.ones(batch, 1)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            yield self._batch
+
+
+class TimedStrategy(HivemindStrategy):
+    """Adds up what its steps take besides computing."""
+
+    in_step = 0.0
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        computing = 0.0
+
+        def timed() -> Any:
+            nonlocal computing
+            began = time.perf_counter()
+            result = closure()
+            computing += time.perf_counter() - began
+            return result
+
+        began = time.perf_counter()
+        result = super().optimizer_step(optimizer, timed, model, **kwargs)
+        self.in_step += time.perf_counter() - began - computing
+        return result
+
+
+class Report(Callback):
+    """Waits for the others, sends each epoch as soon as its step is over, and stops when told to."""
+
+    def __init__(self, connection: Any, strategy: TimedStrategy, count: int):
+        self._connection, self._strategy, self._count = connection, strategy, count
+        self._ended: list[EpochReport] = []
+        strategy.on_epoch = self._ended.append
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        end = time.monotonic() + PATIENCE
+        while self._count > 1 and self._strategy.num_peers < self._count:
+            if time.monotonic() > end:
+                raise TimeoutError(f"saw {self._strategy.num_peers} of {self._count} peers within {PATIENCE} s")
+            time.sleep(0.02)
+        if self._count:
+            self._connection.send(("began", time.monotonic()))
+        self._count = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        now, in_step = time.monotonic(), self._strategy.in_step
+        for one in self._ended:
+            epoch = Epoch(now, one.epoch, one.samples, one.group_size, one.seconds, one.failed, in_step, batch_idx + 1)
+            self._connection.send(("epoch", epoch))
+        self._ended.clear()
+        if self._connection.poll():
+            trainer.should_stop = True
+
+
+def with_strategy(connection: Any, initial_peers: Sequence[str], work: Work, count: int, folder: str) -> None:
+    """Train with the strategy until told to stop.
+
+    :param count: of peers to see before the first batch
+    :param folder: for what a killed process leaves behind
+    """
+    _begin(folder)
+    strategy = TimedStrategy(work.target, initial_peers=list(initial_peers) or None, **LOOPBACK, **work.strategy)
+    connection.send(("addresses", [str(address) for address in strategy.dht.get_visible_maddrs()]))
+    trainer = Trainer(strategy=strategy, max_epochs=-1, callbacks=[Report(connection, strategy, count)], **QUIET)
+    trainer.fit(Weights(work.parameters, work.step), _loader(work))
+    connection.send(("left", None))
+
+
+class Transitions(logging.Handler):
+    """Learns what became of a round from hivemind's log, the only place that tells."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.group_size, self.failed = 1, None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if message.startswith("Averaged gradients with"):
+            self.group_size = int(message.split()[3])
+        elif message.startswith("Averaging gradients failed"):
+            self.failed = message
+
+
+def with_plain_hivemind(connection: Any, initial_peers: Sequence[str], work: Work, count: int, folder: str) -> None:
+    """The same with hivemind's own classes only, in a loop as in its quick start, and the strategy's arguments."""
+    _begin(folder)
+    transitions = Transitions()
+    logger = logging.getLogger("hivemind.optim.optimizer")
+    logger.addHandler(transitions)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    model = Weights(work.parameters, work.step)
+    dht = hivemind.DHT(initial_peers=list(initial_peers) or None, start=True, startup_timeout=60.0, **LOOPBACK)
+    connection.send(("addresses", [str(address) for address in dht.get_visible_maddrs()]))
+    optimizer = hivemind.Optimizer(
+        dht=dht,
+        run_id="lightning_run",
+        batch_size_per_step=work.batch,
+        target_batch_size=work.target,
+        optimizer=model.configure_optimizers(),
+        use_local_updates=False,
+        client_mode=False,  # left to itself, hivemind 1.1.12 takes the opposite of what the DHT does
+        **{"matchmaking_time": 5.0, "averaging_timeout": 30.0, "delay_state_averaging": False, **work.strategy},
+    )
+    connection.send(("began", time.monotonic()))
+    in_step, batches = 0.0, 0
+    for batch in _loader(work):
+        if connection.poll():
+            break
+        loss = model.training_step(batch, batches)
+        optimizer.zero_grad()
+        loss.backward()
+        before, put_in = optimizer.local_epoch, optimizer.local_progress.samples_accumulated + work.batch
+        transitions.group_size, transitions.failed = 1, None
+        began = time.perf_counter()
+        optimizer.step()
+        took = time.perf_counter() - began
+        in_step, batches = in_step + took, batches + 1
+        if optimizer.local_epoch != before:
+            outcome = optimizer.local_epoch, put_in, transitions.group_size, took, transitions.failed
+            connection.send(("epoch", Epoch(time.monotonic(), *outcome, in_step, batches)))
+    optimizer.shutdown()
+    dht.shutdown()
+    connection.send(("left", None))
+
+
+class Clock(Callback):
+    """When each batch ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.times.append(time.monotonic())
+
+
+def alone(connection: Any, initial_peers: Sequence[str], work: Work, count: int, folder: str) -> None:
+    """Train with Lightning alone, and send the samples per second.
+
+    :param count: of steps
+    """
+    _begin(folder)
+    clock, warm_up = Clock(), 3
+    trainer = Trainer(strategy=SingleDeviceStrategy("cpu"), max_steps=count + warm_up, callbacks=[clock], **QUIET)
+    trainer.fit(Weights(work.parameters, work.step), _loader(work))
+    connection.send(("rate", work.batch * count / (clock.times[-1] - clock.times[warm_up - 1])))
+    connection.send(("left", None))
+
+
+def _begin(folder: str) -> None:
+    settle_as_child()
+    # forked from a server of several: what they would share is made anew, as in processes started by hand
+    mp.set_start_method("fork", force=True)
+    MPFuture.reset_backend()
+    hivemind.utils.asyncio._AsyncContextWrapper.EXECUTOR_LOCK = mp.Lock()
+    tempfile.tempdir = folder
+    torch.set_num_threads(1)
+    logging.getLogger("hivemind").setLevel(logging.ERROR)
+    for name in ("lightning", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _loader(work: Work) -> DataLoader[Any]:
+    return DataLoader(Endless(work.batch), batch_size=None)

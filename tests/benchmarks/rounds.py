@@ -1,0 +1,144 @@
+"""Measures how much of the computing of n peers becomes training, against one alone without hivemind.
+
+Efficiency is samples per second of n peers over n times the rate of one; computing is a fixed wait in each step. The
+first two epochs of a peer are its start, and printed apart. With ``--plain``, the same swarms of plain
+``hivemind.Optimizer`` with the same arguments are measured beside, and two peers with epochs of half a second. With
+``--churn``, what the others lose when a peer joins, is killed, or leaves.
+
+    python tests/benchmarks/rounds.py --peers 2 4 8 --plain --json rounds.json
+    python tests/benchmarks/rounds.py --churn
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import bench_peer
+import churn
+from bench_peer import Work
+from swarm_bench import (
+    WARM_UP,
+    Figures,
+    cpu_seconds,
+    figures,
+    leave_all,
+    machine,
+    parser,
+    rate_alone,
+    say,
+    settled_epoch,
+    starting,
+    table,
+    write_json,
+)
+
+#: Seconds of a step, and of one of so many peers that their cores would not suffice for short ones.
+STEP, STEP_OF_MANY, MANY = 0.05, 0.25, 8
+TARGETS = {"hivenb": bench_peer.with_strategy, "hivemind": bench_peer.with_plain_hivemind}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One swarm.
+
+    :param who: hivenb, or plain hivemind
+    :param epoch: seconds that an epoch would take without hivemind
+    :param efficiency: 1 if nothing were lost
+    :param figures: of the peers after their start
+    :param cpu: seconds of CPU time of all processes, for each second
+    :param first_epochs: stalled seconds and size of the group in each epoch of the start, of the first peer
+    """
+
+    who: str
+    peers: int
+    epoch: float
+    step: float
+    efficiency: float
+    figures: Figures
+    cpu: float
+    first_epochs: list[tuple[float, int]]
+
+
+def measure(who: str, count: int, epoch: float, step: float, epochs: int, alone: float) -> Row:
+    """A swarm, from its start on.
+
+    :param epochs: after the start
+    :param alone: samples per second of one without hivemind
+    """
+    work = Work(target=count * round(epoch / step) * Work.batch, step=step)
+    with starting() as start:
+        peers = [start(work, target=TARGETS[who], count=count)]
+        peers += [start(work, peers, TARGETS[who], count) for _ in range(count - 1)]
+        first = settled_epoch(peers, patience=300)
+        began, cpu = time.monotonic(), cpu_seconds(peers)
+        for peer in peers:
+            peer.wait_for_epoch(first + epochs, patience=60 + epochs * (epoch + 35))
+        cpu = (cpu_seconds(peers) - cpu) / (time.monotonic() - began)
+        found = figures(peers, first, first + epochs)
+        starts = [(one.stalled, one.group_size) for one in peers[0].epochs[:WARM_UP]]
+        leave_all(peers)
+    return Row(who, count, epoch, step, found.rate / (count * alone), found, cpu, starts)
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    heads = ["", "peers", "epoch, s", "step, s", "efficiency", "stalled", "in step", "longest, s"]
+    heads += ["group", "failed", "CPU, s/s", "first epochs: stalled, s (group)"]
+    cells = [
+        [
+            row.who,
+            row.peers,
+            f"{row.epoch:.1f}",
+            f"{row.step:.2f}",
+            f"{row.efficiency:.3f}",
+            f"{row.figures.stalled:.3f}",
+            f"{row.figures.in_step:.3f}",
+            f"{row.figures.longest:.2f}",
+            f"{row.figures.group_size:.2f}",
+            f"{row.figures.failed} of {row.figures.rounds}",
+            f"{row.cpu:.2f}",
+            ", ".join(f"{stalled:.2f} ({group})" for stalled, group in row.first_epochs),
+        ]
+        for row in rows
+    ]
+    print(table(heads, cells))
+    quick = {row.who: row.efficiency for row in rows if row.epoch == 0.5 and row.peers == 2}
+    if len(quick) == 2:
+        print(f"2 peers, epochs of 0.5 s: hivenb trains {quick['hivenb'] / quick['hivemind']:.1f} times as fast")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser(__doc__)
+    options.add_argument("--peers", type=int, nargs="+", default=[2, 4, 8])
+    options.add_argument("--epoch", type=float, default=2.5, help="seconds of computing in an epoch")
+    options.add_argument("--epochs", type=int, default=10, help="that count, after the start")
+    options.add_argument("--step", type=float, help=f"seconds; {STEP}, with {MANY} peers or more {STEP_OF_MANY}")
+    options.add_argument("--plain", action="store_true", help="plain hivemind beside")
+    options.add_argument("--churn", action="store_true", help="peers that come and go, instead")
+    given = options.parse_args(arguments)
+    if given.quick:
+        given.peers, given.epoch, given.epochs = [2], 0.5, 3
+    print(machine())
+    if given.churn:
+        return churn.main(given.epoch, given.step or STEP, given.json, given.quick)
+    configurations = [(count, given.epoch) for count in given.peers]
+    if given.plain and (2, 0.5) not in configurations:
+        configurations.append((2, 0.5))
+    alone: dict[float, float] = {}
+    rows = []
+    for count, epoch in configurations:
+        step = given.step or (STEP_OF_MANY if count >= MANY else STEP)
+        if step not in alone:
+            alone[step] = rate_alone(Work(target=1, step=step))
+        for who in TARGETS if given.plain else ["hivenb"]:
+            say(f"{who}: {count} peers, epochs of {epoch} s ...")
+            rows.append(measure(who, count, epoch, step, given.epochs, alone[step]))
+    print_rows(rows)
+    print("One alone, samples per second:", ", ".join(f"{rate:.1f} (step {step} s)" for step, rate in alone.items()))
+    write_json(given.json, rows, alone=alone)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
