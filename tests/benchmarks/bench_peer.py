@@ -19,6 +19,7 @@ import torch
 from hivemind.utils import MPFuture
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from slow_links import Place
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -26,7 +27,6 @@ from hivenb.engine.optimizer import EpochReport
 from hivenb.engine.processes import settle_as_child
 from hivenb.strategy import HivemindStrategy
 
-LOOPBACK: dict[str, Any] = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "auto_nat": False}
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
     "devices": 1,
@@ -51,6 +51,7 @@ class Work:
     :param batch: samples in it
     :param parameters: of the model
     :param strategy: further arguments of the strategy, or of plain ``hivemind.Optimizer``
+    :param place: where it is, unless on the loopback interface
     """
 
     target: int
@@ -58,6 +59,13 @@ class Work:
     batch: int = 32
     parameters: int = 100_000
     strategy: dict[str, Any] = field(default_factory=dict)
+    place: Place | None = None
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """Arguments of a DHT."""
+        address = self.place.address if self.place else "127.0.0.1"
+        return {"host_maddrs": [f"/ip4/{address}/tcp/0"], "nat_port_map": False, "auto_nat": False}
 
 
 @dataclass(frozen=True)
@@ -166,8 +174,8 @@ def with_strategy(connection: Any, initial_peers: Sequence[str], work: Work, cou
     :param count: of peers to see before the first batch
     :param folder: for what a killed process leaves behind
     """
-    _begin(folder)
-    strategy = TimedStrategy(work.target, initial_peers=list(initial_peers) or None, **LOOPBACK, **work.strategy)
+    _begin(folder, work.place)
+    strategy = TimedStrategy(work.target, initial_peers=list(initial_peers) or None, **work.network, **work.strategy)
     connection.send(("addresses", [str(address) for address in strategy.dht.get_visible_maddrs()]))
     trainer = Trainer(strategy=strategy, max_epochs=-1, callbacks=[Report(connection, strategy, count)], **QUIET)
     trainer.fit(Weights(work.parameters, work.step), _loader(work))
@@ -191,14 +199,14 @@ class Transitions(logging.Handler):
 
 def with_plain_hivemind(connection: Any, initial_peers: Sequence[str], work: Work, count: int, folder: str) -> None:
     """The same with hivemind's own classes only, in a loop as in its quick start, and the strategy's arguments."""
-    _begin(folder)
+    _begin(folder, work.place)
     transitions = Transitions()
     logger = logging.getLogger("hivemind.optim.optimizer")
     logger.addHandler(transitions)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
     model = Weights(work.parameters, work.step)
-    dht = hivemind.DHT(initial_peers=list(initial_peers) or None, start=True, startup_timeout=60.0, **LOOPBACK)
+    dht = hivemind.DHT(initial_peers=list(initial_peers) or None, start=True, startup_timeout=60.0, **work.network)
     connection.send(("addresses", [str(address) for address in dht.get_visible_maddrs()]))
     optimizer = hivemind.Optimizer(
         dht=dht,
@@ -247,7 +255,7 @@ def alone(connection: Any, initial_peers: Sequence[str], work: Work, count: int,
 
     :param count: of steps
     """
-    _begin(folder)
+    _begin(folder, work.place)
     clock, warm_up = Clock(), 3
     trainer = Trainer(strategy=SingleDeviceStrategy("cpu"), max_steps=count + warm_up, callbacks=[clock], **QUIET)
     trainer.fit(Weights(work.parameters, work.step), _loader(work))
@@ -255,7 +263,9 @@ def alone(connection: Any, initial_peers: Sequence[str], work: Work, count: int,
     connection.send(("left", None))
 
 
-def _begin(folder: str) -> None:
+def _begin(folder: str, place: Place | None) -> None:
+    if place is not None:
+        place.enter()
     settle_as_child()
     # forked from a server of several: what they would share is made anew, as in processes started by hand
     mp.set_start_method("fork", force=True)

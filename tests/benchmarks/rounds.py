@@ -11,7 +11,6 @@ first two epochs of a peer are its start, and printed apart. With ``--plain``, t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,17 +18,12 @@ import bench_peer
 import churn
 from bench_peer import Work
 from swarm_bench import (
-    WARM_UP,
-    Figures,
-    cpu_seconds,
-    figures,
-    leave_all,
+    Course,
+    course,
     machine,
     parser,
     rate_alone,
     say,
-    settled_epoch,
-    starting,
     table,
     write_json,
 )
@@ -46,9 +40,6 @@ class Row:
     :param who: hivenb, or plain hivemind
     :param epoch: seconds that an epoch would take without hivemind
     :param efficiency: 1 if nothing were lost
-    :param figures: of the peers after their start
-    :param cpu: seconds of CPU time of all processes, for each second
-    :param first_epochs: stalled seconds and size of the group in each epoch of the start, of the first peer
     """
 
     who: str
@@ -56,9 +47,7 @@ class Row:
     epoch: float
     step: float
     efficiency: float
-    figures: Figures
-    cpu: float
-    first_epochs: list[tuple[float, int]]
+    course: Course
 
 
 def measure(who: str, count: int, epoch: float, step: float, epochs: int, alone: float) -> Row:
@@ -68,18 +57,8 @@ def measure(who: str, count: int, epoch: float, step: float, epochs: int, alone:
     :param alone: samples per second of one without hivemind
     """
     work = Work(target=count * round(epoch / step) * Work.batch, step=step)
-    with starting() as start:
-        peers = [start(work, target=TARGETS[who], count=count)]
-        peers += [start(work, peers, TARGETS[who], count) for _ in range(count - 1)]
-        first = settled_epoch(peers, patience=300)
-        began, cpu = time.monotonic(), cpu_seconds(peers)
-        for peer in peers:
-            peer.wait_for_epoch(first + epochs, patience=60 + epochs * (epoch + 35))
-        cpu = (cpu_seconds(peers) - cpu) / (time.monotonic() - began)
-        found = figures(peers, first, first + epochs)
-        starts = [(one.stalled, one.group_size) for one in peers[0].epochs[:WARM_UP]]
-        leave_all(peers)
-    return Row(who, count, epoch, step, found.rate / (count * alone), found, cpu, starts)
+    found = course([work] * count, epochs, patience=epoch + 35, target=TARGETS[who])
+    return Row(who, count, epoch, step, found.figures.rate / (count * alone), found)
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -92,13 +71,13 @@ def print_rows(rows: Sequence[Row]) -> None:
             f"{row.epoch:.1f}",
             f"{row.step:.2f}",
             f"{row.efficiency:.3f}",
-            f"{row.figures.stalled:.3f}",
-            f"{row.figures.in_step:.3f}",
-            f"{row.figures.longest:.2f}",
-            f"{row.figures.group_size:.2f}",
-            f"{row.figures.failed} of {row.figures.rounds}",
-            f"{row.cpu:.2f}",
-            ", ".join(f"{stalled:.2f} ({group})" for stalled, group in row.first_epochs),
+            f"{row.course.figures.stalled:.3f}",
+            f"{row.course.figures.in_step:.3f}",
+            f"{row.course.figures.longest:.2f}",
+            f"{row.course.figures.group_size:.2f}",
+            f"{row.course.figures.failed} of {row.course.figures.rounds}",
+            f"{row.course.cpu:.2f}",
+            ", ".join(f"{stalled:.2f} ({group})" for stalled, group in row.course.start),
         ]
         for row in rows
     ]

@@ -173,7 +173,6 @@ class Figures:
     :param longest: stall, seconds
     :param group_size: mean of all rounds
     :param failed: rounds
-    :param seconds: of an epoch
     """
 
     rate: float
@@ -183,7 +182,6 @@ class Figures:
     group_size: float
     rounds: int
     failed: int
-    seconds: float
 
 
 def figures(peers: Sequence[Peer], first: int, last: int) -> Figures:
@@ -191,7 +189,6 @@ def figures(peers: Sequence[Peer], first: int, last: int) -> Figures:
     parts = [_part(peer, first, last) for peer in peers]
     walls = [part[-1].at - part[0].at for part in parts]
     rounds = [one for part in parts for one in part[1:]]
-    epochs = sum(part[-1].epoch - part[0].epoch for part in parts)
     return Figures(
         rate=sum(sum(one.samples for one in part[1:]) / wall for part, wall in zip(parts, walls, strict=True)),
         stalled=sum(one.stalled for one in rounds) / sum(walls),
@@ -200,10 +197,43 @@ def figures(peers: Sequence[Peer], first: int, last: int) -> Figures:
         group_size=statistics.mean(one.group_size for one in rounds),
         rounds=len(rounds),
         failed=sum(one.failed is not None for one in rounds),
-        seconds=statistics.mean(
-            wall / (part[-1].epoch - part[0].epoch) for part, wall in zip(parts, walls, strict=True)
-        ),
     )
+
+
+@dataclass(frozen=True)
+class Course:
+    """A swarm from its beginning on.
+
+    :param figures: of all peers after their start
+    :param cpu: seconds of CPU time of all processes, for each second
+    :param start: seconds stalled and size of the group in each epoch of the start, of the first peer
+    """
+
+    figures: Figures
+    cpu: float
+    start: list[tuple[float, int]]
+
+
+def course(works: Sequence[Work], epochs: int, patience: float, target: Target = bench_peer.with_strategy) -> Course:
+    """Let a swarm train, and leave.
+
+    :param works: of each peer
+    :param epochs: after the start
+    :param patience: seconds that an epoch may take
+    """
+    with starting() as start:
+        peers: list[Peer] = []
+        for work in works:
+            peers.append(start(work, peers, target, len(works)))
+        first = settled_epoch(peers, PATIENCE + (WARM_UP + 1) * patience)
+        began, cpu = time.monotonic(), cpu_seconds(peers)
+        for peer in peers:
+            peer.wait_for_epoch(first + epochs, PATIENCE + epochs * patience)
+        cpu = (cpu_seconds(peers) - cpu) / (time.monotonic() - began)
+        found = figures(peers, first, first + epochs)
+        begun = [(one.stalled, one.group_size) for one in peers[0].epochs[:WARM_UP]]
+        leave_all(peers)
+    return Course(found, cpu, begun)
 
 
 def lost(peer: Peer, first: int, last: int, seconds_per_sample: float) -> float:
@@ -253,7 +283,8 @@ def machine() -> str:
     packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("hivemind", "lightning", "torch"))
     load = os.getloadavg()[0]
     python = platform.python_version()
-    return f"{len(os.sched_getaffinity(0))} cores of {model}, {memory:.0f} GiB, load {load:.1f}; Python {python}, {packages}"
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores of {model}, {memory:.0f} GiB, load {load:.1f}; Python {python}, {packages}"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
