@@ -7,10 +7,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hivenb.errors import SwarmError
 from hivenb.history import History
+from hivenb.public_names import PublicNames
+from hivenb.roster import Presence, Roster
 from hivenb.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -32,10 +35,24 @@ class Monitor:
     :param swarm: the swarm to watch
     :param run_id: the run to watch in it
     :param history: where to write
+    :param roster: where to keep who takes part; one of its own unless given
+    :param target_batch_size: gives the samples that make an epoch, as of now
     """
 
-    def __init__(self, swarm: Swarm, run_id: str, history: History):
+    def __init__(
+        self,
+        swarm: Swarm,
+        run_id: str,
+        history: History,
+        roster: Roster | None = None,
+        target_batch_size: Callable[[], int] = lambda: 1,
+    ):
         self._swarm, self._run_id, self._history = swarm, run_id, history
+        self._roster = Roster() if roster is None else roster
+        self._target_batch_size = target_batch_size
+        self._names: PublicNames | None = None
+        #: called after each sample with the peers that are here; on this thread, which may wait for the DHT
+        self.on_look: Callable[[Sequence[PeerInfo]], None] | None = None
         self._ended = threading.Event()
         self._peers: tuple[PeerInfo, ...] = ()
         self._traffic: Traffic | None = None
@@ -47,7 +64,7 @@ class Monitor:
 
     @property
     def peers(self) -> tuple[PeerInfo, ...]:
-        """Peers as last seen, at most a second or so ago."""
+        """Peers that are here, as last seen at most a second or so ago; none that is silent."""
         return self._peers
 
     def start(self) -> None:
@@ -67,20 +84,27 @@ class Monitor:
         """Watch no longer. Returns when the last sample is written."""
         self._ended.set()
         self._thread.join()
+        self._roster.stop_watching()
 
     def _watch(self) -> None:
         while not self._ended.is_set():
             started = time.monotonic()
             try:
                 self._sample()
+                if self.on_look is not None:
+                    self.on_look(self._peers)
             except SwarmError as e:
                 self._history.mark("run", f"the swarm cannot be read: {e}")
-            except OSError:
+            except (OSError, TypeError):  # the latter from a pipe that is closed while it is written to
+                if self._swarm.is_open:
+                    raise
                 return  # the DHT was closed under our hands: the run is being torn down
             self._ended.wait(max(0.0, INTERVAL - (time.monotonic() - started)))
 
     def _sample(self) -> None:
-        peers = self._swarm.peers(self._run_id)
+        reports = self._swarm.peers(self._run_id)
+        self._roster.update(reports, self._target_batch_size(), self._look_for_names())
+        peers = self._roster.present
         if self._peers:  # those of the first look were there already
             self._mark_changes(_others(self._peers), _others(peers))
         self._peers = peers
@@ -101,6 +125,11 @@ class Monitor:
             self._history.record(name, value, epoch=epoch)
         self._count_traffic()
 
+    def _look_for_names(self) -> dict[str, str]:
+        if self._names is None:
+            self._names = PublicNames(self._swarm.dht, self._run_id, self._swarm.public_name or "")
+        return self._names.look()
+
     def _count_traffic(self) -> None:
         with self._counting:
             if self._traffic is None:
@@ -111,10 +140,12 @@ class Monitor:
                     self._history.record(name, total, epoch=self._epoch)
 
     def _mark_changes(self, before: set[str], after: set[str]) -> None:
+        silent = {member.peer.peer_id for member in self._roster.members if member.presence is Presence.GHOST}
         for peer_id in sorted(after - before):
             self._history.mark("peer", f"peer {short_id(peer_id)} joined")
         for peer_id in sorted(before - after):
-            self._history.mark("peer", f"peer {short_id(peer_id)} left")
+            how = " without a goodbye" if peer_id in silent else ""
+            self._history.mark("peer", f"peer {short_id(peer_id)} left{how}")
 
 
 def _others(peers: tuple[PeerInfo, ...]) -> set[str]:

@@ -39,6 +39,7 @@ class _Settings:
     initial_peers: tuple[str, ...] = ()
     identity_path: str | None = None
     client_mode: bool = False
+    public_name: str | None = None
     startup_timeout: float = 60.0
 
     def difference(self, other: _Settings) -> str:
@@ -76,6 +77,7 @@ class Swarm:
     :param initial_peers: an invite, or addresses of peers of a swarm to join
     :param identity_path: file with the key that makes this peer's id the same each time; made if it is not there
     :param client_mode: only connect to others, as behind a firewall that lets nobody in
+    :param public_name: what the others see beside this peer's id; up to 40 characters of it. Nothing proves a name
     :param startup_timeout: seconds that the libp2p daemon is given to start
     :raises InviteError: if an invite or address cannot be read
     :raises SwarmError: if the DHT cannot be started, or a swarm of this name is open with other settings
@@ -111,6 +113,7 @@ class Swarm:
         initial_peers: str | Iterable[str] | None = None,
         identity_path: str | None = None,
         client_mode: bool = False,
+        public_name: str | None = None,
         startup_timeout: float = 60.0,
     ):
         """Does nothing: the same object is returned, and initialized, each time a cell is run."""
@@ -192,6 +195,11 @@ class Swarm:
     def addresses(self) -> tuple[str, ...]:
         """Multiaddresses at which others can reach this peer; of this machine alone unless the swarm is public."""
         return reachable_addresses(self.dht)
+
+    @property
+    def public_name(self) -> str | None:
+        """What this peer calls itself; ``None`` if it does not."""
+        return self._settings.public_name
 
     @property
     def invite(self) -> str:

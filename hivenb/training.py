@@ -14,29 +14,20 @@ from hivenb.advice import Advice, advise
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.gate import Gate, Stage
 from hivenb.history import History
+from hivenb.hosting import Hosting
 from hivenb.monitor import Monitor
 from hivenb.options import Options
 from hivenb.recorder import Recorder
+from hivenb.roster import Roster
 from hivenb.run_data import split_data
 from hivenb.run_options import RunOptions
-from hivenb.run_status import RunState, RunStatus, status_of
+from hivenb.run_status import RunState, RunStatus, seconds_left, status_of
+from hivenb.run_trainer import make_trainer
 from hivenb.strategy import HivemindStrategy
 
 if TYPE_CHECKING:
     from hivenb.engine.tracker import PeerInfo
     from hivenb.swarm import Swarm
-
-#: What the Trainer of a run is created with unless told otherwise: no printing from a background thread, no files.
-TRAINER_DEFAULTS: dict[str, Any] = {
-    "accelerator": "auto",
-    "devices": 1,
-    "max_epochs": -1,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "enable_checkpointing": False,
-    "logger": False,
-    "num_sanity_val_steps": 0,
-}
 
 
 class TrainingRun:
@@ -48,9 +39,11 @@ class TrainingRun:
     :param data: a DataLoader, a LightningDataModule, or a pair of training and validation DataLoaders
     :param swarm: the open swarm to train in
     :param options: the switches of collaborative training
-    :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`TRAINER_DEFAULTS`
+    :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`hivenb.run_trainer.TRAINER_DEFAULTS`
     :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for
     """
+
+    _may_host = True
 
     def __init__(self, model: Any, data: Any, *, swarm: Swarm, options: Options, **trainer_kwargs: Any):
         if "strategy" in trainer_kwargs:
@@ -62,9 +55,9 @@ class TrainingRun:
             raise OptionsError(f"options has to be a hivenb.Options, and is {options!r}")
         self.model, self.data, self.swarm = model, data, swarm
         self.trainer_kwargs = trainer_kwargs
-        self.history = History()
+        self.history, self.roster = History(), Roster()
         self._stage = Stage()
-        self._options = RunOptions(options, self._stage, self.history, self._train_with)
+        self._options = RunOptions(options, self._stage, self.history, self._train_with, self._position)
         self._exception: BaseException | None = None
         self._recorder = Recorder(self.history)
         self._trainer: lightning.Trainer | None = None
@@ -94,11 +87,15 @@ class TrainingRun:
             train, validation = split_data(self.data)
             with self.swarm.logs.this_thread():
                 strategy = HivemindStrategy(dht=self.swarm.dht, **self.options.to_strategy_kwargs())
-                trainer = self._make_trainer(strategy)
+                own = [self._recorder, Gate(self._stage, self._began, self._step_aside)]
+                trainer = make_trainer(strategy, self._folder.name, self.trainer_kwargs, own)
             strategy.on_epoch = self._on_epoch
             self.swarm.attach(self)
             self._trainer, self._strategy, self._exception = trainer, strategy, None
-            self._monitor = Monitor(self.swarm, self.options.run_id, self.history)
+            self._monitor = Monitor(
+                self.swarm, self.options.run_id, self.history, self.roster, lambda: self.options.target_batch_size
+            )
+            self._monitor.on_look = self._options.look
             self._stage.enter(RunState.STARTING)
             threading.Thread(
                 target=self._train,
@@ -191,7 +188,8 @@ class TrainingRun:
         """Change options, also while the run trains: it goes on with them at its next batch.
 
         Parameters, optimizer state, schedules, the swarm's epoch and what was accumulated for it are kept, and so are
-        the DHT and the local peers, which follow.
+        the DHT and the local peers, which follow. What all peers have to agree on changes at all of them at the same
+        epoch, a little later, and only the run's host can change it: the peer that has taken part longest.
 
         :param options: the new options as a whole; without them, ``changes`` to those in force or on their way
         :param wait: return only when the options are in force. While a validation runs, that is after it
@@ -213,6 +211,11 @@ class TrainingRun:
     def pending_options(self) -> Options | None:
         """Options that were asked for and are not in force yet."""
         return self._options.pending
+
+    @property
+    def why_not_host(self) -> str | None:
+        """Why what all peers have to agree on cannot be changed here at the moment; ``None`` if it can."""
+        return self._options.why_not_host
 
     @property
     def options_error(self) -> Exception | None:
@@ -271,28 +274,14 @@ class TrainingRun:
 
     # -- the background thread ----------------------------------------------------------------------------------
 
-    def _make_trainer(self, strategy: HivemindStrategy) -> lightning.Trainer:
-        kwargs = {**TRAINER_DEFAULTS, "default_root_dir": self._folder.name, **self.trainer_kwargs}
-        own = kwargs.pop("callbacks", None) or []
-        own = list(own) if isinstance(own, (list, tuple)) else [own]
-        return lightning.Trainer(
-            strategy=strategy,
-            callbacks=[*own, self._recorder, Gate(self._stage, self._began, self._step_aside)],
-            **kwargs,
-        )
-
     def _train(
-        self,
-        trainer: lightning.Trainer,
-        strategy: HivemindStrategy,
-        monitor: Monitor,
-        train: Any,
-        validation: Any,
+        self, trainer: lightning.Trainer, strategy: HivemindStrategy, monitor: Monitor, train: Any, validation: Any
     ) -> None:
         failure: BaseException | None = None
         with self.swarm.logs.this_thread():
             try:
                 monitor.start()
+                self._options.join(Hosting(self.swarm, self.options.run_id, self._may_host))
                 steps_before = self._recorder.steps
                 trainer.fit(self.model, train, validation, ckpt_path=self._resume_from, weights_only=False)
                 if self._recorder.steps == steps_before and not trainer.should_stop:
@@ -304,6 +293,7 @@ class TrainingRun:
             except Exception as e:
                 failure = failure or e
             monitor.close()
+            self._options.leave()
         with self._stage.changed:
             self._stage.do_tasks()  # options that came too late are those of the next start
             stopped = self._state is RunState.STOPPING
@@ -325,6 +315,7 @@ class TrainingRun:
         self._recorder.on_epoch(report)
         if self._monitor is not None:
             self._monitor.on_epoch(report.epoch)
+        self._options.on_epoch()
         self._stage.notify()
 
     def _train_with(self, options: Options) -> None:
@@ -333,6 +324,12 @@ class TrainingRun:
             self._strategy.change_options(options)
         if self._state in (RunState.TRAINING, RunState.PAUSED):
             self.swarm.begin(self, options)  # the local peers follow
+
+    def _position(self) -> tuple[int, float | None]:
+        optimizer = None if self._strategy is None else self._strategy.optimizer
+        return (
+            (0, None) if optimizer is None else (optimizer.local_epoch, seconds_left(optimizer.tracker.global_progress))
+        )
 
     def _began(self) -> None:
         self.history.mark("run", "started" if self._resume_from is None else "resumed")

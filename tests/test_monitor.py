@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import psutil
@@ -12,6 +13,7 @@ from hivenb.engine.tracker import PeerInfo
 from hivenb.history import History
 from hivenb.monitor import Monitor, gpu_bytes, resident_bytes
 from hivenb.options import Options
+from hivenb.roster import Presence
 from hivenb.training import TrainingRun
 
 
@@ -49,6 +51,29 @@ def test_it_sees_peers_come_and_go(swarm, eventually):
     monitor.close()
     assert history.version == seen
     assert not any(thread.name == "hivenb-monitor" for thread in threading.enumerate())
+
+
+def test_a_peer_killed_is_shown_as_gone_within_ten_seconds_and_what_it_put_in_stays(swarm, eventually):
+    options = Options(target_batch_size=64, run_id="killed", matchmaking_time=2.0)
+    run = TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
+    (local,) = swarm.add_local_peers(1, run)
+    run.start()
+
+    def presence() -> Presence | None:
+        return next((m.presence for m in run.roster.members if m.peer.peer_id == local.peer_id), None)
+
+    eventually(lambda: presence() is Presence.HERE, 60)
+    eventually(lambda: all(member.samples > 0 for member in run.roster.members), 60)
+    local.kill()
+    ghost_after = time.monotonic()
+    eventually(lambda: presence() in (Presence.GHOST, Presence.GONE), 10)
+    assert time.monotonic() - ghost_after <= 10
+    assert [peer.is_self for peer in run.peers()] == [True]
+    assert run.status.num_peers == 1
+    eventually(lambda: "left without a goodbye" in " ".join(event.text for event in run.history.snapshot().events))
+    assert all(member.samples > 0 for member in run.roster.members)
+    run.stop()
+    assert presence() is Presence.UNKNOWN
 
 
 def test_it_ends_quietly_with_the_swarm(swarm):
