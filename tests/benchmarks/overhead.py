@@ -1,0 +1,195 @@
+"""Measures what the strategy adds to a step of one peer, against Lightning's single-device strategy.
+
+Several Trainers of one process take turns, some steps each, so that whatever else the machine does hits all of them
+alike; the median step counts. A real step: a perceptron of so many parameters computes. Each batch is an epoch of the
+swarm of its own, or 16 are; the latter is seen beside a plain Trainer that accumulates as many.
+
+    python tests/benchmarks/overhead.py --json overhead.json
+    python tests/benchmarks/overhead.py --full          # 100 million parameters, too
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from bench_peer import QUIET, Endless
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from swarm_bench import machine, parser, say, table, write_json
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from hivenb.strategy import HivemindStrategy
+
+LOOPBACK: dict[str, Any] = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "auto_nat": False}
+BATCH, LAYERS = 32, 4
+#: Batches of a longer epoch of the swarm, and steps of a turn: a multiple of it, so that each has whole epochs.
+MANY, TURN = 16, 16
+#: Steps of each Trainer that do not count.
+WARM_UP = 16
+
+
+class Perceptron(LightningModule):
+    """Square layers with about so many parameters together."""
+
+    def __init__(self, parameters: int):
+        super().__init__()
+        width = math.isqrt(parameters // LAYERS)
+        self.layers = nn.Sequential(*(m for _ in range(LAYERS) for m in (nn.Linear(width, width), nn.ReLU())))
+        self._width = width
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.layers(batch.expand(-1, self._width)).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+class Turns:
+    """Lets several threads go on in turn, one at a time."""
+
+    def __init__(self, count: int):
+        self._changed = threading.Condition()
+        self._there = [True] * count
+        self._whose = 0
+
+    def wait(self, own: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._whose == own)
+
+    def hand_over(self, own: int) -> None:
+        with self._changed:
+            following = [(own + i) % len(self._there) for i in range(1, len(self._there) + 1)]
+            self._whose = next((other for other in following if self._there[other]), own)
+            self._changed.notify_all()
+
+    def leave(self, own: int) -> None:
+        self._there[own] = False
+        if self._whose == own:
+            self.hand_over(own)
+
+
+class Timed(Callback):
+    """Measures whole turns, and hands over after each."""
+
+    def __init__(self, turns: Turns, own: int, count: int):
+        self._turns, self._own, self._count = turns, own, count
+        self._began = 0.0
+        self.seconds: list[float] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx % TURN == 0:
+            now = time.perf_counter()
+            if batch_idx > 0:
+                if batch_idx > WARM_UP:
+                    self.seconds.append((now - self._began) / TURN)
+                if len(self.seconds) == self._count:
+                    trainer.should_stop = True
+                    raise StopIteration
+                self._turns.hand_over(self._own)
+            self._turns.wait(self._own)
+            self._began = time.perf_counter()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to train one model.
+
+    :param seconds: of a step, in each turn
+    :param ratio: median over all turns of this one's step to that of the plain Trainer just before
+    """
+
+    parameters: int
+    who: str
+    against: str
+    seconds: list[float]
+    ratio: float
+
+
+def contestants() -> dict[str, tuple[str, Callable[[], dict[str, Any]]]]:
+    """Who takes turns, each with whom it is compared to and the arguments of its Trainer."""
+
+    def swarm(target: int, run_id: str, **kwargs: Any) -> dict[str, Any]:
+        return {"strategy": HivemindStrategy(target, run_id, **LOOPBACK, **kwargs)}
+
+    plain, accumulating = "Lightning, a step each batch", f"Lightning, a step in {MANY} batches"
+    return {
+        plain: (plain, lambda: {"strategy": SingleDeviceStrategy("cpu")}),
+        "hivenb, an epoch each batch": (plain, lambda: swarm(BATCH, "each")),
+        accumulating: (
+            accumulating,
+            lambda: {"strategy": SingleDeviceStrategy("cpu"), "accumulate_grad_batches": MANY},
+        ),
+        f"hivenb, an epoch in {MANY} batches": (accumulating, lambda: swarm(BATCH * MANY, "many")),
+        f"hivenb, {MANY} batches, reuse_grad_buffers": (
+            accumulating,
+            lambda: swarm(BATCH * MANY, "reuse", reuse_grad_buffers=True),
+        ),
+    }
+
+
+def measure(parameters: int, turns_each: int) -> list[Row]:
+    chosen = contestants()
+    turns = Turns(len(chosen))
+    clocks = {who: Timed(turns, own, turns_each) for own, who in enumerate(chosen)}
+    errors: list[BaseException] = []
+
+    def train(own: int, who: str) -> None:
+        try:
+            trainer = Trainer(max_epochs=-1, callbacks=[clocks[who]], **QUIET, **chosen[who][1]())
+            trainer.fit(Perceptron(parameters), DataLoader(Endless(BATCH), batch_size=None))
+        except BaseException as e:
+            errors.append(e)
+        finally:
+            turns.leave(own)
+
+    threads = [threading.Thread(target=train, args=(own, who)) for own, who in enumerate(chosen)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    rows = []
+    for who, (against, _) in chosen.items():
+        ratios = [a / b for a, b in zip(clocks[who].seconds, clocks[against].seconds, strict=True)]
+        rows.append(Row(parameters, who, against, clocks[who].seconds, statistics.median(ratios)))
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser(__doc__)
+    options.add_argument("--parameters", type=int, nargs="+", default=[1_000_000, 10_000_000])
+    options.add_argument("--turns", type=int, default=15, help=f"of {TURN} steps, for each Trainer")
+    options.add_argument("--full", action="store_true", help="also 100 million parameters")
+    given = options.parse_args(arguments)
+    sizes = [*given.parameters, *([100_000_000] if given.full else [])]
+    if given.quick:
+        sizes, given.turns = [10_000], 3
+    for name in ("hivemind", "lightning", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    print(machine())
+    rows: list[Row] = []
+    for size in sizes:
+        say(f"{size:,} parameters ...")
+        rows += measure(size, given.turns)
+    cells = [
+        [row.parameters, row.who, f"{1000 * statistics.median(row.seconds):.2f}", f"{row.ratio:.3f}"] for row in rows
+    ]
+    print(table(["parameters", "", "step, ms", "ratio"], cells))
+    print("The ratio is to Lightning with as many batches a step, in the turn next to it; one thread.")
+    write_json(given.json, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
