@@ -31,6 +31,17 @@ logger = logging.getLogger(__name__)
 _ORDER_INTERVAL = 1.0
 
 
+class _Follower(TrainingRun):
+    """A run that takes its options from the one in another process that added it, and is never the host."""
+
+    _may_host = False
+
+    def train_with(self, options: Options) -> None:
+        """Train, or train on, with these options."""
+        self._options.follow(options)
+        self.resume()
+
+
 def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path: str) -> None:
     """Train until told to leave, until the run has ended, or until the parent is gone."""
     settle_as_child(parent_pid)
@@ -44,7 +55,7 @@ def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path
     _reseed(recipe.data, recipe.seed)
     try:
         with Swarm.join(recipe.initial_peers) as swarm:
-            run = TrainingRun(
+            run = _Follower(
                 recipe.model,
                 recipe.data,
                 swarm=swarm,
@@ -63,7 +74,7 @@ def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path
         sys.exit(1)
 
 
-def _obey(connection: Connection, run: TrainingRun) -> None:
+def _obey(connection: Connection, run: _Follower) -> None:
     """Train when told to, and return when told to leave or when the run has ended.
 
     :raises Exception: what ended the run
@@ -72,15 +83,10 @@ def _obey(connection: Connection, run: TrainingRun) -> None:
         if connection.poll(_ORDER_INTERVAL):
             order, options = connection.recv()
             if order == "train":
-                _train_with(run, cloudpickle.loads(options))
+                run.train_with(cloudpickle.loads(options))
             elif order == "leave":
                 run.stop()
     run.wait()
-
-
-def _train_with(run: TrainingRun, options: Options) -> None:
-    run.apply(options)
-    run.resume()
 
 
 def _write_to(log_path: str) -> None:

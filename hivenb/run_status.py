@@ -80,17 +80,22 @@ def status_of(
     :param progress: the swarm's, as hivemind's tracker has it; ``None`` while there is none
     :param peers: as last seen
     """
-    eta = None if progress is None else progress.eta_next_epoch - get_dht_time()
     return RunStatus(
         state=state,
         epoch=epoch,
         step=step,
         samples=0 if progress is None else progress.samples_accumulated,
         target_batch_size=target_batch_size,
-        eta_seconds=max(0.0, eta) if eta is not None and eta < _ENDLESS else None,
+        eta_seconds=None if progress is None else seconds_left(progress),
         num_peers=max(len(peers), 1 if state is RunState.TRAINING else 0),
         samples_per_second=next((p.samples_per_second for p in peers if p.is_self), 0.0),
         swarm_samples_per_second=sum(p.samples_per_second for p in peers),
         loss=loss,
         error=None if error is None else f"{type(error).__name__}: {error}",
     )
+
+
+def seconds_left(progress: Any) -> float | None:
+    """Seconds until the swarm's next epoch, as estimated by hivemind's tracker; ``None`` if it cannot be told."""
+    eta = progress.eta_next_epoch - get_dht_time()
+    return max(0.0, eta) if eta < _ENDLESS else None
