@@ -174,7 +174,7 @@ def with_strategy(connection: Any, initial_peers: Sequence[str], work: Work, cou
     :param count: of peers to see before the first batch
     :param folder: for what a killed process leaves behind
     """
-    _begin(folder, work.place)
+    begin(folder, work.place)
     strategy = TimedStrategy(work.target, initial_peers=list(initial_peers) or None, **work.network, **work.strategy)
     connection.send(("addresses", [str(address) for address in strategy.dht.get_visible_maddrs()]))
     trainer = Trainer(strategy=strategy, max_epochs=-1, callbacks=[Report(connection, strategy, count)], **QUIET)
@@ -199,7 +199,7 @@ class Transitions(logging.Handler):
 
 def with_plain_hivemind(connection: Any, initial_peers: Sequence[str], work: Work, count: int, folder: str) -> None:
     """The same with hivemind's own classes only, in a loop as in its quick start, and the strategy's arguments."""
-    _begin(folder, work.place)
+    begin(folder, work.place)
     transitions = Transitions()
     logger = logging.getLogger("hivemind.optim.optimizer")
     logger.addHandler(transitions)
@@ -255,7 +255,7 @@ def alone(connection: Any, initial_peers: Sequence[str], work: Work, count: int,
 
     :param count: of steps
     """
-    _begin(folder, work.place)
+    begin(folder, work.place)
     clock, warm_up = Clock(), 3
     trainer = Trainer(strategy=SingleDeviceStrategy("cpu"), max_steps=count + warm_up, callbacks=[clock], **QUIET)
     trainer.fit(Weights(work.parameters, work.step), _loader(work))
@@ -263,7 +263,12 @@ def alone(connection: Any, initial_peers: Sequence[str], work: Work, count: int,
     connection.send(("left", None))
 
 
-def _begin(folder: str, place: Place | None) -> None:
+def begin(folder: str, place: Place | None = None) -> None:
+    """Make a process forked from a server one of its own, quiet, and gone with its parent.
+
+    :param folder: for temporary files
+    :param place: to go to
+    """
     if place is not None:
         place.enter()
     settle_as_child()

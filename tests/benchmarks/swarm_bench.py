@@ -88,11 +88,11 @@ class Peer:
     def first_since(self, epoch: int) -> Epoch | None:
         return next((one for one in list(self.epochs) if one.epoch >= epoch), None)
 
-    def tell_to_leave(self) -> None:
-        self._connection.send("stop")
+    def tell(self, order: Any) -> None:
+        self._connection.send(order)
 
     def leave(self) -> None:
-        self.tell_to_leave()
+        self.tell("stop")
         self.wait_for("left")
         self.process.join(30)
 
@@ -147,7 +147,7 @@ def rate_alone(work: Work, seconds: float = 2.5) -> float:
 def leave_all(peers: Sequence[Peer]) -> None:
     """All at the same time, within a limit."""
     for peer in peers:
-        peer.tell_to_leave()
+        peer.tell("stop")
     for peer in peers:
         peer.wait_for("left")
 
