@@ -144,7 +144,7 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
         2**17,
     ),
     ({"tracker_opts": {"min_refresh_period": 0.25}}, lambda o: o.tracker.min_refresh_period, 0.25),
-    ({"tracker_opts": None}, lambda o: o.tracker.min_refresh_period, 0.5),
+    ({"tracker_opts": None}, lambda o: o.tracker.min_refresh_period, 0.1),
     ({"use_local_updates": True}, lambda o: o.grad_averager, None),
     ({"use_local_updates": False}, lambda o: o.grad_averager is not None, True),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import inspect
 import time
@@ -13,15 +12,12 @@ from typing import Any
 import hivemind
 import torch
 from hivemind.averaging import DecentralizedAverager
-from hivemind.averaging.control import AveragingStage, StepControl
-from hivemind.utils import get_logger
 
 from hivenb.engine.averagers import TrainingStateAverager, settled_factory
 from hivenb.engine.epoch_schedulers import EpochSchedulers
+from hivenb.engine.scheduled_rounds import MissedRound, SchedulesRounds
 from hivenb.engine.state_download import DownloadsState
 from hivenb.engine.tracker import ProgressTracker
-
-logger = get_logger(__name__)
 
 #: Seconds that a peer may take at least until its next piece of data arrives; it may still be in its last batch.
 NEXT_CHUNK_TIMEOUT = 5.0
@@ -51,7 +47,7 @@ class EpochReport:
     failed: str | None = None
 
 
-class Optimizer(DownloadsState):
+class Optimizer(DownloadsState, SchedulesRounds):
     """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
 
     Takes the parameters of ``hivemind.Optimizer``
@@ -80,7 +76,6 @@ class Optimizer(DownloadsState):
         self._on_epoch = on_epoch
         self._inherited_tracker = tracker
         self.has_begun = False
-        self._last_round: tuple[int, str | None] = (1, None)
         try:
             # client_mode is given as a bool because hivemind/optim/optimizer.py:__init__ takes None the wrong way
             # round; _make_progress_tracker, the first to use it, puts the asked-for value back
@@ -102,7 +97,7 @@ class Optimizer(DownloadsState):
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> ProgressTracker:
         self.client_mode = self._own_client_mode
         if (inherited := self._inherited_tracker) is not None:
-            inherited.on_count = self._expect_peers
+            inherited.on_look = self._see_swarm
             inherited.target_batch_size, inherited.client_mode = target_batch_size, self.client_mode
             inherited.status_loglevel = self.status_loglevel
             inherited.set_live(**kwargs)
@@ -114,16 +109,10 @@ class Optimizer(DownloadsState):
             target_batch_size=target_batch_size,
             client_mode=self.client_mode,
             status_loglevel=self.status_loglevel,
-            on_count=self._expect_peers,
+            on_look=self._see_swarm,
             start=True,
             **kwargs,
         )
-
-    def _expect_peers(self, count: int) -> None:
-        for name in ("state_averager", "grad_averager"):
-            averager = getattr(self, name, None)  # the tracker is at work before they are made
-            if averager is not None:
-                averager.expect_peers(count)
 
     def _make_state_averager(self, **kwargs: Any) -> TrainingStateAverager:
         return TrainingStateAverager(
@@ -179,53 +168,18 @@ class Optimizer(DownloadsState):
         started = time.perf_counter()
         if not self.delay_grad_averaging:
             self._last_round = (1, None)
-        super()._update_global_epoch(grad_scaler)
-        self._downloads = 0
+        self._end_late_searches()
+        try:
+            super()._update_global_epoch(grad_scaler)
+        except MissedRound:
+            self.load_state_from_peers()
+            return
+        self._behind_since = None
         if self._on_epoch is not None:
             group_size, failed = self._last_round
             self._on_epoch(
                 EpochReport(self.local_epoch, samples, group_size, time.perf_counter() - started, failed),
             )
-
-    def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
-        control: StepControl | None = self.scheduled_grads
-        if control is not None and self.tracker.global_progress.num_peers <= 1:
-            # hivemind would do it, and load the local gradients by the way: twice divided, where they are reused
-            control.cancel()
-        self._forget_given_up_rounds()
-        began: bool = super()._begin_averaging_gradients(grad_scaler)
-        if not began:
-            # hivemind/optim/optimizer.py:_update_global_epoch would step with the gradients of the last batch alone
-            self._load_local_gradients_into_optimizer()
-        return began
-
-    def _forget_given_up_rounds(self) -> None:
-        for name in ("scheduled_grads", "scheduled_state"):
-            control: StepControl | None = getattr(self, name)
-            if control is not None and control.done():
-                setattr(self, name, None)
-
-    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: StepControl | None) -> None:
-        # Replaces the method of hivemind/optim/optimizer.py, which after a failed round loads the accumulators: they
-        # were reset when the round began, and the optimizer would step with zeros. The averager's tensors hold this
-        # peer's own gradients then, and averages in their place wherever those have arrived.
-        self._last_round = (1, None) if maybe_step_control is None else self._outcome(maybe_step_control)
-        group_size, failed = self._last_round
-        logger.log(self.status_loglevel, failed or f"Averaged gradients with {group_size} peers")
-        self._load_averaged_gradients_into_optimizer_()
-
-    def _outcome(self, control: StepControl) -> tuple[int, str | None]:
-        """Wait for a round: how many peers were in it, and why it failed if it did."""
-        try:
-            return len(control.result(self.averaging_timeout)), None
-        except concurrent.futures.CancelledError:
-            return 1, "cancelled"
-        except (TimeoutError, concurrent.futures.TimeoutError):
-            if control.stage is not AveragingStage.RUNNING_ALLREDUCE:
-                control.cancel()
-            return 1, f"not done within averaging_timeout={self.averaging_timeout} s"
-        except Exception as e:
-            return 1, repr(e)
 
     def _compute_schema_hash(self) -> int:
         # Leaves out the identity of an offloaded optimizer's gradients, of which some are set aside during its step
@@ -244,16 +198,6 @@ class Optimizer(DownloadsState):
         """
         self.leave_rounds()
         self.tracker.step_aside()
-
-    def leave_rounds(self) -> None:
-        """Take part in none of the rounds that were agreed on."""
-        for scheduled in (self.scheduled_grads, self.scheduled_state):
-            if scheduled is not None and not scheduled.done():
-                if scheduled.stage == AveragingStage.LOOKING_FOR_GROUP:
-                    scheduled.cancel()
-                else:
-                    self._tag_along_with_zero_weight(scheduled)
-        self.scheduled_grads = self.scheduled_state = None
 
     def go_on_at(self, epoch: int) -> None:
         """Be at an epoch of the swarm, whose state the model and the optimizer have already."""
@@ -298,15 +242,6 @@ class Optimizer(DownloadsState):
         offloaded = [p for group in self.opt.param_groups for p in group["params"]]
         for own, main in zip(offloaded, self.state_averager.main_parameters, strict=True):
             own.copy_(main)
-
-    def retire(self) -> None:
-        """Begin no further round of averaging, and wait for none that has no group yet. From any thread.
-
-        To be called when training is about to end: the step that is under way then returns soon.
-        """
-        for averager in (self.state_averager, self.grad_averager):
-            if averager is not None:
-                averager.retire()
 
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""

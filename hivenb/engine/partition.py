@@ -12,36 +12,27 @@ from typing import Any
 
 import torch
 from hivemind.averaging import DecentralizedAverager
-from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.compression import CompressionBase, CompressionInfo, TensorRole
 from hivemind.optim.grad_averager import GradientAverager
 
-#: What hivemind's averager sends to its group with each round: bandwidth, mode, the caller's own. Ours add a mark.
-_UPSTREAM_FIELDS = 3
-_MARK = "hivenb"
+from hivenb.engine.epoch_matchmaking import UPSTREAM_FIELDS, is_marked
 
 
 class PartsCutAlike(DecentralizedAverager):
     """Mixin to put *before* a class of hivemind's averagers.
 
-    Its peers tell each other whose they are. A group in which all are marked cuts its tensors as if they were not
-    compressed; with a peer of plain hivemind in it, as that one does: they need the same codec then.
+    A group of hivenb's peers alone cuts its tensors as if they were not compressed; one with a peer of plain hivemind
+    in it, as that one does: they need the same codec then.
     """
-
-    async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
-        record = self.serializer.loads(step.data_for_gather)
-        # a peer of plain hivemind reads the fields that it knows and no further
-        step._data_for_gather = self.serializer.dumps([*record, _MARK])
-        await super()._step(step=step, future_for_init=future_for_init)
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         records = [self.serializer.loads(gathered) for gathered in group_info.gathered]
-        if all(_MARK in record[_UPSTREAM_FIELDS:] for record in records):
+        if all(map(is_marked, records)):
             # hivemind names no role for gradients, so RoleAdaptiveCompression would take them for anything else
             role = TensorRole.GRADIENT if isinstance(self, GradientAverager) else TensorRole.UNSPECIFIED
             kwargs["compression"] = _CutUncompressed(kwargs["compression"], role)
-        known = tuple(self.serializer.dumps(record[:_UPSTREAM_FIELDS]) for record in records)
+        known = tuple(self.serializer.dumps(record[:UPSTREAM_FIELDS]) for record in records)
         group_info = dataclasses.replace(group_info, gathered=known)
         return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import weakref
 from concurrent.futures import InvalidStateError
@@ -11,10 +12,12 @@ from typing import Any, cast
 
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import ServicerBase
 from hivemind.utils import MPFuture, get_logger
 
 from hivenb.engine import codecs as _codecs  # noqa: F401 - a peer without a codec decodes what others send, too
+from hivenb.engine.epoch_matchmaking import EpochMatchmaking, marked
 from hivenb.engine.processes import SettledProcess
 
 logger = get_logger(__name__)
@@ -31,10 +34,17 @@ class Round(StepControl):
 
     _lock_cancelling = threading.Lock()
 
+    #: the epoch that it is a round of, which is what ours gather; infinite if it is of none
+    epoch: float
+
     @classmethod
-    def of(cls, control: StepControl) -> Round:
-        """The same round, which hivemind has made already."""
+    def of(cls, control: StepControl, gathered: Any) -> Round:
+        """The same round, which hivemind has made already.
+
+        :param gathered: what this peer sends to the others with it
+        """
         control.__class__ = cls
+        control.epoch = gathered if isinstance(gathered, int) else math.inf
         # nobody awaits it here, and hivemind/utils/mpfuture.py would run the main thread's loop to tell whoever does:
         # an error in a thread with a loop of its own, such as the tracker's
         control._loop = control._aio_event = None
@@ -88,8 +98,8 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
 
     # -- in the process that trains -----------------------------------------------------------------------------
 
-    def step(self, *args: Any, wait: bool = True, **kwargs: Any) -> Any:
-        control = Round.of(super().step(*args, wait=False, **kwargs))
+    def step(self, gather: Any = None, *, wait: bool = True, **kwargs: Any) -> Any:
+        control = Round.of(super().step(gather, wait=False, **kwargs), gather)
         self._rounds.add(control)
         if self._retired:
             control.cancel()
@@ -118,18 +128,26 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         if count <= 1:
             self._seen_alone += 1
             if self._seen_alone >= ALONE_AFTER:
-                self._give_up_searches()
+                self.give_up_searches()
             return
         self._seen_alone = 0
         if count != self._expected and not self.group_size_is_fixed:
             self._expected = count
             self._outer_pipe.send(("_expect_peers", [count], {}))
 
-    def _give_up_searches(self) -> None:
-        """Cancel the rounds that look for a group when everybody else has left: hivemind would until their timeout."""
-        for control in list(self._rounds):
-            if control.stage is AveragingStage.LOOKING_FOR_GROUP:
-                control.cancel()
+    def give_up_searches(self, before: float = math.inf) -> bool:
+        """Cancel the rounds that look for a group, all those of epochs before one; whether there were any.
+
+        hivemind would look until their timeout, whether everybody else has left or is at another epoch by now.
+        """
+        searches = [
+            search
+            for search in list(self._rounds)
+            if search.stage is AveragingStage.LOOKING_FOR_GROUP and search.epoch < before
+        ]
+        for search in searches:
+            search.cancel()
+        return bool(searches)
 
     def set_live(self, *, attributes: dict[str, Any], matchmaking: dict[str, Any], allreduce: dict[str, Any]) -> None:
         """Change settings here and in the averager's own process, from the next round on.
@@ -149,19 +167,21 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
 
     # -- in the averager's own process --------------------------------------------------------------------------
 
+    @property
+    def _matchmaking(self) -> EpochMatchmaking:
+        return self._own_matchmaking
+
+    @_matchmaking.setter
+    def _matchmaking(self, made: Matchmaking) -> None:
+        # hivemind/averaging/averager.py:_run_internal knows its own class only
+        self._own_matchmaking = EpochMatchmaking.of(made)
+
     async def add_p2p_handlers(self, *args: Any, **kwargs: Any) -> None:
         _keep_tasks_alive()
         await super().add_p2p_handlers(*args, **kwargs)
 
     async def _expect_peers(self, count: int) -> None:
-        matchmaking = self._matchmaking
-        # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
-        matchmaking.target_group_size = max(2, count)
-        async with matchmaking.lock_request_join_group:
-            # hivemind looks at the size only when somebody joins, so one that has shrunk is looked at here
-            complete = len(matchmaking.current_followers) + 1 >= matchmaking.target_group_size
-            if complete and matchmaking.is_looking_for_group and not matchmaking.assembled_group.done():
-                await matchmaking.leader_assemble_group()
+        await self._matchmaking.expect(count)
 
     async def _set_live(
         self, attributes: dict[str, Any], matchmaking: dict[str, Any], allreduce: dict[str, Any], done: Any
@@ -175,6 +195,11 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         done.set_result(None)
 
     async def _shutdown(self, timeout: float | None) -> None:
+        # hivemind/averaging/averager.py:_shutdown takes the future of a group that is at work for the group
+        groups = [group for group in self._running_groups.values() if group.done() and not group.cancelled()]
+        self._running_groups.clear()
+        for group in groups:
+            group.result().finalize(cancel=True)
         await super()._shutdown(timeout)
         # hivemind leaves its other tasks behind, and asyncio complains of each of them at the end of the process
         # (_run, in _run_internal, is the loop that waits for this very task)
@@ -188,6 +213,7 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
 
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
         _keep_tasks_alive()  # a client has no handlers
+        step._data_for_gather = marked(step.data_for_gather)
         try:
             await super()._step(step=step, future_for_init=future_for_init)
         except Exception as e:

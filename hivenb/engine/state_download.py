@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import hivemind
@@ -14,15 +15,15 @@ logger = get_logger(__name__)
 #: How often a peer that fell behind asks for the state before it gives up; hivemind itself never does.
 LOAD_STATE_ATTEMPTS = 5
 
-#: How often in a row a peer downloads the state anew because an epoch has ended meanwhile.
-MAX_DOWNLOADS = 5
+#: Seconds for which a peer downloads the state anew whenever an epoch has ended meanwhile.
+CATCHING_UP = 60.0
 
 
 class DownloadsState(hivemind.Optimizer):
     """Mixin to put *before* ``hivemind.Optimizer``: a download that fails ends, one that came too late is repeated."""
 
-    #: downloads since this peer was last in a round
-    _downloads = 0
+    #: when this peer began to download, if it has not ended an epoch since
+    _behind_since: float | None = None
 
     def _should_load_state_from_peers(self) -> bool:
         return self.has_missed_a_round or super()._should_load_state_from_peers()
@@ -33,27 +34,35 @@ class DownloadsState(hivemind.Optimizer):
         # hivemind lets a peer that is one epoch behind the others take part in the round which they are about to end.
         # Where all wait for each other's gradients that round is over: this one would come to their next round, take
         # it for the last one, and have other moments than they from then on.
-        if self.local_epoch >= self.tracker.global_epoch or self._downloads >= MAX_DOWNLOADS:
+        if self.local_epoch >= self.tracker.global_epoch or self._cannot_catch_up:
             return False
         in_one_group = self.grad_averager is not None and not self.grad_averager.group_size_is_fixed
         return in_one_group and not (self.delay_grad_averaging or self.auxiliary)
+
+    @property
+    def _cannot_catch_up(self) -> bool:
+        """Whether epochs are shorter than a download."""
+        return self._behind_since is not None and time.monotonic() - self._behind_since > CATCHING_UP
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         """Download parameters, optimizer state and epoch from the peer that is furthest ahead.
 
         :raises SwarmError: if no peer could be reached in several attempts
         """
-        # Replaces the endless loop of hivemind/optim/optimizer.py:load_state_from_peers.
-        if self.scheduled_grads is not None and not self.scheduled_grads.done():
-            self._tag_along_with_zero_weight(self.scheduled_grads)
+        # Replaces the endless loop of hivemind/optim/optimizer.py:load_state_from_peers, which waits for the rounds
+        # that this peer has agreed on before it has the state: one that looks for a group finds none any more.
+        if self.has_missed_a_round and self.scheduled_grads is not None:
+            self.scheduled_grads.cancel()
             self.scheduled_grads = None
+        self.leave_rounds(wait=False)
+        self.state_averager.give_up_searches()
         self.state_averager.step(wait_for_delayed_updates=True)
+        self._behind_since = self._behind_since or time.monotonic()
         with self.tracker.pause_updates():
             self._download_state(**kwargs)
-            self._downloads += 1
             is_behind = self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch
-            # with steps in the background all peers are one behind; or epochs are shorter than a download
-            if is_behind and (self.delay_optimizer_step or self._downloads >= MAX_DOWNLOADS):
+            # with steps in the background all peers are one behind
+            if is_behind and (self.delay_optimizer_step or self._cannot_catch_up):
                 self.state_averager.local_epoch = self.tracker.global_epoch
             self._begin_epoch()
 
@@ -76,10 +85,11 @@ class DownloadsState(hivemind.Optimizer):
         ) from last_error
 
     def _begin_epoch(self) -> None:
-        self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
+        self.tracker.update_epoch(self.local_epoch)
         if not self.client_mode:
             self.state_averager.state_sharing_priority = self.local_epoch
         if self.grad_averager is not None:
             self.grad_averager.reset_accumulated_grads_()
+            self.grad_averager.notify_used_averaged_gradients()  # those of a round that was missed
             if not self.client_mode:
                 self.grad_averager.state_sharing_priority = self.local_epoch

@@ -26,6 +26,9 @@ logger = get_logger(__name__)
 #: left without a goodbye is forgotten within this time (hivemind's own default is 60).
 METADATA_EXPIRATION = 20.0
 
+#: Seconds between two looks at least: that others have ended the epoch is to be seen at once (hivemind's own is 0.5).
+MIN_REFRESH_PERIOD = 0.1
+
 #: Seconds between two looks for others while this peer believes to be alone (hivemind's own default is 3).
 DEFAULT_REFRESH_PERIOD = 0.5
 
@@ -43,25 +46,28 @@ _ENDLESS = 1e6
 class ProgressTracker(_ProgressTracker):
     """``hivemind``'s ``ProgressTracker`` whose lock is never held over a read of the DHT, and that can step aside.
 
-    :param on_count: called on the tracker's thread with the number of peers in the swarm, each time it was looked at
+    :param on_look: called on the tracker's thread each time the swarm was looked at, with the number of peers that a
+      round may wait for, this one included, and the newest epoch of the others
     """
 
     def __init__(
         self,
         *args: Any,
         metadata_expiration: float = METADATA_EXPIRATION,
+        min_refresh_period: float = MIN_REFRESH_PERIOD,
         default_refresh_period: float = DEFAULT_REFRESH_PERIOD,
         max_refresh_period: float = MAX_REFRESH_PERIOD,
-        on_count: Callable[[int], None] | None = None,
+        on_look: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ):
         self._announced, self._aside = threading.Event(), threading.Event()
         self._lock_counting = threading.Lock()
         self._counted_at, self._longest_pause = math.inf, 0.0
-        self.on_count = on_count
+        self.on_look = on_look
         super().__init__(
             *args,
             metadata_expiration=metadata_expiration,
+            min_refresh_period=min_refresh_period,
             default_refresh_period=default_refresh_period,
             max_refresh_period=max_refresh_period,
             **kwargs,
@@ -119,6 +125,15 @@ class ProgressTracker(_ProgressTracker):
         # nothing to be estimated: an epoch of a peer that is alone has as many samples as it should
         progress = self.global_progress
         return progress.epoch > self.local_progress.epoch or progress.samples_accumulated >= self.target_batch_size
+
+    def _tell_of(self, record: Any) -> None:
+        metadata = record.value if isinstance(record, ValueWithExpiration) and isinstance(record.value, dict) else {}
+        reports = [_parse_report(entry.value) for key, entry in metadata.items() if key != self._local_public_key]
+        others = [report for report in reports if report is not None]
+        newest = max((report.epoch for report in others if not report.client_mode), default=0)
+        if self.on_look is not None:
+            # whoever is further behind has to catch up before it takes part in a round
+            self.on_look(1 + sum(report.epoch >= newest - 1 for report in others), newest)
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
         if isinstance(metadata, dict):
@@ -196,11 +211,10 @@ class ProgressTracker(_ProgressTracker):
                 reading.cancel()
                 break
             record = reading.result()
-            if self.on_count is not None:
-                self.on_count(_count_reports(record))
+            self._tell_of(record)
             if not self.lock_global_progress.acquire(blocking=False):
                 # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
-                await asyncio.sleep(self.default_refresh_period)
+                await asyncio.sleep(self.min_refresh_period)
                 continue
             try:
                 # parsed under the locks, against the epoch and the samples that this peer has reached by now
@@ -220,12 +234,6 @@ LIVE_SETTINGS = {
     for parameter in inspect.signature(method).parameters.values()
     if parameter.name.endswith("_period") or parameter.name.startswith(("expected_drift_", "metadata_"))
 }
-
-
-def _count_reports(record: Any) -> int:
-    if not isinstance(record, ValueWithExpiration) or not isinstance(record.value, dict):
-        return 0
-    return sum(_parse_report(entry.value) is not None for entry in record.value.values())
 
 
 async def _result_of(future: Any) -> Any:

@@ -199,7 +199,7 @@ class TestTracker:
 
     def test_tells_how_many_peers_there_are_also_while_an_epoch_ends(self, make_tracker: Any, eventually: Any) -> None:
         told: list[int] = []
-        tracker = make_tracker(on_count=told.append)
+        tracker = make_tracker(on_look=lambda peers, newest: told.append(peers))
         tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
         eventually(lambda: told and told[-1] == 1)
         with tracker.pause_updates():

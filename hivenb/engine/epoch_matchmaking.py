@@ -1,0 +1,70 @@
+"""Matchmaking of peers that are at the same epoch, and that know how many they are."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MSGPackSerializer
+
+#: What hivemind's averager sends to its group with each round: bandwidth, mode, the caller's own.
+UPSTREAM_FIELDS = 3
+
+#: What ours add to it; a peer of plain hivemind reads the fields that it knows and no further.
+MARK = "hivenb"
+
+
+def marked(gather: bytes) -> bytes:
+    """What a peer sends to its group, with the mark of ours."""
+    return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), MARK])
+
+
+def is_marked(record: list[Any]) -> bool:
+    """Whether a peer of ours has sent that record."""
+    return MARK in record[UPSTREAM_FIELDS:]
+
+
+def epoch_of(gather: bytes) -> int | None:
+    """The epoch whose round a peer of ours looks for; ``None`` if it does not say, or is not one of ours."""
+    try:
+        record = MSGPackSerializer.loads(gather)
+        epoch = MSGPackSerializer.loads(record[UPSTREAM_FIELDS - 1]) if is_marked(record) else None
+    except (ValueError, TypeError, IndexError):  # anybody may send anything
+        return None
+    return epoch if isinstance(epoch, int) else None
+
+
+class EpochMatchmaking(Matchmaking):
+    """``hivemind``'s matchmaking, in which a leader turns away whoever is at another epoch.
+
+    hivemind's peers do not ask. One that has just joined, or has missed a round, then fills a place in the group of
+    the others' next round: they wait for it, and average their gradients with those of an epoch that is over.
+    """
+
+    @classmethod
+    def of(cls, matchmaking: Matchmaking) -> EpochMatchmaking:
+        """The same matchmaking, which hivemind has made already."""
+        matchmaking.__class__ = cls
+        return cast(EpochMatchmaking, matchmaking)
+
+    def _check_reasons_to_reject(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> averaging_pb2.MessageFromLeader | None:
+        reason = super()._check_reasons_to_reject(request, context)
+        if reason is None and self.step_control is not None:
+            own, theirs = epoch_of(self.step_control.data_for_gather), epoch_of(request.gather)
+            if own is not None and theirs is not None and own != theirs:
+                return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
+        return reason
+
+    async def expect(self, count: int) -> None:
+        """Let a group be complete as soon as that many peers have met; one that is by now begins."""
+        # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
+        self.target_group_size = max(2, count)
+        async with self.lock_request_join_group:
+            # hivemind looks at the size only when somebody joins, so one that has shrunk is looked at here
+            complete = len(self.current_followers) + 1 >= self.target_group_size
+            if complete and self.is_looking_for_group and not self.assembled_group.done():
+                await self.leader_assemble_group()

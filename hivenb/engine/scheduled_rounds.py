@@ -1,0 +1,142 @@
+"""Rounds of averaging that are agreed on before they are due: with whom, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import Any
+
+import hivemind
+from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.utils import get_dht_time, get_logger
+
+logger = get_logger(__name__)
+
+
+class MissedRound(Exception):
+    """The others have ended an epoch whose gradients this peer was about to average with them."""
+
+
+class SchedulesRounds(hivemind.Optimizer):
+    """Mixin to put *before* ``hivemind.Optimizer``: each round is one of its epoch, and none is waited for in vain."""
+
+    #: peers in the last round of gradient averaging, this one included, and why it failed if it did
+    _last_round: tuple[int, str | None] = (1, None)
+
+    #: the newest epoch of another peer
+    _newest_epoch = 0
+
+    def _see_swarm(self, peers: int, newest_epoch: int) -> None:
+        """Let rounds follow what the others do. On the tracker's thread, also while this peer ends an epoch.
+
+        :param peers: that a round may wait for, this one included
+        :param newest_epoch: of the others
+        """
+        self._newest_epoch = newest_epoch
+        for name in ("state_averager", "grad_averager"):
+            averager = getattr(self, name, None)  # the tracker is at work before they are made
+            if averager is not None:
+                averager.give_up_searches(before=newest_epoch)
+                if self.tracker.local_progress.epoch >= newest_epoch - 1:
+                    averager.expect_peers(peers)
+
+    def _maybe_schedule_gradient_averaging(self) -> None:
+        self._forget_given_up_rounds()
+        eta = self.tracker.estimated_next_update_time - get_dht_time()
+        if self.scheduled_grads is None and eta <= self.matchmaking_time:
+            self._schedule_gradient_averaging()
+
+    def _schedule_gradient_averaging(self) -> None:
+        # With gradients averaged in the background, a peer that is an epoch behind may fill the place of its last one
+        epoch = None if self.delay_grad_averaging else self.local_epoch
+        self.scheduled_grads = self.grad_averager.schedule_step(gather=epoch, timeout=self.averaging_timeout)
+
+    def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
+        self._forget_given_up_rounds()
+        is_alone = self.tracker.global_progress.num_peers <= 1
+        if is_alone and self.scheduled_grads is not None:
+            # hivemind would do it, and load the local gradients by the way: twice divided, where they are reused
+            self.scheduled_grads.cancel()
+            self.scheduled_grads = None
+        elif not is_alone and self.scheduled_grads is None:
+            self._schedule_gradient_averaging()
+        began: bool = super()._begin_averaging_gradients(grad_scaler)
+        if not began:
+            self._last_round = (1, None if is_alone else "given up before it began")
+            # hivemind/optim/optimizer.py:_update_global_epoch would step with the gradients of the last batch alone
+            self._load_local_gradients_into_optimizer()
+        return began
+
+    def _forget_given_up_rounds(self) -> None:
+        for name in ("scheduled_grads", "scheduled_state"):
+            control: StepControl | None = getattr(self, name)
+            if control is not None and (control.triggered or control.done()):
+                setattr(self, name, None)
+
+    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: StepControl | None) -> None:
+        # Replaces the method of hivemind/optim/optimizer.py, which after a failed round loads the accumulators: they
+        # were reset when the round began, and the optimizer would step with zeros. The averager's tensors hold this
+        # peer's own gradients then, and averages in their place wherever those have arrived.
+        self._last_round = (1, None) if maybe_step_control is None else self._outcome(maybe_step_control)
+        group_size, failed = self._last_round
+        if failed and self._newest_epoch > self.local_epoch and not self.delay_grad_averaging:
+            raise MissedRound
+        logger.log(self.status_loglevel, failed or f"Averaged gradients with {group_size} peers")
+        self._load_averaged_gradients_into_optimizer_()
+
+    def _outcome(self, control: StepControl) -> tuple[int, str | None]:
+        """Wait for a round: how many peers were in it, and why it failed if it did."""
+        try:
+            return len(control.result(self.averaging_timeout)), None
+        except concurrent.futures.CancelledError:
+            return 1, "cancelled"
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            if control.stage is not AveragingStage.RUNNING_ALLREDUCE:
+                control.cancel()
+            return 1, f"not done within averaging_timeout={self.averaging_timeout} s"
+        except Exception as e:
+            return 1, repr(e)
+
+    def _maybe_schedule_state_averaging(self) -> None:
+        # Replaces the method of hivemind/optim/optimizer.py, which never schedules a round: it wants to know first how
+        # long those that were scheduled took to begin
+        next_epoch = max(self.local_epoch + 1, self.tracker.global_epoch)
+        is_due = next_epoch % self.average_state_every == 0 and self.tracker.global_progress.num_peers > 1
+        if not is_due or self.scheduled_state is not None or self.state_averager.averaging_in_progress:
+            return
+        if self.tracker.estimated_next_update_time - get_dht_time() <= self.matchmaking_time:
+            self.scheduled_state = self.state_averager.schedule_step(gather=next_epoch, timeout=self.averaging_timeout)
+
+    def _end_late_searches(self) -> None:
+        """Give up what looks for a group since the last epoch, before the next one begins.
+
+        A peer whose last round of state averaging is still under way takes part in no new one. Its peers would look for
+        it until their timeout, and take part in none themselves, with nobody ever at the same epoch as another one.
+        """
+        if self.state_averager.give_up_searches(before=self.local_epoch + 1):
+            self.state_averager.step(wait_for_delayed_updates=True)
+
+    def leave_rounds(self, wait: bool = True) -> None:
+        """Take part in none of the rounds that were agreed on.
+
+        :param wait: until those that have a group already are over, in which this peer counts for nothing
+        """
+        left = [control for control in (self.scheduled_grads, self.scheduled_state) if control is not None]
+        self.scheduled_grads = self.scheduled_state = None
+        for control in left:
+            if control.stage is AveragingStage.LOOKING_FOR_GROUP:
+                control.cancel()
+            elif not control.triggered and not control.done():
+                control.weight = 0.0
+                control.allow_allreduce()
+        for control in left:
+            if wait and not control.done():
+                self._outcome(control)
+
+    def retire(self) -> None:
+        """Begin no further round of averaging, and wait for none that has no group yet. From any thread.
+
+        To be called when training is about to end: the step that is under way then returns soon.
+        """
+        for averager in (self.state_averager, self.grad_averager):
+            if averager is not None:
+                averager.retire()
