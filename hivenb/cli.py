@@ -86,7 +86,15 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _join(arguments: argparse.Namespace) -> int:
     from hivenb.demo import run_join
 
-    run_join(arguments.invite, arguments.task, arguments.epochs, arguments.accelerator, arguments.client, Terminal())
+    run_join(
+        arguments.invite,
+        arguments.task,
+        arguments.epochs,
+        arguments.accelerator,
+        arguments.client,
+        arguments.name,
+        Terminal(),
+    )
     return 0
 
 
@@ -133,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="only connect to others, as behind a firewall that lets nobody in",
     )
+    join.add_argument("--name", metavar="NAME", help="what the others see beside your peer's id; nothing else uses it")
     join.set_defaults(command=_join)
 
     lab = commands.add_parser("lab", help="open the quickstart notebook in JupyterLab", description=LAB)

@@ -85,13 +85,13 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
         _start(run, settings.accelerator)
         last = _watch(run, terminal, until_epoch=settings.epochs)
         clock.lap("training")
-        peers, children = run.peers(), descendants()
+        members, children = run.roster.members, descendants()
         run.stop()
         failed = [str(peer.number) for peer in swarm.local_peers if peer.state == "failed"]
     clock.lap("closing")
     accuracy = _validate(run, task, settings.accelerator)
     settings.png.write_bytes(_picture(run))
-    _report(run, peers, terminal)
+    _report(run, members, terminal)
     figures = {
         "task": task.name,
         **_figures(run, last),
@@ -107,7 +107,13 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
 
 
 def run_join(
-    invite: str, task_name: str, epochs: int | None, accelerator: str, client: bool, terminal: Terminal
+    invite: str,
+    task_name: str,
+    epochs: int | None,
+    accelerator: str,
+    client: bool,
+    name: str | None,
+    terminal: Terminal,
 ) -> None:
     """Join a swarm and train with it, until interrupted or for a number of its epochs.
 
@@ -116,6 +122,7 @@ def run_join(
     :param epochs: epochs to take part in; ``None`` for as many as there will be
     :param accelerator: as the Trainer takes it
     :param client: only connect to others, and let nobody connect to this peer
+    :param name: what the others see beside the peer's id
     :param terminal: where to show how it goes
     :raises InviteError: if the invite cannot be read
     :raises SwarmError: if nobody answers
@@ -131,15 +138,16 @@ def run_join(
     task = _load(task_name)
     terminal.show("joining the swarm ...")
     public = _leave_this_machine(addresses)
-    with _closing(Swarm.join(addresses, RUN_ID, public=public, client_mode=client), terminal) as swarm:
+    swarm = Swarm.join(addresses, RUN_ID, public=public, client_mode=client, public_name=name)
+    with _closing(swarm, terminal):
         terminal.say(f"joined the swarm; training {task_name}. Ctrl-C leaves it, and the others train on")
         run = _make_run(task, swarm, accelerator)
         _start(run, accelerator)
         with contextlib.suppress(KeyboardInterrupt):
             _watch(run, terminal, for_epochs=epochs)
-        peers = run.peers()
+        members = run.roster.members
         terminal.show("leaving the swarm ...")
-    _report(run, peers, terminal)
+    _report(run, members, terminal)
 
 
 # -- the parts ----------------------------------------------------------------------------------------------------
@@ -237,7 +245,7 @@ def _validate(run: TrainingRun, task: Task, accelerator: str) -> float | None:
         return None
     import lightning
 
-    from hivenb.training import TRAINER_DEFAULTS
+    from hivenb.run_trainer import TRAINER_DEFAULTS
 
     with run.swarm.logs.this_thread():
         trainer = lightning.Trainer(**{**TRAINER_DEFAULTS, "accelerator": accelerator})
@@ -253,12 +261,12 @@ def _picture(run: TrainingRun) -> bytes:
     return ChartImage().png(run.history.snapshot())
 
 
-def _report(run: TrainingRun, peers: Any, terminal: Terminal) -> None:
+def _report(run: TrainingRun, members: Any, terminal: Terminal) -> None:
     from hivenb.view.text import figure_lines, peer_lines
 
     lines = figure_lines(run.history.snapshot())
-    if peers:
-        lines += ["", *peer_lines(peers)]
+    if members:
+        lines += ["", *peer_lines(members)]
     terminal.say("\n".join(["", *lines, ""]))
 
 

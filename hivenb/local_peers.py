@@ -83,6 +83,7 @@ class LocalPeer:
         self.number = number
         self._run = weakref.ref(run)
         self._process, self._connection, self._log_path = process, connection, log_path
+        self._listening = threading.Lock()  # a view looks while a cell waits; each message is for one of them
         self._peer_id: str | None = None
         self._began = False
         self._failure: str | None = None
@@ -155,7 +156,7 @@ class LocalPeer:
             mp.connection.wait([self._connection, self._process.sentinel], remaining)
 
     def _listen(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
+        with self._listening, contextlib.suppress(EOFError, OSError):
             while self._connection.poll():
                 kind, text = self._connection.recv()
                 if kind == "ready":

@@ -54,7 +54,7 @@ def test_it_sees_peers_come_and_go(swarm, eventually):
 
 
 def test_a_peer_killed_is_shown_as_gone_within_ten_seconds_and_what_it_put_in_stays(swarm, eventually):
-    options = Options(target_batch_size=64, run_id="killed", matchmaking_time=2.0)
+    options = Options(target_batch_size=2048, run_id="killed", matchmaking_time=2.0)
     run = TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
     (local,) = swarm.add_local_peers(1, run)
     run.start()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import HivenbError, OptionsError
+from hivenb.local_peer_count import local_peer_count
 from hivenb.view import display, facts, text
 from hivenb.view.advice_panel import AdvicePanel
 from hivenb.view.chart_panel import ChartPanel
@@ -63,7 +64,7 @@ class Dashboard:
     def text(self) -> str:
         """The same facts as text, as of now."""
         now = facts.read(self.run)
-        return text.summary(now.status, now.snapshot, now.peers, now.advice)
+        return text.summary(now.status, now.snapshot, now.members, now.advice)
 
     def close(self) -> None:
         """Stop watching; the last picture stays. May be called twice."""
@@ -105,7 +106,8 @@ class _View:
             },
         )
         self.options_panel = OptionsPanel(self._change_option)
-        self.peers_panel, self.log_panel, self.code_panel = PeersPanel(), LogPanel(), CodePanel()
+        self.peers_panel = PeersPanel(self._ask_for_local_peers)
+        self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
         self.chart_panel = ChartPanel(self._handing_in(lambda: None))
         middle = widgets.HBox(
@@ -130,6 +132,7 @@ class _View:
         self.options_panel.close()
         self.chart_panel.close()
         self.advice_panel.close()
+        self.peers_panel.close()
 
     def _invite(self) -> str:
         try:
@@ -171,6 +174,10 @@ class _View:
         if not self._is_closed:
             self._refresher.submit(change)
 
+    def _ask_for_local_peers(self, count: int) -> None:
+        if not self._is_closed:
+            local_peer_count(self._run).ask_for(count)
+
     def _follow_advice(self, changes: Mapping[str, Any]) -> None:
         def change() -> None:
             self._run.apply(wait=False, **changes)
@@ -194,7 +201,8 @@ class _View:
         trouble = "\n".join(words for words in (trouble, now.options_error) if words)
         asked_for = (now.options, now.pending)
         chosen = self.chart_panel.choice
-        seen = (now.snapshot.version, chosen, now.status, now.peers, asked_for, now.log, trouble, self._remark)
+        who = (now.members, now.local, now.local_ids)
+        seen = (now.snapshot.version, chosen, now.status, who, asked_for, now.log, trouble, self._remark)
         if seen == self._drawn:
             return
         self._show(now, trouble)

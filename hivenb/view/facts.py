@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hivenb.advice import Advice, advise
 from hivenb.history import Snapshot
+from hivenb.local_peer_count import LocalCount, local_peer_count
 
 if TYPE_CHECKING:
-    from hivenb.engine.tracker import PeerInfo
     from hivenb.options import Options
+    from hivenb.roster import Member
     from hivenb.run_status import RunStatus
     from hivenb.training import TrainingRun
 
@@ -22,7 +24,9 @@ class Facts:
 
     :param status: of the run
     :param snapshot: of its history
-    :param peers: of the run, as last seen
+    :param members: peers of the run, as last seen
+    :param local: how many peers there are on this machine
+    :param local_ids: which of the members they are: number by id
     :param options: of the run
     :param log: its last lines, newest last
     :param pending: options that were asked for and are not in force yet
@@ -31,9 +35,11 @@ class Facts:
 
     status: RunStatus
     snapshot: Snapshot
-    peers: tuple[PeerInfo, ...]
+    members: tuple[Member, ...]
     options: Options
     log: tuple[str, ...]
+    local: LocalCount
+    local_ids: Mapping[str, int]
     pending: Options | None = None
     options_error: str | None = None
 
@@ -50,9 +56,11 @@ def read(run: TrainingRun) -> Facts:
     return Facts(
         run.status,
         run.history.snapshot(),
-        tuple(run.peers()),
+        run.roster.members,
         options,
         tuple(run.log),
+        local_peer_count(run).now,
+        {peer.peer_id: peer.number for peer in run.swarm.local_peers if peer.peer_id is not None},
         pending=run.pending_options,
         options_error=None if error is None else f"{type(error).__name__}: {error}",
     )

@@ -1,61 +1,145 @@
-"""Who is here: a table of the run's peers."""
+"""Who is here and who has put in what: a table of the run's peers, and a slider for those on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hivenb.monitor import short_id
+from hivenb.roster import Presence
 from hivenb.view import words
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.facts import Facts
-from hivenb.view.style import note, safe
+from hivenb.view.style import note, safe, trouble
 from hivenb.view.text import NO_PEERS
 
 if TYPE_CHECKING:
-    from hivenb.engine.tracker import PeerInfo
+    from hivenb.local_peer_count import LocalCount
+    from hivenb.roster import Member
 
 #: A page that shows thousands of rows is of no use, and slow.
 MAX_ROWS = 100
 
+#: Peers on this machine that the slider offers.
+MAX_LOCAL = 8
+
+_TOOLTIP = (
+    "further peers of this run as processes on this machine, which share its cores and memory: "
+    "swarm.add_local_peers(1, run), swarm.remove_local_peers(1)"
+)
+_ABSENT_ROW = ' class="absent"'
+#: Pixels of the bar of a peer that has put in everything.
+_BAR = 72
+
 
 class PeersPanel:
-    """A table of peers."""
+    """A slider for the peers on this machine, and a table of all.
 
-    def __init__(self) -> None:
+    :param ask_for: called with the number of peers on this machine that a person wants; the front end's handlers
+        call it, so it must return at once
+    """
+
+    def __init__(self, ask_for: Callable[[int], None]) -> None:
         widgets = require_ipywidgets()
-        self.widget = widgets.HTML(layout=widgets.Layout(width="100%", overflow="auto", max_height="240px"))
+        self._ask_for = ask_for
+        self._shown = 0
+        self.slider = widgets.IntSlider(
+            value=0,
+            min=0,
+            max=MAX_LOCAL,
+            continuous_update=False,
+            description="peers on this machine",
+            style={"description_width": "auto"},
+            layout=widgets.Layout(width="380px", max_width="100%", margin="2px 16px 2px 0"),
+            **_tooltip(widgets),
+        )
+        self.slider.observe(self._on_slide, names="value")
+        self._remark = widgets.HTML(layout=widgets.Layout(margin="0"))
+        self._trouble = widgets.HTML(layout=widgets.Layout(width="100%", margin="0", display="none"))
+        self._table = widgets.HTML(layout=widgets.Layout(width="100%", overflow="auto", max_height="240px"))
+        row = widgets.HBox(
+            [self.slider, self._remark], layout=widgets.Layout(flex_flow="row wrap", align_items="center")
+        )
+        self.widget = widgets.VBox([row, self._trouble, self._table], layout=widgets.Layout(width="100%"))
 
     def update(self, facts: Facts) -> None:
         """Show the peers of these facts."""
-        self.widget.value = peers_html(facts.peers)
+        self._table.value = peers_html(facts.members, facts.local_ids)
+        self._remark.value = local_html(facts.local, bool(facts.status.state.is_active))
+        self._trouble.value = trouble(facts.local.error)
+        self._trouble.layout.display = "block" if facts.local.error else "none"
+        if self._shown != facts.local.wanted:
+            # Noted first, so that the observer can tell this write from a person's.
+            self._shown = facts.local.wanted
+            self.slider.max = max(self.slider.max, self._shown)
+            self.slider.value = self._shown
+
+    def close(self) -> None:
+        """Grey the slider out."""
+        self.slider.disabled = True
+
+    def _on_slide(self, change: Any) -> None:
+        if change["new"] != self._shown:
+            self._shown = change["new"]
+            self._ask_for(change["new"])
 
 
-def peers_html(peers: Sequence[PeerInfo]) -> str:
-    """Peers as a table, or how to get some."""
-    if not peers:
+def peers_html(members: Sequence[Member], local_ids: Mapping[str, int] | None = None) -> str:
+    """Peers as a table, or how to get some.
+
+    :param members: of the run
+    :param local_ids: numbers of those on this machine, by their ids
+    """
+    if not members:
         return note(NO_PEERS)
     head = (
-        '<tr><th>peer</th><th></th><th class="number">epoch</th><th class="number">samples</th>'
-        '<th class="number">speed</th><th>last seen</th></tr>'
+        '<tr><th>peer</th><th></th><th class="number">epoch</th><th class="number">speed</th>'
+        '<th>share of samples</th><th class="number">samples</th><th>here since</th><th>last seen</th></tr>'
     )
-    rows = [
-        f'<tr><td title="{safe(peer.peer_id)}"><code>{safe(short_id(peer.peer_id))}</code></td>'
-        f"<td>{_kind(peer)}</td>"
-        f'<td class="number">{words.count(peer.epoch)}</td>'
-        f'<td class="number">{words.count(peer.samples)}</td>'
-        f'<td class="number">{safe(words.rate(peer.samples_per_second))}</td>'
-        f"<td>{safe(words.ago(peer.age))}</td></tr>"
-        for peer in peers[:MAX_ROWS]
-    ]
-    left_out = len(peers) - MAX_ROWS
+    rows = [_row(member, (local_ids or {}).get(member.peer.peer_id)) for member in members[:MAX_ROWS]]
+    left_out = len(members) - MAX_ROWS
     more = note(f"and {words.counted(left_out, 'more peer')}") if left_out > 0 else ""
     table = f'<table class="hivenb-table"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
     return f'<div style="overflow-x: auto">{table}</div>{more}'
 
 
-def _kind(peer: PeerInfo) -> str:
-    kinds = ["<b>this peer</b>"] if peer.is_self else []
-    if peer.client_mode:
+def local_html(local: LocalCount, is_active: bool) -> str:
+    """What happens to the number of peers on this machine, in a sentence."""
+    if local.wanted > local.there:
+        return note(f"starting {words.counted(local.wanted - local.there, 'peer')} \N{HORIZONTAL ELLIPSIS}")
+    if local.wanted < local.there:
+        return note(f"removing {words.counted(local.there - local.wanted, 'peer')} \N{HORIZONTAL ELLIPSIS}")
+    return note("ready; training begins with the run") if local.there and not is_active else ""
+
+
+def _row(member: Member, local_number: int | None) -> str:
+    peer = member.peer
+    is_there = member.presence in (Presence.HERE, Presence.UNKNOWN)
+    name = f"{safe(member.name)} " if member.name else ""
+    since = words.ago(member.here_for) if member.presence in (Presence.HERE, Presence.GHOST) else words.ABSENT
+    bar = f'<span class="share" style="width: {max(1, round(_BAR * member.share))}px"></span>'
+    return (
+        f"<tr{_ABSENT_ROW if not is_there else ''}>"
+        f'<td title="{safe(peer.peer_id)}">{name}<code>{safe(short_id(peer.peer_id))}</code></td>'
+        f"<td>{_kind(member, local_number)}</td>"
+        f'<td class="number">{words.count(peer.epoch)}</td>'
+        f'<td class="number">{safe(words.rate(peer.samples_per_second))}</td>'
+        f"<td>{bar}{safe(words.share(member.share))}</td>"
+        f'<td class="number">{words.count(member.samples)}</td>'
+        f"<td>{safe(since)}</td>"
+        f"<td>{safe(words.presence(member))}</td></tr>"
+    )
+
+
+def _kind(member: Member, local_number: int | None) -> str:
+    kinds = ["<b>this peer</b>"] if member.peer.is_self else []
+    if local_number is not None:
+        kinds.append(f"on this machine, {local_number}")
+    if member.peer.client_mode:
         kinds.append('<span title="connects to others, and cannot be connected to">client</span>')
     return ", ".join(kinds)
+
+
+def _tooltip(widgets: Any) -> dict[str, str]:
+    # ipywidgets 7 knows the tooltip of a control as its description_tooltip.
+    return {"tooltip" if hasattr(widgets.DOMWidget, "tooltip") else "description_tooltip": _TOOLTIP}

@@ -51,6 +51,9 @@ _CSS = """
 .hivenb-table th, .hivenb-table td { padding: 3px 16px 3px 0; white-space: nowrap; }
 .hivenb-table .number { text-align: right; }
 .hivenb-table code { background: none; color: inherit; font-family: var(--jp-code-font-family, monospace); }
+.hivenb-table .absent { opacity: .55; }
+.hivenb-table .share
+  { display: inline-block; height: 8px; border-radius: 4px; margin-right: 8px; background: @SWARM; }
 .hivenb-log { display: flex; flex-direction: column-reverse; max-height: 200px; overflow: auto; }
 .hivenb pre
   { margin: 0; font-size: 12px; line-height: 1.5; white-space: pre-wrap; overflow-wrap: anywhere;

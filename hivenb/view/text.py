@@ -11,7 +11,7 @@ from hivenb.monitor import short_id
 from hivenb.view import words
 
 if TYPE_CHECKING:
-    from hivenb.engine.tracker import PeerInfo
+    from hivenb.roster import Member
     from hivenb.run_status import RunStatus
 
 NO_PEERS = (
@@ -58,13 +58,13 @@ def status_line(status: RunStatus, bar_width: int = 20) -> str:
 
 
 def summary(
-    status: RunStatus, snapshot: Snapshot, peers: Sequence[PeerInfo] = (), advice: Sequence[Advice] = ()
+    status: RunStatus, snapshot: Snapshot, members: Sequence[Member] = (), advice: Sequence[Advice] = ()
 ) -> str:
     """A run in a few lines: its state, its figures from first to last, its peers.
 
     :param status: of the run
     :param snapshot: of its history
-    :param peers: of its swarm
+    :param members: its peers
     :param advice: what its figures suggest to change
     :returns: lines joined by newlines, none at the end; equal input gives equal text
     """
@@ -74,7 +74,7 @@ def summary(
     figures = figure_lines(snapshot)
     if figures:
         lines += ["", *figures]
-    lines += ["", *peer_lines(peers)]
+    lines += ["", *peer_lines(members)]
     if advice:
         lines += ["", advice_line(advice)]
     return "\n".join(lines)
@@ -89,23 +89,28 @@ def figure_lines(snapshot: Snapshot) -> list[str]:
     return table(("", "first", "last", "best"), rows, numbers_from=1) if rows else []
 
 
-def peer_lines(peers: Sequence[PeerInfo]) -> list[str]:
+def peer_lines(members: Sequence[Member]) -> list[str]:
     """Peers as the lines of a table, or one line that says how to get some."""
-    if not peers:
+    if not members:
         return [NO_PEERS]
     rows = [
         (
-            short_id(peer.peer_id)
-            + (" (this one)" if peer.is_self else "")
-            + (" (client)" if peer.client_mode else ""),
-            words.count(peer.epoch),
-            words.count(peer.samples),
-            words.rate(peer.samples_per_second),
-            words.ago(peer.age),
+            who(member),
+            words.count(member.peer.epoch),
+            words.rate(member.peer.samples_per_second),
+            words.count(member.samples),
+            words.share(member.share),
+            words.presence(member),
         )
-        for peer in peers
+        for member in members
     ]
-    return table(("peer", "epoch", "samples", "speed", "last seen"), rows, numbers_from=1)
+    return table(("peer", "epoch", "speed", "samples", "share", "last seen"), rows, numbers_from=1)
+
+
+def who(member: Member) -> str:
+    """A peer by its name, if it has one, and the end of its id, and what is special about it."""
+    kinds = " (this one)" * member.peer.is_self + " (client)" * member.peer.client_mode
+    return f"{member.name} {short_id(member.peer.peer_id)}".strip() + kinds
 
 
 def advice_line(advice: Sequence[Advice]) -> str:

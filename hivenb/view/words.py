@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hivenb.roster import Member
 
 STATES = {
     "ready": "ready to start",
@@ -69,6 +73,19 @@ def rate(samples_per_second: float | None) -> str:
     if 0 < samples_per_second < 9.95:
         return f"{samples_per_second:.1f} samples/s"
     return f"{count(samples_per_second)} samples/s"
+
+
+def share(part: float) -> str:
+    """A part of a whole: ``42 %``, and ``< 1 %`` for what is not nothing."""
+    return f"{100 * part:.0f} %" if part == 0 or part >= 0.01 else "< 1 %"
+
+
+def presence(member: Member) -> str:
+    """When a peer reported last, or what has become of it."""
+    seen = ago(member.peer.age)
+    return {"here": seen, "gone?": f"gone? ({seen})", "not watched": ABSENT}.get(
+        member.presence.value, member.presence.value
+    )
 
 
 def value(number: float | None) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from hivenb.history import History
 from hivenb.options import Options
+from hivenb.roster import Member, Presence
 from hivenb.run_status import RunState, RunStatus
 from hivenb.swarm import PeerInfo
 
@@ -39,15 +40,12 @@ class Scene:
         self.status = STATUS
         self.options = Options(target_batch_size=2048)
         self.log: tuple[str, ...] = ()
-        self.swarm = SimpleNamespace(invite="hivenb://invite")
+        self.swarm = SimpleNamespace(invite="hivenb://invite", local_peers=())
+        self.roster = SimpleNamespace(members=())
         self.calls: list[tuple[str, str]] = []
         self.failure: Exception | None = None
         self.pending_options: Options | None = None
         self.options_error: Exception | None = None
-        self.now_peers: tuple[PeerInfo, ...] = ()
-
-    def peers(self) -> tuple[PeerInfo, ...]:
-        return self.now_peers
 
     def start(self) -> None:
         self._do("start", RunState.TRAINING)
@@ -97,6 +95,15 @@ def peers() -> tuple[PeerInfo, ...]:
     return (
         PeerInfo("12D3KooWself0001", 14, 410, 130.0, False, 0.4, True),
         PeerInfo("12D3KooWother002", 14, 900, 282.0, True, 17.0, False),
+    )
+
+
+@pytest.fixture
+def members(peers: tuple[PeerInfo, ...]) -> tuple[Member, ...]:
+    own, other = peers
+    return (
+        Member(own, Presence.HERE, here_for=125.0, samples=5000.0, share=0.25),
+        Member(other, Presence.GHOST, here_for=12.0, samples=15000.0, share=0.75, name="Ann"),
     )
 
 

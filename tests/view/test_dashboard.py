@@ -191,6 +191,8 @@ def test_of_many_dashboards_the_newest_are_live(scene: Any) -> None:
 
 def test_a_run_without_a_swarm_can_still_be_looked_at(scene: Any) -> None:
     class Closed:
+        local_peers = ()
+
         @property
         def invite(self) -> str:
             raise SwarmError("the swarm 'default' is closed")
@@ -239,7 +241,7 @@ def test_watches_a_run_that_really_trains(eventually: Callable[..., None]) -> No
             eventually(lambda: run.status.epoch >= 1 and run.status.loss is not None, seconds=60)
             eventually(lambda: view.chart_panel.image.value != empty, seconds=10)
             eventually(lambda: "training" in view.run_panel._facts.value, seconds=10)
-            eventually(lambda: "this peer" in view.peers_panel.widget.value, seconds=20)
+            eventually(lambda: "this peer" in view.peers_panel._table.value, seconds=20)
             view.run_panel.buttons["stop"].click()
             eventually(lambda: run.status.state is RunState.STOPPED, seconds=30)
             eventually(lambda: not view.run_panel.buttons["start"].disabled, seconds=10)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hivenb.local_peer_count import LocalCount
 from hivenb.options import FIELDS, Options
 from hivenb.run_status import RunState
 from hivenb.view import facts
@@ -86,29 +87,60 @@ def test_the_invite_is_text_and_nothing_else() -> None:
     assert invite_html("") == ""
 
 
-def test_peers_are_a_table_that_marks_this_one(scene: Any, peers: Any) -> None:
-    panel = PeersPanel()
-    scene.now_peers = peers
+def test_peers_are_a_table_that_marks_this_one_and_greys_ghosts_out(scene: Any, members: Any) -> None:
+    panel = PeersPanel(lambda count: None)
+    scene.roster.members = members
     panel.update(facts.read(scene))
-    assert words_of(panel.widget.value) == (
-        "peer epoch samples speed last seen …lf0001 this peer 14 410 130 samples/s just now "
-        "…her002 client 14 900 282 samples/s 15 s ago"
+    html = panel._table.value
+    assert words_of(html) == (
+        "peer epoch speed share of samples samples here since last seen "
+        "…lf0001 this peer 14 130 samples/s 25 % 5,000 2 min ago just now "
+        "Ann …her002 client 14 282 samples/s 75 % 15,000 10 s ago gone? (15 s ago)"
     )
-    assert "12D3KooWself0001" in panel.widget.value, "the whole id is in the tooltip"
+    assert "12D3KooWself0001" in html, "the whole id is in the tooltip"
+    assert [row.split("<td")[0] for row in html.split("<tr")[2:]] == [">", ' class="absent">']
 
 
-def test_no_peers_says_what_to_do_and_many_are_cut(peers: Any) -> None:
+def test_a_peer_on_this_machine_is_named_so(members: Any) -> None:
+    assert "on this machine, 3" in peers_html(members, {members[1].peer.peer_id: 3})
+
+
+def test_no_peers_says_what_to_do_and_many_are_cut(members: Any) -> None:
     assert "swarm.add_local_peers(2, run)" in peers_html(())
-    many = peers_html([peers[0]] * (MAX_ROWS + 5))
+    many = peers_html([members[0]] * (MAX_ROWS + 5))
     assert many.count("<tr>") == MAX_ROWS + 1
     assert "and 5 more peers" in many
 
 
-def test_a_peers_id_never_becomes_html(peers: Any) -> None:
-    html = peers_html([replace(peers[0], peer_id=EVIL), replace(peers[0], peer_id="<b>x</b>")])
+def test_a_peers_id_and_its_name_never_become_html(members: Any) -> None:
+    first = replace(members[0].peer, peer_id=EVIL)
+    html = peers_html([replace(members[0], peer=first, name=EVIL), replace(members[1], name="<b>x</b>")])
     assert "<script" not in html
     assert "<img" not in html
     assert "<b>x" not in html
+
+
+def test_the_slider_asks_for_peers_and_follows_what_code_does(scene: Any) -> None:
+    asked: list[int] = []
+    panel = PeersPanel(asked.append)
+    now = facts.read(scene)
+    panel.update(now)
+    panel.slider.value = 3
+    assert asked == [3]
+    panel.update(replace(now, local=LocalCount(there=1, wanted=3)))
+    assert (panel.slider.value, asked) == (3, [3])
+    assert words_of(panel._remark.value) == "starting 2 peers …"
+    panel.update(replace(now, local=LocalCount(there=3, wanted=3)))
+    assert words_of(panel._remark.value) == "ready; training begins with the run"
+    panel.update(replace(now, local=LocalCount(there=12, wanted=12)))
+    assert (panel.slider.value, panel.slider.max, asked) == (12, 12, [3]), "what code added is shown, not asked for"
+    panel.update(replace(now, local=LocalCount(there=12, wanted=2)))
+    assert words_of(panel._remark.value) == "removing 10 peers …"
+    panel.update(replace(now, local=LocalCount(there=0, wanted=0, error="LocalPeerError: <no> room")))
+    assert (panel.slider.value, asked) == (0, [3])
+    assert "&lt;no&gt; room" in panel._trouble.value
+    panel.update(now)
+    assert panel._trouble.layout.display == "none"
 
 
 def test_the_log_is_escaped_and_bounded(scene: Any) -> None:

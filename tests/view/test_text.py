@@ -31,13 +31,13 @@ def test_unknown_figures_are_left_out(status: Any) -> None:
     assert "  1 peer  " in line
 
 
-def test_summary_is_the_same_for_the_same_facts(status: Any, peers: Any) -> None:
+def test_summary_is_the_same_for_the_same_facts(status: Any, members: Any) -> None:
     history = History()
     for value in (2.5, 0.5, 0.75):
         history.record("loss", value, time=0.0)
         history.record("val_acc", value / 3, time=0.0)
-    text = summary(replace(status, error="the network is gone"), history.snapshot(), peers)
-    assert text == summary(replace(status, error="the network is gone"), history.snapshot(), peers)
+    text = summary(replace(status, error="the network is gone"), history.snapshot(), members)
+    assert text == summary(replace(status, error="the network is gone"), history.snapshot(), members)
     assert text.splitlines()[1:] == [
         "failed: the network is gone",
         "",
@@ -45,9 +45,9 @@ def test_summary_is_the_same_for_the_same_facts(status: Any, peers: Any) -> None
         "Training loss          2.50   0.750   0.500",
         "Validation accuracy  83.3 %  25.0 %  83.3 %",
         "",
-        "peer                epoch  samples          speed  last seen",
-        "…lf0001 (this one)     14      410  130 samples/s   just now",
-        "…her002 (client)       14      900  282 samples/s   15 s ago",
+        "peer                  epoch          speed  samples  share         last seen",
+        "…lf0001 (this one)       14  130 samples/s    5,000   25 %          just now",
+        "Ann …her002 (client)     14  282 samples/s   15,000   75 %  gone? (15 s ago)",
     ]
 
 

@@ -60,3 +60,7 @@ def test_metrics_and_titles() -> None:
 def test_every_state_has_a_word_and_a_colour(state: RunState) -> None:
     assert words.state(state) in words.STATES.values()
     assert state.value in theme.STATES
+
+
+def test_a_share_that_is_not_nothing_is_not_called_so() -> None:
+    assert [words.share(part) for part in (0, 0.009, 0.01, 0.754, 1)] == ["0 %", "< 1 %", "1 %", "75 %", "100 %"]
