@@ -1,0 +1,277 @@
+"""Measures step time and peak memory of a GPU: Lightning alone, and the strategy synchronous, offloaded, overlapped.
+
+A transformer of about 100 million parameters in bf16-mixed. Each way trains in a fresh process, with the same data and
+optimizer. So that rounds are real, a helper on the CPU of the same machine averages with it; it holds the same model
+and puts no gradients in. The first epochs are its start and do not count; then whole epochs do, rounds included.
+
+    python tests/benchmarks/gpu.py --json gpu.json
+
+Without a GPU it says so, and measures nothing; ``--device cpu --quick`` only tries whether the script works.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from bench_peer import PATIENCE, QUIET, Work, begin
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from swarm_bench import Peer, machine, parser, say, starting, table, write_json
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset
+
+from hivenb.strategy import HivemindStrategy
+
+OFFLOAD: dict[str, Any] = {"offload_optimizer": True}
+OVERLAP: dict[str, Any] = {
+    **OFFLOAD,
+    "delay_state_averaging": True,
+    "delay_optimizer_step": True,
+    "delay_grad_averaging": True,
+}
+#: The ways to train; None is Lightning alone.
+WAYS: dict[str, dict[str, Any] | None] = {
+    "Lightning alone": None,
+    "hivenb, synchronous": {},
+    "hivenb, offload": OFFLOAD,
+    "hivenb, offload and overlap": OVERLAP,
+}
+#: Epochs of the swarm, or as many batches as are in them, that do not count.
+START = 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the model and its batches; tokens are numbers below ``vocabulary``."""
+
+    width: int = 768
+    heads: int = 12
+    layers: int = 12
+    vocabulary: int = 16_384
+    context: int = 512
+    batch: int = 16
+
+
+FULL, TINY = Size(), Size(width=32, heads=2, layers=2, vocabulary=64, context=16, batch=4)
+
+
+@dataclass(frozen=True)
+class Task(Work):
+    """What the processes of one measurement do.
+
+    :param device: that computes: ``"cuda"`` or ``"cpu"``
+    :param epoch: batches of the measured peer in an epoch of the swarm
+    :param epochs: that count
+    """
+
+    size: Size = FULL
+    device: str = "cuda"
+    epoch: int = 200
+    epochs: int = 3
+
+
+class Transformer(LightningModule):
+    """Predicts the next token; its input embedding is its output layer, too."""
+
+    def __init__(self, size: Size):
+        super().__init__()
+        self.embedding = nn.Embedding(size.vocabulary, size.width)
+        self.position = nn.Parameter(torch.zeros(size.context, size.width))
+        layer = nn.TransformerEncoderLayer(
+            size.width, size.heads, 4 * size.width, 0.0, F.gelu, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, size.layers, nn.LayerNorm(size.width), enable_nested_tensor=False)
+
+    def training_step(self, tokens: Tensor, batch_idx: int) -> Tensor:
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        length = inputs.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=inputs.device)
+        hidden = self.layers(self.embedding(inputs) + self.position[:length], mask=mask, is_causal=True)
+        scores = F.linear(hidden, self.embedding.weight)
+        return F.cross_entropy(scores.flatten(0, 1).float(), targets.flatten())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+
+class Tokens(IterableDataset):
+    """Random tokens, the same in each process."""
+
+    def __init__(self, size: Size):
+        self._size = size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        shape = self._size.batch, self._size.context + 1
+        fixed = [torch.randint(self._size.vocabulary, shape, generator=generator) for _ in range(8)]
+        while True:
+            yield from fixed
+
+
+class Clock(Callback):
+    """When each batch was done on the device, and the batches after which an epoch of the swarm had ended."""
+
+    def __init__(self, task: Task, strategy: Any):
+        self._task, self._strategy = task, strategy
+        self._is_swarm = isinstance(strategy, HivemindStrategy)
+        self._ended: list[Any] = []
+        self.times: list[float] = []
+        self.boundaries: list[int] = []
+        self.group_sizes: list[int] = []
+        self.failed: list[str] = []
+        if self._is_swarm:
+            strategy.on_epoch = self._ended.append
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        end = time.monotonic() + PATIENCE
+        while self._is_swarm and not self.times and self._strategy.num_peers < 2:
+            if time.monotonic() > end:
+                raise TimeoutError(f"the helper was not seen within {PATIENCE} s")
+            time.sleep(0.02)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._task.device == "cuda":
+            torch.cuda.synchronize()  # for all ways alike
+        self.times.append(time.perf_counter())
+        if self._is_swarm:
+            over, reports = len(self._ended) > 0, self._ended
+            self.group_sizes += [report.group_size for report in reports]
+            self.failed += [report.failed for report in reports if report.failed]
+            reports.clear()
+        else:
+            over = (batch_idx + 1) % self._task.epoch == 0
+        if over:
+            self.boundaries.append(batch_idx)
+            if len(self.boundaries) == START and self._task.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            trainer.should_stop = len(self.boundaries) >= START + self._task.epochs
+
+
+def measured(connection: Any, initial_peers: Sequence[str], task: Task, count: int, folder: str) -> None:
+    """Train one way, on the device, and send what came out.
+
+    :param count: of peers; 1 for Lightning alone
+    """
+    begin(folder)
+    torch.manual_seed(1)
+    strategy: Any = SingleDeviceStrategy("cuda:0" if task.device == "cuda" else "cpu")
+    if count > 1:
+        strategy = _strategy(task, task.strategy)
+        connection.send(("addresses", [str(address) for address in strategy.dht.get_visible_maddrs()]))
+    clock = Clock(task, strategy)
+    model = Transformer(task.size)
+    _trainer(task.device, strategy, clock).fit(model, DataLoader(Tokens(task.size), batch_size=None))
+    first, last = clock.boundaries[START - 1], clock.boundaries[-1]
+    times = clock.times[first : last + 1]
+    steps = [later - earlier for earlier, later in pairwise(times)]
+    came_to = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "mean": statistics.mean(steps),
+        "median": statistics.median(steps),
+        "longest": max(steps),
+        "memory": torch.cuda.max_memory_allocated() if task.device == "cuda" else 0,
+        "groups": statistics.mean(clock.group_sizes[START:]) if clock.group_sizes else 1.0,
+        "failed": len(clock.failed),
+    }
+    connection.send(("figures", came_to))
+
+
+def helping(connection: Any, initial_peers: Sequence[str], task: Task, count: int, folder: str) -> None:
+    """Average with the others, on the CPU, until killed."""
+    begin(folder)
+    strategy = _strategy(task, {"auxiliary": True}, initial_peers=list(initial_peers))
+    with suppress(EOFError):
+        _trainer("cpu", strategy).fit(Transformer(task.size), DataLoader(Tokens(task.size), batch_size=None))
+
+
+def _strategy(task: Task, chosen: dict[str, Any], **more: Any) -> HivemindStrategy:
+    return HivemindStrategy(task.epoch * task.size.batch, **task.network, **chosen, **more)
+
+
+def _trainer(device: str, strategy: Any, *callbacks: Callback) -> Trainer:
+    kind = {"accelerator": "gpu" if device == "cuda" else "cpu"}
+    arguments = {**QUIET, **kind, "precision": "bf16-mixed", "max_epochs": -1}
+    return Trainer(strategy=strategy, callbacks=list(callbacks), **arguments)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to train; times in seconds, of a step.
+
+    :param mean: of whole epochs, with their rounds: what counts
+    :param memory: bytes of the device at most
+    :param groups: peers in a round, on average; the helper is one
+    """
+
+    way: str
+    parameters: int
+    mean: float
+    median: float
+    longest: float
+    memory: int
+    groups: float
+    failed: int
+
+
+def measure(way: str, task: Task) -> Row:
+    options = WAYS[way]
+    with starting() as start:
+        if options is None:
+            one: Peer = start(task, target=measured)
+        else:
+            one = start(replace(task, strategy=options), target=measured, count=2)
+            start(task, [one], helping)
+        one.wait_until(lambda: "figures" in one.said, "its figures", patience=1800)
+        return Row(way, **one.said["figures"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser(__doc__)
+    options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try the script")
+    options.add_argument("--epoch", type=int, default=200, help="batches in an epoch of the swarm")
+    options.add_argument("--epochs", type=int, default=3, help="that count, after the start")
+    given = options.parse_args(arguments)
+    print(machine())
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU here: nothing was measured")
+        write_json(given.json, [], skipped="no GPU here")
+        return 0
+    if given.device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        print(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    size = TINY if given.device == "cpu" or given.quick else FULL
+    epoch, epochs = (40, 2) if given.quick else (given.epoch, given.epochs)
+    task = Task(target=epoch * size.batch, size=size, device=given.device, epoch=epoch, epochs=epochs)
+    rows = []
+    for way in WAYS:
+        say(f"{way} ...")
+        rows.append(measure(way, task))
+    cells = [
+        [
+            row.way,
+            f"{1000 * row.mean:.1f}",
+            f"{row.mean / rows[0].mean:.3f}",
+            f"{1000 * row.median:.1f}",
+            f"{1000 * row.longest:.0f}",
+            f"{row.memory / 2**20:,.0f}",
+            f"{row.groups:.2f}",
+            row.failed,
+        ]
+        for row in rows
+    ]
+    print(f"{rows[0].parameters:,} parameters, bf16-mixed, batches of {size.batch} x {size.context} tokens")
+    print(table(["", "step, ms", "ratio", "median, ms", "longest, ms", "peak, MiB", "group", "failed"], cells))
+    write_json(given.json, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
