@@ -1,0 +1,98 @@
+"""The benchmarks run, and write what they promise; how long anything took is asserted nowhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+#: Seconds that the quick mode may take on a busy machine.
+PATIENCE = 170
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 30)]
+
+
+def run(script: str, folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """The quick mode of a benchmark: the JSON that it wrote, and the table that it printed."""
+    file = folder / "rows.json"
+    command = [sys.executable, str(Path(__file__).with_name(script)), "--quick", "--json", str(file), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    assert "hivemind" in found["machine"]
+    assert found["machine"].partition(", load")[0] in done.stdout
+    return found, done.stdout
+
+
+def test_rounds_say_how_much_of_the_computing_becomes_training(tmp_path: Path) -> None:
+    found, printed = run("rounds.py", tmp_path)
+    (row,) = found["rows"]
+    figures = row["course"]["figures"]
+    assert (row["who"], row["peers"]) == ("hivenb", 2)
+    assert row["efficiency"] > 0
+    assert figures["rounds"] == 6, "three epochs of two peers"
+    assert 1 <= figures["group_size"] <= 2
+    assert 0 <= figures["stalled"] <= figures["in_step"] < 1
+    assert row["course"]["cpu"] > 0
+    assert len(row["course"]["start"]) == 2
+    assert all(word in printed for word in ("efficiency", "stalled", "CPU", "first epochs"))
+
+
+def test_overhead_compares_each_way_with_lightning_alone(tmp_path: Path) -> None:
+    found, printed = run("overhead.py", tmp_path)
+    assert len(found["rows"]) == 5
+    for row in found["rows"]:
+        assert len(row["seconds"]) == 3
+        assert row["ratio"] > 0
+        assert row["ratio"] == 1 or row["who"] != row["against"]
+        assert row["who"] in printed
+
+
+def test_allreduce_compares_rounds_with_moving_their_bytes(tmp_path: Path) -> None:
+    found, printed = run("allreduce.py", tmp_path)
+    assert [(row["peers"], row["codec"]) for row in found["rows"]] == [(2, "none"), (2, "float16")]
+    for row, megabytes in zip(found["rows"], (0.4, 0.2), strict=True):
+        assert row["megabytes"] == pytest.approx(megabytes, rel=0.01)
+        assert len(row["rounds"]) == len(row["tcp"]) == 2
+        assert min(*row["rounds"], *row["tcp"]) > 0
+        assert row["error"] < 1e-3
+    assert "MB sent by each" in printed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_benchmark_says_so(tmp_path: Path) -> None:
+    found, printed = run("gpu.py", tmp_path)
+    assert found["rows"] == []
+    assert "no GPU here" in printed
+    assert found["skipped"] == "no GPU here"
+
+
+@pytest.mark.long
+def test_overlap_measures_each_swarm_both_ways(tmp_path: Path) -> None:
+    found, printed = run("overlap.py", tmp_path)
+    assert [row["overlap"] for row in found["rows"]] == [False, True]
+    assert all(0 <= row["course"]["figures"]["in_step"] < 1 for row in found["rows"])
+    assert "all delays" in printed
+
+
+@pytest.mark.long
+def test_startup_measures_imports_and_two_peers(tmp_path: Path) -> None:
+    found, _ = run("startup.py", tmp_path)
+    seconds = {row["what"]: row["seconds"] for row in found["rows"]}
+    assert {"import hivenb", "run.start() to the first optimizer step", "first picture"} <= set(seconds)
+    assert all(len(each) == 1 for each in seconds.values())
+
+
+@pytest.mark.long
+def test_the_dashboard_is_compared_with_none(tmp_path: Path) -> None:
+    found, printed = run("dashboard.py", tmp_path)
+    assert all(block[side][0] > 0 for block in found["rows"] for side in ("closed", "opened"))
+    few, many = found["frames"]
+    assert few["points"] < many["points"]
+    assert many["size"] < 2 * few["size"], "a history is bounded"
+    assert "with dashboard" in printed
