@@ -199,7 +199,7 @@ class _View:
         now = facts.read(self._run)
         trouble = self._troubles["action"]
         trouble = "\n".join(words for words in (trouble, now.options_error) if words)
-        asked_for = (now.options, now.pending)
+        asked_for = (now.options, now.pending, now.locked)
         chosen = self.chart_panel.choice
         who = (now.members, now.local, now.local_ids)
         seen = (now.snapshot.version, chosen, now.status, who, asked_for, now.log, trouble, self._remark)

@@ -31,6 +31,7 @@ class Facts:
     :param log: its last lines, newest last
     :param pending: options that were asked for and are not in force yet
     :param options_error: why the options that were asked for last could not be put in force
+    :param locked: why what all peers have to agree on cannot be changed here, if it cannot
     """
 
     status: RunStatus
@@ -42,6 +43,7 @@ class Facts:
     local_ids: Mapping[str, int]
     pending: Options | None = None
     options_error: str | None = None
+    locked: str | None = None
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -63,4 +65,5 @@ def read(run: TrainingRun) -> Facts:
         {peer.peer_id: peer.number for peer in run.swarm.local_peers if peer.peer_id is not None},
         pending=run.pending_options,
         options_error=None if error is None else f"{type(error).__name__}: {error}",
+        locked=run.why_not_host,
     )

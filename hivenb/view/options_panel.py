@@ -14,12 +14,16 @@ from hivenb.view.style import heading, note, trouble
 if TYPE_CHECKING:
     from hivenb.options import Options
 
+#: The group of those on which all peers of a run have to agree.
+_SHARED = "all peers"
+
 #: What the panel offers, group by group, each in the order in which one thing builds on another.
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "overlap": ("delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging"),
     "memory": ("offload_optimizer", "reuse_grad_buffers"),
     "compression": ("grad_compression", "state_averaging_compression", "load_state_compression"),
-    "rounds": ("target_batch_size", "matchmaking_time", "averaging_timeout", "average_state_every"),
+    _SHARED: ("target_batch_size", "average_state_every"),
+    "rounds": ("matchmaking_time", "averaging_timeout"),
 }
 
 #: Those that are written as a number.
@@ -29,9 +33,10 @@ _HEADINGS = {
     "overlap": "Overlap training and averaging",
     "memory": "Memory",
     "compression": "Compression of what is sent",
+    _SHARED: "The same for all peers",
     "rounds": "Rounds",
 }
-_WIDTHS = {"overlap": "235px", "memory": "200px", "compression": "290px", "rounds": "290px"}
+_WIDTHS = {"overlap": "235px", "memory": "200px", "compression": "290px", _SHARED: "290px", "rounds": "290px"}
 _CODEC_OBJECT = "an object of your own"
 
 Change = Callable[[str, Any], None]
@@ -49,11 +54,14 @@ class OptionsPanel:
         self._change = change
         self._shown: dict[str, Any] = {}
         self._wrong: dict[str, Any] = {}
+        self._locked = widgets.HTML(layout=widgets.Layout(display="none", margin="0 2px"))
         self._remark = widgets.HTML(layout=widgets.Layout(flex="1 1 100%", margin="2px 0"))
         self.controls: dict[str, Any] = {}
         parts = []
         for group, names in SHOWN.items():
             rows = [widgets.HTML(heading(_HEADINGS[group]), layout=widgets.Layout(margin="0"))]
+            if group == _SHARED:
+                rows.append(self._locked)
             for name in names:
                 control = self.controls[name] = _control(name)
                 self._shown[name] = control.value
@@ -84,6 +92,7 @@ class OptionsPanel:
         for name, control in self.controls.items():
             if name not in self._wrong or not self._wrong[name].value:
                 self._show(name, control, getattr(wanted, name))
+        self._lock(facts.locked)
         waiting = "" if facts.pending is None else _waiting(facts.options, facts.pending)
         text = " ".join(part for part in (waiting, remark) if part)
         self._remark.value = note(text) if text else ""
@@ -101,6 +110,14 @@ class OptionsPanel:
         """Grey the switches out."""
         for control in self.controls.values():
             control.disabled = True
+
+    def _lock(self, reason: str | None) -> None:
+        words = "" if reason is None else f"Not to be changed here: {reason}."
+        if self._locked.value != (shown := note(words) if words else ""):
+            self._locked.value = shown
+            self._locked.layout.display = "block" if words else "none"
+        for name in SHOWN[_SHARED]:
+            self.controls[name].disabled = reason is not None
 
     def _show(self, name: str, control: Any, value: Any) -> None:
         if name in SHOWN["compression"]:
@@ -128,8 +145,11 @@ class OptionsPanel:
 
 
 def _waiting(now: Options, then: Options) -> str:
-    labels = [FIELDS[name].label for name in now.difference(then)]
-    return f"At the next batch: {', '.join(labels)}." if labels else ""
+    names = now.difference(then)
+    own = [FIELDS[name].label for name in names if not FIELDS[name].swarm_wide]
+    shared = [FIELDS[name].label for name in names if FIELDS[name].swarm_wide]
+    parts = (("At the next batch", own), ("At one of the next epochs, at all peers", shared))
+    return " ".join(f"{when}: {', '.join(labels)}." for when, labels in parts if labels)
 
 
 def _read(name: str, value: Any) -> Any:
@@ -193,7 +213,7 @@ def _choice(name: str) -> Any:
 
 
 def _tooltip(widgets: Any, name: str) -> dict[str, str]:
-    everywhere = " All peers of a run need the same; those on this machine follow." if FIELDS[name].swarm_wide else ""
+    everywhere = " All peers of a run need the same, and change together." if FIELDS[name].swarm_wide else ""
     text = f"{FIELDS[name].help}{everywhere} ({name})"
     # ipywidgets 7 knows the tooltip of a control as its description_tooltip.
     key = "tooltip" if hasattr(widgets.DOMWidget, "tooltip") else "description_tooltip"

@@ -46,6 +46,7 @@ class Scene:
         self.failure: Exception | None = None
         self.pending_options: Options | None = None
         self.options_error: Exception | None = None
+        self.why_not_host: str | None = None
 
     def start(self) -> None:
         self._do("start", RunState.TRAINING)

@@ -209,6 +209,25 @@ def test_a_codec_of_ones_own_is_shown_as_such(scene: Any) -> None:
     assert changes == []
 
 
+def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene: Any) -> None:
+    panel = OptionsPanel(lambda name, value: None)
+    shared = [name for name, control in panel.controls.items() if FIELDS[name].swarm_wide]
+    assert shared == ["target_batch_size", "average_state_every"]
+    scene.why_not_host = "the host of the run decides on them for all peers (peer …abc123)"
+    panel.update(facts.read(scene), "")
+    assert [name for name, control in panel.controls.items() if control.disabled] == shared
+    assert "Not to be changed here: the host of the run" in words_of(panel._locked.value)
+    scene.pending_options = scene.options.replace(target_batch_size=96, grad_compression="float16")
+    panel.update(facts.read(scene), "")
+    assert words_of(panel._remark.value) == (
+        "At the next batch: gradients. At one of the next epochs, at all peers: target batch size."
+    )
+    scene.why_not_host = None
+    panel.update(facts.read(scene), "")
+    assert not any(control.disabled for control in panel.controls.values())
+    assert panel._locked.layout.display == "none"
+
+
 def test_what_is_not_in_force_yet_is_shown_and_said(scene: Any) -> None:
     changes: list[Any] = []
     panel = OptionsPanel(lambda *change: changes.append(change))
@@ -218,7 +237,7 @@ def test_what_is_not_in_force_yet_is_shown_and_said(scene: Any) -> None:
     assert not any(control.disabled for control in panel.controls.values())
     assert panel.controls["grad_compression"].value == "float16"
     assert panel.controls["target_batch_size"].value == "99"
-    assert "At the next batch: target batch size, gradients. a remark" in panel._remark.value
+    assert "at all peers: target batch size. a remark" in panel._remark.value
     scene.options, scene.pending_options = scene.pending_options, None
     panel.update(facts.read(scene), "")
     assert panel._remark.value == ""
