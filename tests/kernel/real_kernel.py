@@ -23,14 +23,20 @@ class CellError(Exception):
 
 
 class Kernel:
-    """Runs cells, and knows the processes that came of it."""
+    """Runs cells, and knows the processes that came of it.
 
-    def __init__(self, folder: Path):
+    :param folder: where it runs
+    :param python: the interpreter; by default this one
+    """
+
+    def __init__(self, folder: Path, python: str | None = None):
         tests = Path(__file__).parent.parent
         search = os.pathsep.join([str(tests.parent), str(tests)])
         #: messages that came while another cell was waited for than the one they belong to
         self.strays: list[dict[str, Any]] = []
         self.manager = KernelManager(kernel_name="python3")
+        if python is not None:
+            self.manager.kernel_spec.argv[0] = python
         self.manager.start_kernel(env={**os.environ, "PYTHONPATH": search, "TMPDIR": str(folder)}, cwd=str(folder))
         self.client = self.manager.client()
         self.client.start_channels()
