@@ -123,6 +123,7 @@ class Hosting:
                 # a host that comes back goes on with what was decided meanwhile
                 before = host_of(one for one in declarations if one.owner != self._records.owner)
                 self._plan = Plan(0, ((0, shared),)) if before is None else before.plan
+                self._declaration(self._plan, self._since).require_short()
             self._update(declarations)
             wanted = self.wanted(self._swarm_epoch, is_paused=False)
             return shared if wanted is None else wanted
@@ -189,10 +190,11 @@ class Hosting:
             self._swarm_epoch = max((peer.epoch for peer in peers), default=0)
 
     def _declare_changed(self, shared: Shared, since: int, present: int) -> None:
-        if self._plan is None or (reason := self.why_not_host) is not None:
-            raise OptionsError(f"swarm-wide options cannot be changed at this peer: {reason}")
+        if self._plan is None or self._since is None or self.why_not_host is not None:
+            raise OptionsError(f"swarm-wide options cannot be changed at this peer: {self.why_not_host}")
         plan = self._plan.changed(shared, since, present)
-        self._declare(plan)
+        self._declaration(plan, self._since).require_short()
+        self._declare(plan, self._since)
         self._plan = plan
 
     def _update(self, declarations: Sequence[Declaration]) -> None:
@@ -203,15 +205,17 @@ class Hosting:
             self._host = host_of(elders)
             self._plan = elders[0].plan
         elif self._since is not None and self._plan is not None:
-            self._host = Declaration(own, self._records.peer_id, self._since, self._plan)
+            self._host = self._declaration(self._plan, self._since)
         else:
             self._host = None
         if self._since is not None and self._plan is not None and len(elders) < CANDIDATES:
             declared_at, declared = self._declared or (-math.inf, None)
             if declared != self._plan or time.monotonic() - declared_at > RENEWAL:
-                self._declare(self._plan)
+                self._declare(self._plan, self._since)
 
-    def _declare(self, plan: Plan) -> None:
-        assert self._since is not None
-        self._records.write(Declaration(self._records.owner, self._records.peer_id, self._since, plan))
+    def _declare(self, plan: Plan, since: float) -> None:
+        self._records.write(self._declaration(plan, since))
         self._declared = (time.monotonic(), plan)
+
+    def _declaration(self, plan: Plan, since: float) -> Declaration:
+        return Declaration(self._records.owner, self._records.peer_id, since, plan)

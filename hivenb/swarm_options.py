@@ -96,18 +96,21 @@ class Declaration:
         return self.since, self.owner
 
     def pack(self) -> bytes:
-        """As it travels.
-
-        :raises OptionsError: if it is too long to travel
-        """
+        """As it travels."""
         fields = {"peer": self.peer_id, "since": self.since, "version": self.plan.version, "steps": self.plan.steps}
-        text = json.dumps(fields, separators=(",", ":")).encode()
-        if len(text) > RECORD_BYTES:
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    def require_short(self) -> None:
+        """Refuse what is too long to travel.
+
+        :raises OptionsError: with its length
+        """
+        length = len(self.pack())
+        if length > RECORD_BYTES:
             raise OptionsError(
-                f"what all peers have to agree on takes {len(text)} bytes, and {RECORD_BYTES} can travel: give fewer "
+                f"what all peers have to agree on takes {length} bytes, and {RECORD_BYTES} can travel: give fewer "
                 "settings to grad_averager_factory, or fewer average_opt_statistics"
             )
-        return text
 
 
 def parse(owner: Any, value: Any) -> Declaration | None:
@@ -181,10 +184,7 @@ class Records:
         return tuple(sorted(declarations, key=lambda one: one.rank))
 
     def write(self, declaration: Declaration) -> None:
-        """Declare something for the next :data:`EXPIRATION` seconds, over what was declared before. Does not wait.
-
-        :raises OptionsError: if it is too long
-        """
+        """Declare something for the next :data:`EXPIRATION` seconds, over what was declared before. Does not wait."""
         self._store(declaration.pack(), replace(declaration, owner=self.owner))
 
     def withdraw(self, timeout: float) -> None:

@@ -131,7 +131,7 @@ def test_what_a_newer_version_declares_beside_is_passed_over() -> None:
 def test_what_is_too_long_to_travel_says_so() -> None:
     shared = shared_part(OPTIONS.replace(average_opt_statistics=[f"statistic_{n}" for n in range(200)]))
     with pytest.raises(OptionsError, match=r"takes \d+ bytes, and 2048 can travel"):
-        Declaration(OWNER, "peer", 1.0, Plan(0, ((0, shared),))).pack()
+        Declaration(OWNER, "peer", 1.0, Plan(0, ((0, shared),))).require_short()
 
 
 def test_the_host_is_who_has_been_there_longest() -> None:
