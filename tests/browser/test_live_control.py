@@ -1,0 +1,172 @@
+"""Live control in JupyterLab, in one notebook: switches, a wrong value, stop and start, and a peer by the slider."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from .conftest import wait_for
+from .test_quickstart import run_all
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+#: The cell that shows the dashboard writes down, again and again, what the run itself knows: the buttons and switches
+#: act in the kernel, and a picture tells a test nothing.
+CELLS = (
+    "import hivenb\nfrom hivenb import tasks\ntask = tasks.digits()\nswarm = hivenb.Swarm(public_name='Ann')",
+    "options = hivenb.Options(target_batch_size=512, matchmaking_time=2.0)\n"
+    "run = hivenb.TrainingRun(task.model, (task.train, task.validation), swarm=swarm, options=options)\n"
+    "hivenb.Dashboard(run)",
+    """
+import json, os, threading, time
+from hivenb.traffic import per_epoch
+def tell():
+    while True:
+        seen = run.history.snapshot()
+        sent = per_epoch(seen.series["bytes_sent"]) if "bytes_sent" in seen.series else None
+        facts = {
+            "epoch": run.status.epoch, "state": run.status.state.value, "codec": str(run.options.grad_compression),
+            "target": run.options.target_batch_size, "peers": run.status.num_peers,
+            "local": len(swarm.local_peers), "marks": [e.text for e in seen.events if e.kind == "option"],
+            "sent": [] if sent is None else [[float(at), float(much)] for at, _, much in zip(*sent)],
+            "changed_at": [e.time for e in seen.events if e.kind == "option"],
+        }
+        with open("facts.new", "w") as f:
+            json.dump(facts, f)
+        os.replace("facts.new", "facts.json")
+        time.sleep(0.3)
+threading.Thread(target=tell, daemon=True).start()
+""",
+)
+
+DASHBOARD = ".jp-OutputArea-output .hivenb"
+
+
+def picture(shown, name: str) -> None:
+    """Where HIVENB_SCREENSHOTS names a folder, leave a picture of the whole dashboard there."""
+    if folder := os.environ.get("HIVENB_SCREENSHOTS"):
+        shown.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def notebook(folder: Path, name: str, cells: tuple[str, ...]) -> str:
+    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells])
+    content.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(content, folder / name)
+    return name
+
+
+class Told:
+    """What the run says of itself, in the kernel."""
+
+    def __init__(self, folder: Path):
+        self._file = folder / "facts.json"
+
+    def __getitem__(self, name: str):
+        return json.loads(self._file.read_text())[name] if self._file.exists() else None
+
+    def wait(self, condition, seconds: float, failure: str) -> None:
+        wait_for(lambda: self._file.exists() and condition(), seconds, failure)
+
+    def sent(self, since: float, until: float = float("inf")) -> list[float]:
+        """Bytes sent in each epoch that has ended meanwhile."""
+        return [much for at, much in self["sent"] if since < at <= until]
+
+
+def slide(dashboard, steps: int) -> None:
+    """Move the slider for local peers by keys, as a person does who cannot drag."""
+    handle = dashboard.locator(".widget-slider .noUi-handle").first
+    handle.focus()
+    for _ in range(abs(steps)):
+        handle.press("ArrowRight" if steps > 0 else "ArrowLeft")
+
+
+def nothing_is_cut_off(page, dashboard) -> list[str]:
+    """Labels, buttons and fields of the dashboard that do not show all of their text."""
+    return dashboard.evaluate(
+        """root => [...root.querySelectorAll('label, button, .widget-label, th, td')]
+            .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1)
+            .filter(e => getComputedStyle(e).overflow !== 'visible')
+            .map(e => e.textContent.trim()).filter(text => text)"""
+    )
+
+
+@pytest.mark.timeout(420)
+def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refused(lab, page):
+    told = Told(lab.folder)
+    page.goto(lab.open(notebook(lab.folder, "live.ipynb", CELLS)))
+    run_all(page)
+    dashboard = page.locator(DASHBOARD).first
+    dashboard.wait_for(timeout=90_000)
+    told.wait(lambda: told["state"] == "ready", 60, "the cells did not run")
+    dashboard.scroll_into_view_if_needed()
+    picture(dashboard, "live-0-ready")
+
+    # a peer on this machine, by the slider
+    slide(dashboard, 1)
+    told.wait(lambda: told["local"] == 1, 60, "no local peer came")
+    dashboard.get_by_role("button", name="Start").click()
+    told.wait(lambda: told["peers"] == 2, 60, "the local peer does not train")
+    dashboard.get_by_text("on this machine, 1").wait_for(timeout=20_000)
+    dashboard.locator("td", has_text="Ann").first.wait_for(timeout=20_000)
+    told.wait(lambda: len(told["sent"]) >= 8, 120, "no traffic was counted")
+    picture(dashboard, "live-1-training")
+
+    # less to send, and a mark that says when
+    dashboard.get_by_label("gradients").select_option(label="half precision")
+    told.wait(lambda: told["codec"] == "float16", 30, "the codec did not change")
+    told.wait(lambda: told["marks"] == ["gradients: float16"], 10, "no mark")
+    (changed,) = told["changed_at"]
+    told.wait(lambda: len(told.sent(changed)) >= 8, 120, "no traffic was counted afterwards")
+    before, after = (sorted(much)[len(much) // 2] for much in (told.sent(0, changed), told.sent(changed)))
+    assert after < 0.9 * before, "gradients are half as large, and half of what is sent"
+    picture(dashboard, "live-2-float16")
+
+    # what is wrong is said at its field, and does not reach the run
+    field = dashboard.get_by_label("target batch size")
+    field.fill("-5")
+    field.press("Tab")
+    wrong = dashboard.locator(".hivenb-trouble", has_text="target_batch_size")
+    wrong.wait_for(timeout=20_000)
+    below = wrong.bounding_box()["y"] - field.bounding_box()["y"]
+    assert 0 < below < 60, "at the field"
+    epoch = told["epoch"]
+    told.wait(lambda: told["epoch"] >= epoch + 3, 60, "the run does not go on")
+    assert (told["target"], told["state"]) == (512, "training")
+    assert field.input_value() == "-5"
+    picture(dashboard, "live-3-refused")
+
+    # Stop, change, Start
+    dashboard.get_by_role("button", name="Stop").click()
+    told.wait(lambda: told["state"] == "stopped", 60, "it does not stop")
+    epoch = told["epoch"]
+    field.fill("256")
+    field.press("Tab")
+    told.wait(lambda: told["target"] == 256, 20, "the target batch size did not change")
+    wrong.wait_for(state="hidden", timeout=20_000)
+    picture(dashboard, "live-4-stopped")
+    dashboard.get_by_role("button", name="Start").click()
+    told.wait(lambda: told["epoch"] >= epoch + 3, 90, "it does not go on where it was")
+    assert (told["target"], told["codec"]) == (256, "float16")
+
+    # dark, and narrow
+    page.get_by_role("menuitem", name="Settings", exact=True).first.click()
+    page.get_by_text("Theme", exact=True).first.click()
+    page.get_by_text("JupyterLab Dark", exact=True).first.click()
+    page.locator("body[data-jp-theme-light='false']").wait_for(state="attached", timeout=20_000)
+    picture(dashboard, "live-5-dark")
+    page.set_viewport_size({"width": 900, "height": 1300})
+    dashboard.get_by_role("button", name="Stop").scroll_into_view_if_needed()
+    assert nothing_is_cut_off(page, dashboard) == []
+    picture(dashboard, "live-6-narrow-dark")
+
+    # ... and the local peer leaves
+    slide(dashboard, -1)
+    told.wait(lambda: told["local"] == 0, 60, "the local peer stays")
+    told.wait(lambda: told["peers"] == 1, 60, "the local peer is still counted")
+    dashboard.get_by_role("button", name="Stop").click()
+    told.wait(lambda: told["state"] == "stopped", 60, "it does not stop")
+    picture(dashboard, "live-7-alone")
