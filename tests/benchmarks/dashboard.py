@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from swarm_bench import machine, parser, say, table, write_json
+from swarm_bench import adopt_orphans, machine, parser, say, table, write_json
 
 from hivenb.history import History, Series
 from hivenb.view.charts import ChartImage
@@ -90,6 +90,7 @@ def measure_training(pairs: int, seconds: float) -> list[Row]:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from kernel.real_kernel import Kernel  # the tests' own
 
+    adopt_orphans()
     rows = []
     with tempfile.TemporaryDirectory(prefix="hivenb-bench-") as folder:
         kernel = Kernel(Path(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.metadata
 import json
 import multiprocessing as mp
@@ -28,6 +29,8 @@ from bench_peer import Epoch, Work
 PATIENCE = 120.0
 #: Epochs of each peer that count as its start.
 WARM_UP = 2
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 Target = Callable[..., None]
 
@@ -115,9 +118,15 @@ class Peer:
         self.process.join(10)
 
 
+def adopt_orphans() -> None:
+    """Make those whose parents are killed children of this process, so that it can see them off."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 @contextmanager
 def starting() -> Iterator[Callable[..., Peer]]:
     """Gives ``start(work, others=(), target=bench_peer.with_strategy, count=1)``; ends all that it has started."""
+    adopt_orphans()
     started: list[Peer] = []
     with tempfile.TemporaryDirectory(prefix="hivenb-bench-", ignore_cleanup_errors=True) as folder:
 
