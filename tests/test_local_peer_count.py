@@ -92,19 +92,20 @@ def test_two_views_of_a_run_share_one(slow):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_real_peers_come_and_go_while_a_run_trains(swarm, eventually):
-    options = Options(target_batch_size=2048, matchmaking_time=2.0)
-    run = TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
+    options = Options(target_batch_size=512, matchmaking_time=2.0)
+    run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
     count = local_peer_count(run)
     run.start()
     count.ask_for(2)
-    eventually(lambda: count.now == LocalCount(2, 2), 60)
-    eventually(lambda: len(run.peers()) == 3, 60)
+    eventually(lambda: count.now == LocalCount(2, 2), 120)
+    eventually(lambda: len(run.peers()) == 3, 120)
     count.ask_for(1)
-    eventually(lambda: count.now == LocalCount(1, 1) and workers() == 0, 60)
+    eventually(lambda: count.now == LocalCount(1, 1) and workers() == 0, 120)
     swarm.local_peers[0].kill()
     assert count.now == LocalCount(0, 0)
     run.model.lock = threading.Lock()  # cannot be sent to another process
     count.ask_for(1)
-    eventually(lambda: "cannot be sent to another process" in count.now.error, 60)
+    eventually(lambda: "cannot be sent to another process" in count.now.error, 120)
     run.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,14 @@ class TinyModel(LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = self._optimizer(self.parameters(), **self._optimizer_kwargs)
         return optimizer if self._scheduler is None else ([optimizer], [self._scheduler(optimizer)])
+
+
+class PacedModel(TinyModel):
+    """One whose batches take a while, so that epochs last about as long as they do for people."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        time.sleep(0.02)
+        return super().training_step(batch, batch_idx)
 
 
 def samples(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:

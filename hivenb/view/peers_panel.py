@@ -93,14 +93,15 @@ def peers_html(members: Sequence[Member], local_ids: Mapping[str, int] | None = 
     if not members:
         return note(NO_PEERS)
     head = (
-        '<tr><th>peer</th><th></th><th class="number">epoch</th><th class="number">speed</th>'
-        '<th>share of samples</th><th class="number">samples</th><th>here since</th><th>last seen</th></tr>'
+        '<tr><th>peer</th><th></th><th class="number">epoch</th><th class="number extra">speed</th>'
+        '<th>share of samples</th><th class="number extra">samples</th><th class="extra">here since</th>'
+        "<th>last seen</th></tr>"
     )
     rows = [_row(member, (local_ids or {}).get(member.peer.peer_id)) for member in members[:MAX_ROWS]]
     left_out = len(members) - MAX_ROWS
     more = note(f"and {words.counted(left_out, 'more peer')}") if left_out > 0 else ""
     table = f'<table class="hivenb-table"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
-    return f'<div style="overflow-x: auto">{table}</div>{more}'
+    return f'<div class="hivenb-scroll">{table}</div>{more}'
 
 
 def local_html(local: LocalCount, is_active: bool) -> str:
@@ -123,10 +124,10 @@ def _row(member: Member, local_number: int | None) -> str:
         f'<td title="{safe(peer.peer_id)}">{name}<code>{safe(short_id(peer.peer_id))}</code></td>'
         f"<td>{_kind(member, local_number)}</td>"
         f'<td class="number">{words.count(peer.epoch)}</td>'
-        f'<td class="number">{safe(words.rate(peer.samples_per_second))}</td>'
+        f'<td class="number extra">{safe(words.rate(peer.samples_per_second))}</td>'
         f"<td>{bar}{safe(words.share(member.share))}</td>"
-        f'<td class="number">{words.count(member.samples)}</td>'
-        f"<td>{safe(since)}</td>"
+        f'<td class="number extra">{words.count(member.samples)}</td>'
+        f'<td class="extra">{safe(since)}</td>'
         f"<td>{safe(words.presence(member))}</td></tr>"
     )
 

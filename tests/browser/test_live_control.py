@@ -87,7 +87,7 @@ def slide(dashboard, steps: int) -> None:
 def nothing_is_cut_off(page, dashboard) -> list[str]:
     """Labels, buttons and fields of the dashboard that do not show all of their text."""
     return dashboard.evaluate(
-        """root => [...root.querySelectorAll('label, button, .widget-label, th, td')]
+        """root => [...root.querySelectorAll('label, button, .widget-label, .hivenb-scroll')]
             .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1)
             .filter(e => getComputedStyle(e).overflow !== 'visible')
             .map(e => e.textContent.trim()).filter(text => text)"""

@@ -70,12 +70,12 @@ def test_the_dashboard_is_shown_by_voila_and_a_switch_acts(voila, page, tmp_path
     dashboard = page.locator(".hivenb").first
     dashboard.wait_for(timeout=120_000)
     assert dashboard.locator("img").first.get_attribute("src")
-    keep_screenshot(page, "voila-shown")
+    keep_screenshot(dashboard, "voila-shown")
     wait_for(lambda: told("state") is not None, 60, "the run does not tell")
     assert told("overlap") is False
     dashboard.get_by_label("state averaging in background").check()
     wait_for(lambda: told("overlap") is True, 30, "the switch does not act")
-    keep_screenshot(page, "voila-switched")
+    keep_screenshot(dashboard, "voila-switched")
 
 
 def _listening(url: str) -> bool:
