@@ -19,7 +19,7 @@ from tiny import LOOPBACK, loader
 
 import hivenb
 from hivenb.errors import OptionsError
-from hivenb.hosting import NOTICE, epochs_ahead
+from hivenb.hosting import NOTICE, Hosting, epochs_ahead
 from hivenb.options import FIELDS, Options
 from hivenb.run_status import RunState
 from hivenb.shared_options import PART_SIZE, SHARED_FIELDS, shared_part, with_shared_part
@@ -222,6 +222,42 @@ def test_declarations_that_a_read_does_not_find_count_until_they_expire(swarm: h
     assert records.read() == (declared,)
     records.withdraw(10.0)
     assert records.read() == ()
+
+
+def test_of_two_that_believe_to_be_host_the_younger_yields_and_the_elder_comes_back_as_host(
+    swarm: hivenb.Swarm, eventually: Callable[..., None]
+) -> None:
+    other = shared_part(OPTIONS.replace(target_batch_size=96))
+    with hivenb.Swarm.join(swarm.invite, "younger") as second:
+        elder, younger = Hosting(swarm, "both"), Hosting(second, "both")
+        assert younger.join(other) == other  # as if the elder's declaration were still on its way
+        assert younger.why_not_host is None
+        records = Records(swarm.dht, "both")
+        records.write(Declaration(records.owner, swarm.peer_id, 1.0, Plan(0, ((0, SHARED),))))
+
+        def sees(hosting: Hosting, reason: bool) -> bool:
+            hosting.look(())
+            return (hosting.why_not_host is not None) is reason
+
+        eventually(lambda: sees(younger, True))
+        assert younger.wanted(0, is_paused=False) == SHARED
+        with pytest.raises(OptionsError, match=rf"at this peer: .*{swarm.peer_id[-6:]}"):
+            younger.decide(other, 0, None)
+        records.withdraw(10.0)
+        eventually(lambda: sees(younger, False))
+        assert younger.wanted(0, is_paused=False) == SHARED, "what was agreed on stays"
+        assert younger.decide(other, 5, None) == 5, "with nobody else there, at once"
+        assert elder.join(SHARED) == other
+        younger.leave()
+        eventually(lambda: sees(elder, False))
+        elder.leave()
+        # who returns is the elder again
+        again = Hosting(second, "both")
+        assert again.join(SHARED) == SHARED
+        returned = Hosting(swarm, "both")
+        returned.join(SHARED)
+        eventually(lambda: sees(again, False) and sees(returned, True))
+        assert Hosting(swarm, "both", may_host=False).why_not_host is not None
 
 
 # -- real peers ---------------------------------------------------------------------------------------------------
