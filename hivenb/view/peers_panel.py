@@ -94,7 +94,7 @@ def peers_html(members: Sequence[Member], local_ids: Mapping[str, int] | None = 
         return note(NO_PEERS)
     head = (
         '<tr><th>peer</th><th></th><th class="number">epoch</th><th class="number extra">speed</th>'
-        '<th>share of samples</th><th class="number extra">samples</th><th class="extra">here since</th>'
+        '<th title="of all samples that were put into the run">share</th><th class="number extra">samples</th><th class="extra">here since</th>'
         "<th>last seen</th></tr>"
     )
     rows = [_row(member, (local_ids or {}).get(member.peer.peer_id)) for member in members[:MAX_ROWS]]

@@ -84,7 +84,7 @@ def slide(dashboard, steps: int) -> None:
         handle.press("ArrowRight" if steps > 0 else "ArrowLeft")
 
 
-def nothing_is_cut_off(page, dashboard) -> list[str]:
+def what_is_cut_off(dashboard) -> list[str]:
     """Labels, buttons and fields of the dashboard that do not show all of their text."""
     return dashboard.evaluate(
         """root => [...root.querySelectorAll('label, button, .widget-label, .hivenb-scroll')]
@@ -160,7 +160,7 @@ def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refu
     picture(dashboard, "live-5-dark")
     page.set_viewport_size({"width": 900, "height": 1300})
     dashboard.get_by_role("button", name="Stop").scroll_into_view_if_needed()
-    assert nothing_is_cut_off(page, dashboard) == []
+    wait_for(lambda: not what_is_cut_off(dashboard), 10, "something is cut off")
     picture(dashboard, "live-6-narrow-dark")
 
     # ... and the local peer leaves

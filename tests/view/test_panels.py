@@ -93,7 +93,7 @@ def test_peers_are_a_table_that_marks_this_one_and_greys_ghosts_out(scene: Any, 
     panel.update(facts.read(scene))
     html = panel._table.value
     assert words_of(html) == (
-        "peer epoch speed share of samples samples here since last seen "
+        "peer epoch speed share samples here since last seen "
         "…lf0001 this peer 14 130 samples/s 25 % 5,000 2 min ago just now "
         "Ann …her002 client 14 282 samples/s 75 % 15,000 10 s ago gone? (15 s ago)"
     )
