@@ -94,8 +94,8 @@ def peers_html(members: Sequence[Member], local_ids: Mapping[str, int] | None = 
         return note(NO_PEERS)
     head = (
         '<tr><th>peer</th><th></th><th class="number">epoch</th><th class="number extra">speed</th>'
-        '<th title="of all samples that were put into the run">share</th><th class="number extra">samples</th><th class="extra">here since</th>'
-        "<th>last seen</th></tr>"
+        '<th title="of all samples that were put into the run">share</th><th class="number extra">samples</th>'
+        '<th class="extra">here since</th><th>last seen</th></tr>'
     )
     rows = [_row(member, (local_ids or {}).get(member.peer.peer_id)) for member in members[:MAX_ROWS]]
     left_out = len(members) - MAX_ROWS
@@ -135,7 +135,7 @@ def _row(member: Member, local_number: int | None) -> str:
 def _kind(member: Member, local_number: int | None) -> str:
     kinds = ["<b>this peer</b>"] if member.peer.is_self else []
     if local_number is not None:
-        kinds.append(f"on this machine, {local_number}")
+        kinds.append(f'<span title="on this machine">local {local_number}</span>')
     if member.peer.client_mode:
         kinds.append('<span title="connects to others, and cannot be connected to">client</span>')
     return ", ".join(kinds)

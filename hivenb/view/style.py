@@ -53,7 +53,8 @@ _CSS = """
 .hivenb-table code { background: none; color: inherit; font-family: var(--jp-code-font-family, monospace); }
 .hivenb-scroll { container-type: inline-size; overflow-x: auto; }
 @container (max-width: 620px)
-  { .hivenb-table .extra { display: none; } .hivenb-table th, .hivenb-table td { padding-right: 10px; } }
+  { .hivenb-table .extra { display: none; } .hivenb-table th, .hivenb-table td { padding-right: 8px; }
+    .hivenb-table td:last-child { white-space: normal; padding-right: 0; } }
 .hivenb-table .absent { opacity: .55; }
 .hivenb-table .share
   { display: inline-block; height: 8px; border-radius: 4px; margin-right: 8px; background: @SWARM; }

@@ -110,7 +110,7 @@ def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refu
     told.wait(lambda: told["local"] == 1, 60, "no local peer came")
     dashboard.get_by_role("button", name="Start").click()
     told.wait(lambda: told["peers"] == 2, 60, "the local peer does not train")
-    dashboard.get_by_text("on this machine, 1").wait_for(timeout=20_000)
+    dashboard.get_by_text("local 1").wait_for(timeout=20_000)
     dashboard.locator("td", has_text="Ann").first.wait_for(timeout=20_000)
     told.wait(lambda: len(told["sent"]) >= 8, 120, "no traffic was counted")
     picture(dashboard, "live-1-training")

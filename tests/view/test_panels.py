@@ -102,7 +102,7 @@ def test_peers_are_a_table_that_marks_this_one_and_greys_ghosts_out(scene: Any, 
 
 
 def test_a_peer_on_this_machine_is_named_so(members: Any) -> None:
-    assert "on this machine, 3" in peers_html(members, {members[1].peer.peer_id: 3})
+    assert "local 3" in peers_html(members, {members[1].peer.peer_id: 3})
 
 
 def test_no_peers_says_what_to_do_and_many_are_cut(members: Any) -> None:
