@@ -20,6 +20,7 @@ from hivenb.engine.optimizer_state import (
 )
 from hivenb.engine.partition import PartsCutAlike
 from hivenb.engine.power_sgd import KeepsFewComponents
+from hivenb.engine.prompt_all_reduce import PromptAllReduce
 from hivenb.engine.settled_averager import SettledAverager
 from hivenb.errors import SwarmError
 
@@ -81,12 +82,12 @@ class WeighedBySamples(_GradientAverager):
             accumulator.copy_(gradient).mul_(self._weight_of_all())
 
 
-class GradientAverager(WeighedBySamples, PartsCutAlike, _GradientAverager, SettledAverager):
+class GradientAverager(WeighedBySamples, PartsCutAlike, PromptAllReduce, _GradientAverager, SettledAverager):
     """``hivemind``'s ``GradientAverager`` that can be created on any thread."""
 
 
 class PowerSGDGradientAverager(
-    WeighedBySamples, PartsCutAlike, KeepsFewComponents, _PowerSGDGradientAverager, SettledAverager
+    WeighedBySamples, PartsCutAlike, PromptAllReduce, KeepsFewComponents, _PowerSGDGradientAverager, SettledAverager
 ):
     """``hivemind``'s ``PowerSGDGradientAverager`` that can be created on any thread."""
 
@@ -110,7 +111,7 @@ class _CheckedDownload(SettledAverager):
         return loaded
 
 
-class TrainingStateAverager(PartsCutAlike, _TrainingStateAverager, _CheckedDownload):
+class TrainingStateAverager(PartsCutAlike, PromptAllReduce, _TrainingStateAverager, _CheckedDownload):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
 
     _steps_to_come = 0
@@ -205,7 +206,7 @@ def settled_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
         )
     if issubclass(factory, SettledAverager):
         return factory
-    mixins: tuple[type, ...] = (WeighedBySamples, PartsCutAlike)
+    mixins: tuple[type, ...] = (WeighedBySamples, PartsCutAlike, PromptAllReduce)
     if issubclass(factory, _PowerSGDGradientAverager):
         mixins += (KeepsFewComponents,)
     return type(factory.__name__, (*mixins, factory, SettledAverager), {})

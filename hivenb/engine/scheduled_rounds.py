@@ -41,9 +41,14 @@ class SchedulesRounds(hivemind.Optimizer):
 
     def _maybe_schedule_gradient_averaging(self) -> None:
         self._forget_given_up_rounds()
-        eta = self.tracker.estimated_next_update_time - get_dht_time()
-        if self.scheduled_grads is None and eta <= self.matchmaking_time:
+        if self.scheduled_grads is None and self._is_round_due:
             self._schedule_gradient_averaging()
+
+    @property
+    def _is_round_due(self) -> bool:
+        """Whether it is time to look for a group, if there is anybody to be met."""
+        eta = self.tracker.estimated_next_update_time - get_dht_time()
+        return eta <= self.matchmaking_time and self.tracker.global_progress.num_peers > 1
 
     def _schedule_gradient_averaging(self) -> None:
         # With gradients averaged in the background, a peer that is an epoch behind may fill the place of its last one
@@ -100,10 +105,9 @@ class SchedulesRounds(hivemind.Optimizer):
         # Replaces the method of hivemind/optim/optimizer.py, which never schedules a round: it wants to know first how
         # long those that were scheduled took to begin
         next_epoch = max(self.local_epoch + 1, self.tracker.global_epoch)
-        is_due = next_epoch % self.average_state_every == 0 and self.tracker.global_progress.num_peers > 1
-        if not is_due or self.scheduled_state is not None or self.state_averager.averaging_in_progress:
+        if next_epoch % self.average_state_every != 0 or self.state_averager.averaging_in_progress:
             return
-        if self.tracker.estimated_next_update_time - get_dht_time() <= self.matchmaking_time:
+        if self.scheduled_state is None and self._is_round_due:
             self.scheduled_state = self.state_averager.schedule_step(gather=next_epoch, timeout=self.averaging_timeout)
 
     def _end_late_searches(self) -> None:

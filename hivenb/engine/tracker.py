@@ -18,6 +18,7 @@ from hivemind.optim.progress_tracker import ProgressTracker as _ProgressTracker
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
+from hivenb.engine.presence import Presence
 from hivenb.errors import SwarmError
 
 logger = get_logger(__name__)
@@ -25,6 +26,9 @@ logger = get_logger(__name__)
 #: Seconds for which a peer's last report counts. A peer that is there renews it after half of that, so one that
 #: left without a goodbye is forgotten within this time (hivemind's own default is 60).
 METADATA_EXPIRATION = 20.0
+
+#: Seconds between two reports at least; hundreds of batches in a second would leave the DHT no time for anything else.
+MIN_REPORT_PERIOD = 0.05
 
 #: Seconds between two looks at least: that others have ended the epoch is to be seen at once (hivemind's own is 0.5).
 MIN_REFRESH_PERIOD = 0.1
@@ -52,6 +56,7 @@ class ProgressTracker(_ProgressTracker):
 
     def __init__(
         self,
+        dht: hivemind.DHT,
         *args: Any,
         metadata_expiration: float = METADATA_EXPIRATION,
         min_refresh_period: float = MIN_REFRESH_PERIOD,
@@ -64,7 +69,9 @@ class ProgressTracker(_ProgressTracker):
         self._lock_counting = threading.Lock()
         self._counted_at, self._longest_pause = math.inf, 0.0
         self.on_look = on_look
+        self._presence = Presence(dht)
         super().__init__(
+            dht,
             *args,
             metadata_expiration=metadata_expiration,
             min_refresh_period=min_refresh_period,
@@ -126,14 +133,18 @@ class ProgressTracker(_ProgressTracker):
         progress = self.global_progress
         return progress.epoch > self.local_progress.epoch or progress.samples_accumulated >= self.target_batch_size
 
-    def _tell_of(self, record: Any) -> None:
-        metadata = record.value if isinstance(record, ValueWithExpiration) and isinstance(record.value, dict) else {}
-        reports = [_parse_report(entry.value) for key, entry in metadata.items() if key != self._local_public_key]
-        others = [report for report in reports if report is not None]
-        newest = max((report.epoch for report in others if not report.client_mode), default=0)
+    def _entries_of(self, record: Any) -> dict[Any, ValueWithExpiration]:
+        """What those peers have reported that are there, by their public keys."""
+        entries = record.value if isinstance(record, ValueWithExpiration) and isinstance(record.value, dict) else {}
+        reports = {key: report for key, entry in entries.items() if (report := _parse_report(entry.value)) is not None}
+        others = {key: report for key, report in reports.items() if key != self._local_public_key}
+        gone = self._presence.find_gone(others.values())
+        present = {key: report for key, report in others.items() if report.peer_id not in gone}
+        newest = max((report.epoch for report in present.values() if not report.client_mode), default=0)
         if self.on_look is not None:
             # whoever is further behind has to catch up before it takes part in a round
-            self.on_look(1 + sum(report.epoch >= newest - 1 for report in others), newest)
+            self.on_look(1 + sum(report.epoch >= newest - 1 for report in present.values()), newest)
+        return {key: entries[key] for key in reports if key == self._local_public_key or key in present}
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
         if isinstance(metadata, dict):
@@ -176,7 +187,7 @@ class ProgressTracker(_ProgressTracker):
             if last_active_epoch < self.global_epoch - 1:
                 continue  # an auxiliary peer, or one that has long stopped training
             try:
-                self.dht.store(
+                stored = self.dht.store(
                     key=self.training_progress_key,
                     subkey=self._local_public_key,
                     value=None if self._aside.is_set() or self._is_silent else progress.dict(),
@@ -186,6 +197,9 @@ class ProgressTracker(_ProgressTracker):
             except OSError as e:
                 logger.debug(f"No longer reporting {self.training_progress_key}: {e!r}")
                 return
+            await asyncio.sleep(MIN_REPORT_PERIOD)
+            while not stored.done() and not self.shutdown_triggered.is_set():
+                await asyncio.sleep(MIN_REPORT_PERIOD)
 
     def __del__(self) -> None:
         """Nothing: a tracker at work is held by its thread, and hivemind's method fails after a failed constructor."""
@@ -211,7 +225,7 @@ class ProgressTracker(_ProgressTracker):
                 reading.cancel()
                 break
             record = reading.result()
-            self._tell_of(record)
+            entries = self._entries_of(record)
             if not self.lock_global_progress.acquire(blocking=False):
                 # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
                 await asyncio.sleep(self.min_refresh_period)
@@ -219,9 +233,7 @@ class ProgressTracker(_ProgressTracker):
             try:
                 # parsed under the locks, against the epoch and the samples that this peer has reached by now
                 with self._lock_counting:
-                    self.global_progress = self._parse_swarm_progress_data(
-                        record.value if isinstance(record, ValueWithExpiration) else None
-                    )
+                    self.global_progress = self._parse_swarm_progress_data(entries)
                 self.fetched_global_progress_this_epoch.set()
             finally:
                 self.lock_global_progress.release()

@@ -1,0 +1,97 @@
+"""All-reduce that waits for nobody who can no longer be reached, and says who has taken part."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.p2p import P2PDaemonError, PeerID
+from hivemind.utils import get_dht_time, get_logger
+from hivemind.utils.asyncio import as_aiter, azip
+
+logger = get_logger(__name__)
+
+
+#: Seconds between two looks whether those are still there whose data has not begun to arrive.
+LOOK_EVERY = 0.5
+
+
+class PromptAllReduceRunner(AllReduceRunner):
+    """``hivemind``'s ``AllReduceRunner`` that expects nothing from a peer that cannot be reached.
+
+    hivemind waits for its data until ``sender_timeout``, by default the whole matchmaking time.
+    """
+
+    async def _communicate_with_peer(self, peer_id: PeerID) -> None:
+        try:
+            await super()._communicate_with_peer(peer_id)
+        except (P2PDaemonError, OSError):
+            if peer_id in self.sender_peer_ids:
+                await self._ban_sender(peer_id)
+            raise
+
+    async def _handle_missing_senders(self) -> None:
+        looking = asyncio.create_task(self._ban_the_gone())
+        try:
+            await super()._handle_missing_senders()
+        finally:
+            looking.cancel()
+
+    async def _ban_the_gone(self) -> None:
+        # a client cannot be dialled, gone or not
+        modes = dict(zip(self.ordered_peer_ids, self.modes, strict=True))
+        expected = {peer for peer in self.sender_peer_ids if modes[peer] is not AveragingMode.CLIENT}
+        while True:
+            for peer in expected - self.active_senders - self.banned_senders:
+                try:
+                    await self._p2p._client.connect(peer, [])
+                except (P2PDaemonError, OSError) as e:
+                    logger.debug(f"{peer} has left the group: {e!r}")
+                    await self._ban_sender(peer)
+            await asyncio.sleep(LOOK_EVERY)
+
+    async def _ban_sender(self, peer_id: PeerID) -> None:
+        await super()._ban_sender(peer_id)
+        if self.active_senders | self.banned_senders >= set(self.sender_peer_ids):
+            self.all_senders_started.set()  # nobody is left to be waited for
+
+
+class PromptAllReduce(DecentralizedAverager):
+    """Mixin to put *before* a class of hivemind's averagers: a peer that dies costs its part, and no time."""
+
+    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
+        self._unreached: set[PeerID] = set()
+        gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+        return {peer: value for peer, value in gathered.items() if peer not in self._unreached}
+
+    async def _run_allreduce_inplace_(
+        self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
+    ) -> None:
+        # Replaces the method of hivemind/averaging/averager.py, which makes a runner of hivemind's own class.
+        group_id = group_info.group_id if group_id is None else group_id
+        runner = PromptAllReduceRunner(
+            p2p=self._p2p,
+            servicer_type=type(self),
+            prefix=self.prefix,
+            tensors=tensors,
+            group_id=group_id,
+            ordered_peer_ids=group_info.peer_ids,
+            **kwargs,
+        )
+        self._running_groups[group_id].set_result(runner)
+        try:
+            if runner.modes[group_info.peer_ids.index(self.peer_id)] is AveragingMode.AUX:
+                async for _ in runner:
+                    raise ValueError("a peer that only helps does not average anything of its own")
+                return
+            async for tensor, update in azip(as_aiter(*tensors), runner):
+                tensor.add_(update, alpha=self._averaging_alpha)
+                self.last_updated = get_dht_time()
+                self._state_updated.set()
+        finally:
+            self._unreached |= runner.banned_senders
