@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 from hivemind.averaging.matchmaking import Matchmaking
@@ -36,6 +37,22 @@ def epoch_of(gather: bytes) -> int | None:
     return epoch if isinstance(epoch, int) else None
 
 
+@dataclass(frozen=True)
+class ExpectedPeers:
+    """The other peers of a run that a round may wait for.
+
+    :param epochs: which they have reported
+    :param ahead: by how much the number of a round is ahead of what its peers report while they look for each other
+    """
+
+    epochs: tuple[int, ...]
+    ahead: int = 0
+
+    def count(self, epoch: int | None) -> int:
+        """Those that can come to a round of that epoch: whoever is further already will not."""
+        return sum(epoch is None or reported <= epoch - self.ahead for reported in self.epochs)
+
+
 class EpochMatchmaking(Matchmaking):
     """``hivemind``'s matchmaking, in which a leader turns away whoever is at another epoch.
 
@@ -46,8 +63,23 @@ class EpochMatchmaking(Matchmaking):
     @classmethod
     def of(cls, matchmaking: Matchmaking) -> EpochMatchmaking:
         """The same matchmaking, which hivemind has made already."""
+        chosen = matchmaking.__dict__.pop("target_group_size")
         matchmaking.__class__ = cls
-        return cast(EpochMatchmaking, matchmaking)
+        own = cast(EpochMatchmaking, matchmaking)
+        own._chosen_size, own._expected = chosen, None
+        return own
+
+    _chosen_size: int | None
+    _expected: ExpectedPeers | None
+
+    @property
+    def target_group_size(self) -> int | None:
+        """Peers with which a group is complete: as many as the user has chosen, or all that can come to the round."""
+        if self._chosen_size is not None or self._expected is None:
+            return self._chosen_size
+        step = self.step_control
+        # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
+        return max(2, 1 + self._expected.count(None if step is None else epoch_of(step.data_for_gather)))
 
     def _check_reasons_to_reject(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -59,12 +91,12 @@ class EpochMatchmaking(Matchmaking):
                 return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
         return reason
 
-    async def expect(self, count: int) -> None:
-        """Let a group be complete as soon as that many peers have met; one that is by now begins."""
-        # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
-        self.target_group_size = max(2, count)
+    async def expect(self, peers: ExpectedPeers) -> None:
+        """Let a group be complete as soon as these peers have met; one that is by now begins."""
+        self._expected = peers
         async with self.lock_request_join_group:
             # hivemind looks at the size only when somebody joins, so one that has shrunk is looked at here
-            complete = len(self.current_followers) + 1 >= self.target_group_size
-            if complete and self.is_looking_for_group and not self.assembled_group.done():
+            if not self.is_looking_for_group or self.assembled_group.done():
+                return
+            if self.target_group_size is not None and len(self.current_followers) + 1 >= self.target_group_size:
                 await self.leader_assemble_group()

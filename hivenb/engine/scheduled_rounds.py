@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Sequence
 from typing import Any
 
 import hivemind
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.utils import get_dht_time, get_logger
+
+from hivenb.engine.epoch_matchmaking import ExpectedPeers
 
 logger = get_logger(__name__)
 
@@ -25,19 +28,21 @@ class SchedulesRounds(hivemind.Optimizer):
     #: the newest epoch of another peer
     _newest_epoch = 0
 
-    def _see_swarm(self, peers: int, newest_epoch: int) -> None:
+    def _see_swarm(self, epochs: Sequence[int]) -> None:
         """Let rounds follow what the others do. On the tracker's thread, also while this peer ends an epoch.
 
-        :param peers: that a round may wait for, this one included
-        :param newest_epoch: of the others
+        :param epochs: of the other peers that are there
         """
-        self._newest_epoch = newest_epoch
-        for name in ("state_averager", "grad_averager"):
+        self._newest_epoch = newest = max(epochs, default=0)
+        # whoever is further behind has to catch up before it takes part in a round
+        present = tuple(sorted(epoch for epoch in epochs if epoch >= newest - 1))
+        in_background = self.delay_state_averaging or self.delay_optimizer_step
+        for name, ahead in (("state_averager", 0 if in_background else 1), ("grad_averager", 0)):
             averager = getattr(self, name, None)  # the tracker is at work before they are made
             if averager is not None:
-                averager.give_up_searches(before=newest_epoch)
-                if self.tracker.local_progress.epoch >= newest_epoch - 1:
-                    averager.expect_peers(peers)
+                averager.give_up_searches(before=newest)
+                if self.tracker.local_progress.epoch >= newest - 1:
+                    averager.expect_peers(ExpectedPeers(present, ahead))
 
     def _maybe_schedule_gradient_averaging(self) -> None:
         self._forget_given_up_rounds()

@@ -17,7 +17,7 @@ from hivemind.p2p import ServicerBase
 from hivemind.utils import MPFuture, get_logger
 
 from hivenb.engine import codecs as _codecs  # noqa: F401 - a peer without a codec decodes what others send, too
-from hivenb.engine.epoch_matchmaking import EpochMatchmaking, marked
+from hivenb.engine.epoch_matchmaking import EpochMatchmaking, ExpectedPeers, marked
 from hivenb.engine.processes import SettledProcess
 
 logger = get_logger(__name__)
@@ -75,7 +75,7 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
 
     def __init__(self, *args: Any, **kwargs: Any):
         self._rounds = weakref.WeakSet()
-        self._expected: int | None = None
+        self._expected: ExpectedPeers | None = None
         self._seen_alone = 0
         self._retired = False
         #: whether the user has chosen ``target_group_size``, so that a large swarm averages in several groups
@@ -119,21 +119,20 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         if hasattr(self, "_parent_pid"):  # else the constructor has failed, and hivemind's method would print that
             super().__del__()
 
-    def expect_peers(self, count: int) -> None:
-        """Let a group be complete as soon as that many peers have met, instead of after ``matchmaking_time``.
+    def expect_peers(self, peers: ExpectedPeers) -> None:
+        """Let a group be complete as soon as these have met, instead of after ``matchmaking_time``.
 
-        :param count: peers known to be in the run, this one included. A ``target_group_size`` of the user's own
-          choice stays as it is
+        A ``target_group_size`` of the user's own choice stays as it is.
         """
-        if count <= 1:
+        if not peers.epochs:
             self._seen_alone += 1
             if self._seen_alone >= ALONE_AFTER:
                 self.give_up_searches()
             return
         self._seen_alone = 0
-        if count != self._expected and not self.group_size_is_fixed:
-            self._expected = count
-            self._outer_pipe.send(("_expect_peers", [count], {}))
+        if peers != self._expected and not self.group_size_is_fixed:
+            self._expected = peers
+            self._outer_pipe.send(("_expect_peers", [peers], {}))
 
     def give_up_searches(self, before: float = math.inf) -> bool:
         """Cancel the rounds that look for a group, all those of epochs before one; whether there were any.
@@ -180,8 +179,8 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         _keep_tasks_alive()
         await super().add_p2p_handlers(*args, **kwargs)
 
-    async def _expect_peers(self, count: int) -> None:
-        await self._matchmaking.expect(count)
+    async def _expect_peers(self, peers: ExpectedPeers) -> None:
+        await self._matchmaking.expect(peers)
 
     async def _set_live(
         self, attributes: dict[str, Any], matchmaking: dict[str, Any], allreduce: dict[str, Any], done: Any

@@ -8,7 +8,7 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +50,8 @@ _ENDLESS = 1e6
 class ProgressTracker(_ProgressTracker):
     """``hivemind``'s ``ProgressTracker`` whose lock is never held over a read of the DHT, and that can step aside.
 
-    :param on_look: called on the tracker's thread each time the swarm was looked at, with the number of peers that a
-      round may wait for, this one included, and the newest epoch of the others
+    :param on_look: called on the tracker's thread each time the swarm was looked at, with the epochs of the other peers
+      that are there
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ProgressTracker(_ProgressTracker):
         min_refresh_period: float = MIN_REFRESH_PERIOD,
         default_refresh_period: float = DEFAULT_REFRESH_PERIOD,
         max_refresh_period: float = MAX_REFRESH_PERIOD,
-        on_look: Callable[[int, int], None] | None = None,
+        on_look: Callable[[Sequence[int]], None] | None = None,
         **kwargs: Any,
     ):
         self._announced, self._aside = threading.Event(), threading.Event()
@@ -140,18 +140,16 @@ class ProgressTracker(_ProgressTracker):
         others = {key: report for key, report in reports.items() if key != self._local_public_key}
         gone = self._presence.find_gone(others.values())
         present = {key: report for key, report in others.items() if report.peer_id not in gone}
-        newest = max((report.epoch for report in present.values() if not report.client_mode), default=0)
         if self.on_look is not None:
-            # whoever is further behind has to catch up before it takes part in a round
-            self.on_look(1 + sum(report.epoch >= newest - 1 for report in present.values()), newest)
+            self.on_look([report.epoch for report in present.values()])
         return {key: entries[key] for key in reports if key == self._local_public_key or key in present}
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
-        if isinstance(metadata, dict):
-            # hivemind would end at the first report that is none, and count its own samples as it last reported them
-            metadata = {key: entry for key, entry in metadata.items() if _parse_report(entry.value) is not None}
-            if (own := metadata.get(self._local_public_key)) is not None:
-                metadata[self._local_public_key] = ValueWithExpiration(self.local_progress.dict(), own.expiration_time)
+        # hivemind would end at the first report that is none. It would count its own samples as it last reported them,
+        # and take somebody else for itself, being alone, where it is not on the list yet
+        entries = metadata.items() if isinstance(metadata, dict) else ()
+        metadata = {key: entry for key, entry in entries if _parse_report(entry.value) is not None}
+        metadata[self._local_public_key] = ValueWithExpiration(self.local_progress.dict(), math.inf)
         progress = super()._parse_swarm_progress_data(metadata)
         is_unknown = progress.eta_next_epoch - get_dht_time() > _ENDLESS
         if progress.num_peers <= 1 or is_unknown:

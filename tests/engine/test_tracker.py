@@ -199,9 +199,9 @@ class TestTracker:
 
     def test_tells_how_many_peers_there_are_also_while_an_epoch_ends(self, make_tracker: Any, eventually: Any) -> None:
         told: list[int] = []
-        tracker = make_tracker(on_look=lambda peers, newest: told.append(peers))
+        tracker = make_tracker(on_look=lambda epochs: told.append(len(epochs)))
         tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
-        eventually(lambda: told and told[-1] == 1)
+        eventually(lambda: told and told[-1] == 0)
         with tracker.pause_updates():
             already = len(told)
             eventually(lambda: len(told) >= already + 2)
