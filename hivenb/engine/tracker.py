@@ -120,9 +120,9 @@ class ProgressTracker(_ProgressTracker):
         self._counted_at = time.monotonic()
 
     @property
-    def _is_silent(self) -> bool:
-        """Whether no batch has been counted for long; a forgetful maximum tells what is long for this peer."""
-        return time.monotonic() - self._counted_at > max(SILENCE, 2 * self._longest_pause)
+    def _is_away(self) -> bool:
+        """Whether it has stepped aside, or has counted no batch for long, by its own longest pauses."""
+        return self._aside.is_set() or time.monotonic() - self._counted_at > max(SILENCE, 2 * self._longest_pause)
 
     @property
     def ready_to_update_epoch(self) -> bool:
@@ -149,7 +149,8 @@ class ProgressTracker(_ProgressTracker):
         # and take somebody else for itself, being alone, where it is not on the list yet
         entries = metadata.items() if isinstance(metadata, dict) else ()
         metadata = {key: entry for key, entry in entries if _parse_report(entry.value) is not None}
-        metadata[self._local_public_key] = ValueWithExpiration(self.local_progress.dict(), math.inf)
+        if not self._is_away:
+            metadata[self._local_public_key] = ValueWithExpiration(self.local_progress.dict(), math.inf)
         progress = super()._parse_swarm_progress_data(metadata)
         is_unknown = progress.eta_next_epoch - get_dht_time() > _ENDLESS
         if progress.num_peers <= 1 or is_unknown:
@@ -173,22 +174,22 @@ class ProgressTracker(_ProgressTracker):
         # Replaces hivemind/optim/progress_tracker.py:_progress_reporter, which cannot be told to withdraw its report
         # and ends with a traceback when the DHT is closed first.
         loop = asyncio.get_running_loop()
-        last_report, last_active_epoch = -math.inf, -math.inf
+        last_report, last_active_epoch, last_epoch = -math.inf, -math.inf, 0
         while not self.shutdown_triggered.is_set():
             pause = max(0.0, last_report + min(self.metadata_expiration, SILENCE) / 2 - get_dht_time())
             await loop.run_in_executor(None, self.should_report_progress.wait, pause)
             self.should_report_progress.clear()
             progress, last_report = self.local_progress, get_dht_time()
-            if progress.samples_accumulated > 0 or self._announced.is_set():
+            if progress.samples_accumulated > 0 or progress.epoch != last_epoch or self._announced.is_set():
                 self._announced.clear()
-                last_active_epoch = self.global_epoch
+                last_active_epoch, last_epoch = self.global_epoch, progress.epoch
             if last_active_epoch < self.global_epoch - 1:
                 continue  # an auxiliary peer, or one that has long stopped training
             try:
                 stored = self.dht.store(
                     key=self.training_progress_key,
                     subkey=self._local_public_key,
-                    value=None if self._aside.is_set() or self._is_silent else progress.dict(),
+                    value=None if self._is_away else progress.dict(),
                     expiration_time=last_report + self.metadata_expiration,
                     return_future=True,
                 )
