@@ -27,8 +27,12 @@ logger = get_logger(__name__)
 #: left without a goodbye is forgotten within this time (hivemind's own default is 60).
 METADATA_EXPIRATION = 20.0
 
-#: Seconds between two reports at least; hundreds of batches in a second would leave the DHT no time for anything else.
-MIN_REPORT_PERIOD = 0.05
+#: Seconds between two reports of one epoch, of which all peers' DHTs check the signature: a quarter of what is left of
+#: it, within these bounds. The others know the speed of this one and reckon with it meanwhile.
+REPORT_PERIODS = (0.1, 1.0)
+
+#: Seconds between two looks whether there is something to be reported.
+_TICK = 0.02
 
 #: Seconds between two looks at least: that others have ended the epoch is to be seen at once (hivemind's own is 0.5).
 MIN_REFRESH_PERIOD = 0.1
@@ -174,11 +178,17 @@ class ProgressTracker(_ProgressTracker):
         # Replaces hivemind/optim/progress_tracker.py:_progress_reporter, which cannot be told to withdraw its report
         # and ends with a traceback when the DHT is closed first.
         loop = asyncio.get_running_loop()
-        last_report, last_active_epoch, last_epoch = -math.inf, -math.inf, 0
+        last_report, next_report, last_active_epoch, last_epoch = -math.inf, -math.inf, -math.inf, 0
+        stored: Any = concurrent.futures.Future()
+        stored.set_result(None)
         while not self.shutdown_triggered.is_set():
             pause = max(0.0, last_report + min(self.metadata_expiration, SILENCE) / 2 - get_dht_time())
             await loop.run_in_executor(None, self.should_report_progress.wait, pause)
             self.should_report_progress.clear()
+            while not self.shutdown_triggered.is_set() and (
+                not stored.done() or (not self._has_news(last_epoch) and get_dht_time() < next_report)
+            ):
+                await asyncio.sleep(_TICK)
             progress, last_report = self.local_progress, get_dht_time()
             if progress.samples_accumulated > 0 or progress.epoch != last_epoch or self._announced.is_set():
                 self._announced.clear()
@@ -196,9 +206,11 @@ class ProgressTracker(_ProgressTracker):
             except OSError as e:
                 logger.debug(f"No longer reporting {self.training_progress_key}: {e!r}")
                 return
-            await asyncio.sleep(MIN_REPORT_PERIOD)
-            while not stored.done() and not self.shutdown_triggered.is_set():
-                await asyncio.sleep(MIN_REPORT_PERIOD)
+            remaining = self.global_progress.eta_next_epoch - last_report
+            next_report = last_report + min(max(remaining / 4, REPORT_PERIODS[0]), REPORT_PERIODS[1])
+
+    def _has_news(self, last_epoch: int) -> bool:
+        return self.local_progress.epoch != last_epoch or self._announced.is_set() or self._aside.is_set()
 
     def __del__(self) -> None:
         """Nothing: a tracker at work is held by its thread, and hivemind's method fails after a failed constructor."""
