@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import inspect
 import time
@@ -245,9 +246,10 @@ class Optimizer(DownloadsState, SchedulesRounds):
 
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""
-        # hivemind/optim/optimizer.py:shutdown cancels a round that was cancelled already, which is an error
-        self._forget_given_up_rounds()
         if self.state_averager.is_alive():
+            # hivemind/optim/optimizer.py:shutdown cancels a round that was cancelled already, which is an error
+            with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+                self._take_scheduled_rounds(wait=True)
             super().shutdown()
         else:  # it was killed, or this is the second call
             self._abandon()

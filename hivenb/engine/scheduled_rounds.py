@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import hivemind
@@ -11,6 +14,7 @@ from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.utils import get_dht_time, get_logger
 
 from hivenb.engine.epoch_matchmaking import ExpectedPeers
+from hivenb.engine.settled_averager import ANSWER_TIMEOUT
 
 logger = get_logger(__name__)
 
@@ -27,6 +31,10 @@ class SchedulesRounds(hivemind.Optimizer):
 
     #: the newest epoch of another peer
     _newest_epoch = 0
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        self._scheduling: dict[str, Future[StepControl]] = {}
+        super().__init__(*args, **kwargs)
 
     def _see_swarm(self, epochs: Sequence[int]) -> None:
         """Let rounds follow what the others do. On the tracker's thread, also while this peer ends an epoch.
@@ -45,9 +53,35 @@ class SchedulesRounds(hivemind.Optimizer):
                     averager.expect_peers(ExpectedPeers(present, ahead))
 
     def _maybe_schedule_gradient_averaging(self) -> None:
-        self._forget_given_up_rounds()
+        self._take_scheduled_rounds()
         if self.scheduled_grads is None and self._is_round_due:
             self._schedule_gradient_averaging()
+
+    def _schedule_gradient_averaging(self) -> None:
+        # With gradients averaged in the background, a peer that is an epoch behind may fill the place of its last one
+        self._schedule("scheduled_grads", self.grad_averager, None if self.delay_grad_averaging else self.local_epoch)
+
+    def _schedule(self, name: str, averager: Any, epoch: int | None) -> None:
+        if name not in self._scheduling:
+            # an averager's process takes up to 0.3 s until it has begun to look for a group
+            self._scheduling[name] = _in_thread(
+                partial(averager.schedule_step, gather=epoch, timeout=self.averaging_timeout)
+            )
+
+    def _take_scheduled_rounds(self, wait: bool = False) -> None:
+        """Know of the rounds that were scheduled meanwhile, and no longer of those that were given up.
+
+        :param wait: for those that are being scheduled
+        :raises TimeoutError: if the process of an averager does not answer
+        """
+        for name, scheduling in list(self._scheduling.items()):
+            if wait or scheduling.done():
+                setattr(self, name, scheduling.result(ANSWER_TIMEOUT))
+                del self._scheduling[name]
+        for name in ("scheduled_grads", "scheduled_state"):
+            control: StepControl | None = getattr(self, name)
+            if control is not None and (control.triggered or control.done()):
+                setattr(self, name, None)
 
     @property
     def _is_round_due(self) -> bool:
@@ -55,13 +89,8 @@ class SchedulesRounds(hivemind.Optimizer):
         eta = self.tracker.estimated_next_update_time - get_dht_time()
         return eta <= self.matchmaking_time and self.tracker.global_progress.num_peers > 1
 
-    def _schedule_gradient_averaging(self) -> None:
-        # With gradients averaged in the background, a peer that is an epoch behind may fill the place of its last one
-        epoch = None if self.delay_grad_averaging else self.local_epoch
-        self.scheduled_grads = self.grad_averager.schedule_step(gather=epoch, timeout=self.averaging_timeout)
-
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
-        self._forget_given_up_rounds()
+        self._take_scheduled_rounds(wait=True)
         is_alone = self.tracker.global_progress.num_peers <= 1
         if is_alone and self.scheduled_grads is not None:
             # hivemind would do it, and load the local gradients by the way: twice divided, where they are reused
@@ -69,18 +98,13 @@ class SchedulesRounds(hivemind.Optimizer):
             self.scheduled_grads = None
         elif not is_alone and self.scheduled_grads is None:
             self._schedule_gradient_averaging()
+            self._take_scheduled_rounds(wait=True)
         began: bool = super()._begin_averaging_gradients(grad_scaler)
         if not began:
             self._last_round = (1, None if is_alone else "given up before it began")
             # hivemind/optim/optimizer.py:_update_global_epoch would step with the gradients of the last batch alone
             self._load_local_gradients_into_optimizer()
         return began
-
-    def _forget_given_up_rounds(self) -> None:
-        for name in ("scheduled_grads", "scheduled_state"):
-            control: StepControl | None = getattr(self, name)
-            if control is not None and (control.triggered or control.done()):
-                setattr(self, name, None)
 
     def _average_gradients_and_load_into_optimizer(self, maybe_step_control: StepControl | None) -> None:
         # Replaces the method of hivemind/optim/optimizer.py, which after a failed round loads the accumulators: they
@@ -113,7 +137,7 @@ class SchedulesRounds(hivemind.Optimizer):
         if next_epoch % self.average_state_every != 0 or self.state_averager.averaging_in_progress:
             return
         if self.scheduled_state is None and self._is_round_due:
-            self.scheduled_state = self.state_averager.schedule_step(gather=next_epoch, timeout=self.averaging_timeout)
+            self._schedule("scheduled_state", self.state_averager, next_epoch)
 
     def _end_late_searches(self) -> None:
         """Give up what looks for a group since the last epoch, before the next one begins.
@@ -121,6 +145,7 @@ class SchedulesRounds(hivemind.Optimizer):
         A peer whose last round of state averaging is still under way takes part in no new one. Its peers would look for
         it until their timeout, and take part in none themselves, with nobody ever at the same epoch as another one.
         """
+        self._take_scheduled_rounds(wait=True)
         if self.state_averager.give_up_searches(before=self.local_epoch + 1):
             self.state_averager.step(wait_for_delayed_updates=True)
 
@@ -129,6 +154,7 @@ class SchedulesRounds(hivemind.Optimizer):
 
         :param wait: until those that have a group already are over, in which this peer counts for nothing
         """
+        self._take_scheduled_rounds(wait=True)
         left = [control for control in (self.scheduled_grads, self.scheduled_state) if control is not None]
         self.scheduled_grads = self.scheduled_state = None
         for control in left:
@@ -149,3 +175,17 @@ class SchedulesRounds(hivemind.Optimizer):
         for averager in (self.state_averager, self.grad_averager):
             if averager is not None:
                 averager.retire()
+
+
+def _in_thread(call: Callable[[], StepControl]) -> Future[StepControl]:
+    """What a call will give; an executor would wait for its threads at the end of the process."""
+    future: Future[StepControl] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as e:
+            future.set_exception(e)
+
+    threading.Thread(target=run, name="schedule-round", daemon=True).start()
+    return future

@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 #: Looks at the swarm in a row that find nobody else before a search for a group is given up; one may miss a record.
 ALONE_AFTER = 2
 
-#: Seconds that an averager's process may take to change its settings.
+#: Seconds that an averager's process may take to change its settings, or to begin to look for a group.
 ANSWER_TIMEOUT = 10.0
 
 

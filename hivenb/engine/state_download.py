@@ -51,6 +51,7 @@ class DownloadsState(hivemind.Optimizer):
         """
         # Replaces the endless loop of hivemind/optim/optimizer.py:load_state_from_peers, which waits for the rounds
         # that this peer has agreed on before it has the state: one that looks for a group finds none any more.
+        self._take_scheduled_rounds(wait=True)
         if self.has_missed_a_round and self.scheduled_grads is not None:
             self.scheduled_grads.cancel()
             self.scheduled_grads = None
