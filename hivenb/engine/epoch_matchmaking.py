@@ -1,12 +1,15 @@
-"""Matchmaking of peers that are at the same epoch, and that know how many they are."""
+"""Matchmaking of peers that are at the same epoch, know how many they are, and wait for each other's trigger."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.p2p import P2PContext
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
@@ -66,11 +69,13 @@ class EpochMatchmaking(Matchmaking):
         chosen = matchmaking.__dict__.pop("target_group_size")
         matchmaking.__class__ = cls
         own = cast(EpochMatchmaking, matchmaking)
-        own._chosen_size, own._expected = chosen, None
+        own._chosen_size, own._expected, own._awaiting_trigger = chosen, None, {}
         return own
 
     _chosen_size: int | None
     _expected: ExpectedPeers | None
+    #: groups that this peer is in and that it has not begun to average with, by their ids
+    _awaiting_trigger: dict[bytes, tuple[StepControl, asyncio.Event]]
 
     @property
     def target_group_size(self) -> int | None:
@@ -100,3 +105,32 @@ class EpochMatchmaking(Matchmaking):
                 return
             if self.target_group_size is not None and len(self.current_followers) + 1 >= self.target_group_size:
                 await self.leader_assemble_group()
+
+    async def leader_assemble_group(self) -> GroupInfo:
+        return self._await_trigger(await super().leader_assemble_group())
+
+    async def follower_assemble_group(self, leader: PeerID, msg: averaging_pb2.MessageFromLeader) -> GroupInfo:
+        return self._await_trigger(await super().follower_assemble_group(leader, msg))
+
+    def _await_trigger(self, group: GroupInfo) -> GroupInfo:
+        self._awaiting_trigger[group.group_id] = self.step_control, asyncio.Event()
+        return group
+
+    def begin(self, group_id: bytes) -> None:
+        """Let those in that have sent data for a group already."""
+        _, begun = self._awaiting_trigger.pop(group_id, (None, asyncio.Event()))
+        begun.set()
+
+    def end(self, step: StepControl) -> None:
+        """Send those away who wait for a group of that round: it is over, or it has failed."""
+        for group_id in [group_id for group_id, (own, _) in self._awaiting_trigger.items() if own is step]:
+            self.begin(group_id)
+
+    async def wait_for_trigger(self, group_id: bytes) -> None:
+        """Return when this peer has begun to average with a group, at once if it waits for no trigger.
+
+        :param group_id: as whoever sends data names it, maybe with a suffix for a phase of the round
+        """
+        waiting = [begun for own_id, (_, begun) in self._awaiting_trigger.items() if group_id.startswith(own_id)]
+        for begun in waiting:
+            await begun.wait()

@@ -32,6 +32,9 @@ class SchedulesRounds(hivemind.Optimizer):
     #: the newest epoch of another peer
     _newest_epoch = 0
 
+    #: whether the others have averaged gradients without this peer, in the background, so that it needs their state
+    _has_fallen_behind = False
+
     def __init__(self, *args: Any, **kwargs: Any):
         self._scheduling: dict[str, Future[StepControl]] = {}
         super().__init__(*args, **kwargs)
@@ -44,13 +47,22 @@ class SchedulesRounds(hivemind.Optimizer):
         self._newest_epoch = newest = max(epochs, default=0)
         # whoever is further behind has to catch up before it takes part in a round
         present = tuple(sorted(epoch for epoch in epochs if epoch >= newest - 1))
-        in_background = self.delay_state_averaging or self.delay_optimizer_step
-        for name, ahead in (("state_averager", 0 if in_background else 1), ("grad_averager", 0)):
+        ahead_of_reports = {"state_averager": self._state_rounds_ahead, "grad_averager": self._gradient_rounds_ahead}
+        for name, ahead in ahead_of_reports.items():
             averager = getattr(self, name, None)  # the tracker is at work before they are made
             if averager is not None:
-                averager.give_up_searches(before=newest)
+                averager.give_up_searches(before=newest + min(ahead, 0))
                 if self.tracker.local_progress.epoch >= newest - 1:
                     averager.expect_peers(ExpectedPeers(present, ahead))
+
+    @property
+    def _gradient_rounds_ahead(self) -> int:
+        """By how much the number of a round is ahead of what its peers report while they look for each other."""
+        return -1 if self.delay_grad_averaging else 0
+
+    @property
+    def _state_rounds_ahead(self) -> int:
+        return 0 if self.delay_state_averaging or self.delay_optimizer_step else 1
 
     def _maybe_schedule_gradient_averaging(self) -> None:
         self._take_scheduled_rounds()
@@ -58,8 +70,7 @@ class SchedulesRounds(hivemind.Optimizer):
             self._schedule_gradient_averaging()
 
     def _schedule_gradient_averaging(self) -> None:
-        # With gradients averaged in the background, a peer that is an epoch behind may fill the place of its last one
-        self._schedule("scheduled_grads", self.grad_averager, None if self.delay_grad_averaging else self.local_epoch)
+        self._schedule("scheduled_grads", self.grad_averager, self.local_epoch)
 
     def _schedule(self, name: str, averager: Any, epoch: int | None) -> None:
         if name not in self._scheduling:
@@ -112,8 +123,10 @@ class SchedulesRounds(hivemind.Optimizer):
         # peer's own gradients then, and averages in their place wherever those have arrived.
         self._last_round = (1, None) if maybe_step_control is None else self._outcome(maybe_step_control)
         group_size, failed = self._last_round
-        if failed and self._newest_epoch > self.local_epoch and not self.delay_grad_averaging:
-            raise MissedRound
+        if failed and self._newest_epoch > self.local_epoch:
+            if not self.delay_grad_averaging:
+                raise MissedRound
+            self._has_fallen_behind = True
         logger.log(self.status_loglevel, failed or f"Averaged gradients with {group_size} peers")
         self._load_averaged_gradients_into_optimizer_()
 

@@ -7,14 +7,18 @@ import contextlib
 import math
 import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import InvalidStateError
-from typing import Any, cast
+from typing import Any, AsyncIterator, cast  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.p2p import ServicerBase
+from hivemind.p2p import P2PContext, ServicerBase
+from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
+from hivemind.utils.asyncio import achain, as_aiter
 
 from hivenb.engine import codecs as _codecs  # noqa: F401 - a peer without a codec decodes what others send, too
 from hivenb.engine.epoch_matchmaking import EpochMatchmaking, ExpectedPeers, marked
@@ -210,6 +214,22 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
             await asyncio.wait(others, timeout=timeout)
         await self._p2p.shutdown()  # removes its socket from /tmp
 
+    @contextlib.contextmanager
+    def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
+        with super()._register_allreduce_group(group_info):
+            self._matchmaking.begin(group_info.group_id)
+            yield
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        # hivemind/averaging/averager.py:rpc_aggregate_part turns away whoever is quicker than this peer if the round
+        # before the present one has ended since that was agreed on: with rounds in the background, as good as always
+        request = await anext(stream)
+        await self._matchmaking.wait_for_trigger(request.group_id)
+        async for message in super().rpc_aggregate_part(achain(as_aiter(request), stream), context):
+            yield message
+
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
         _keep_tasks_alive()  # a client has no handlers
         step._data_for_gather = marked(step.data_for_gather)
@@ -218,6 +238,8 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         except Exception as e:
             # whoever asked for the round has the error in its future; here it would only be printed by asyncio
             logger.debug(f"A round of averaging ended with {e!r}")
+        finally:
+            self._matchmaking.end(step)
 
 
 def _keep_tasks_alive() -> None:

@@ -26,7 +26,7 @@ class DownloadsState(hivemind.Optimizer):
     _behind_since: float | None = None
 
     def _should_load_state_from_peers(self) -> bool:
-        return self.has_missed_a_round or super()._should_load_state_from_peers()
+        return self.has_missed_a_round or self._has_fallen_behind or super()._should_load_state_from_peers()
 
     @property
     def has_missed_a_round(self) -> bool:
@@ -59,6 +59,7 @@ class DownloadsState(hivemind.Optimizer):
         self.state_averager.give_up_searches()
         self.state_averager.step(wait_for_delayed_updates=True)
         self._behind_since = self._behind_since or time.monotonic()
+        self._has_fallen_behind = False
         with self.tracker.pause_updates():
             self._download_state(**kwargs)
             is_behind = self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch
