@@ -575,7 +575,9 @@ def main():
             run.stop()
             time.sleep(60)
         except KeyboardInterrupt:
-            print("interrupted", run.status.state.value)
+            print("interrupted", end=" ")
+        run.wait(timeout=60)
+        print(run.status.state.value)
 
 if __name__ == "__main__":
     main()

@@ -13,6 +13,7 @@ import hivemind
 import pytest
 import torch
 from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.allreduce import AllReduceRunner
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.optim import grad_averager, optimizer, progress_tracker, state_averager
 from hivemind.p2p import P2P, ServicerBase
@@ -84,7 +85,21 @@ class TestAverager:
             for name, method in inspect.getmembers(Matchmaking, callable)
             if not name.startswith("__") and "target_group_size" in source(method)
         ]
-        assert users == ["_check_reasons_to_reject", "rpc_join_group"], "SettledAverager._expect_peers may do less"
+        assert users == ["_check_reasons_to_reject", "rpc_join_group"], "EpochMatchmaking.expect may do less"
+
+    def test_nobody_asks_for_the_epoch_of_who_joins_a_group(self) -> None:
+        assert "gather" not in source(Matchmaking._check_reasons_to_reject), "EpochMatchmaking may do less"
+
+    def test_a_round_that_ends_opens_the_door_of_the_next_one(self) -> None:
+        register = source(DecentralizedAverager._register_allreduce_group)
+        assert register.endswith("self._pending_groups_registered.set()"), "SettledAverager.rpc_aggregate_part may go"
+
+    def test_a_sender_that_cannot_be_dialled_is_waited_for(self) -> None:
+        communicate = source(AllReduceRunner._communicate_with_peer)
+        assert "_ban_sender" not in communicate, "PromptAllReduceRunner may go"
+
+    def test_shutting_down_takes_a_future_for_a_group(self) -> None:
+        assert "group.finalize(cancel=True)" in source(DecentralizedAverager._shutdown), "_shutdown may do less"
 
     def test_a_failed_constructor_makes_a_noise(self) -> None:
         unfinished = DecentralizedAverager.__new__(DecentralizedAverager)
@@ -136,6 +151,20 @@ class TestTracker:
         assert "self.local_progress.samples_accumulated" not in parse.split("valid_peer_entries", 1)[1], (
             "own samples are up to date: they need not be put in"
         )
+
+    def test_nobody_asks_for_the_epoch_of_who_joins_a_group(self) -> None:
+        assert "gather" not in source(Matchmaking._check_reasons_to_reject), "EpochMatchmaking may do less"
+
+    def test_a_round_that_ends_opens_the_door_of_the_next_one(self) -> None:
+        register = source(DecentralizedAverager._register_allreduce_group)
+        assert register.endswith("self._pending_groups_registered.set()"), "SettledAverager.rpc_aggregate_part may go"
+
+    def test_a_sender_that_cannot_be_dialled_is_waited_for(self) -> None:
+        communicate = source(AllReduceRunner._communicate_with_peer)
+        assert "_ban_sender" not in communicate, "PromptAllReduceRunner may go"
+
+    def test_shutting_down_takes_a_future_for_a_group(self) -> None:
+        assert "group.finalize(cancel=True)" in source(DecentralizedAverager._shutdown), "_shutdown may do less"
 
     def test_a_failed_constructor_makes_a_noise(self) -> None:
         unfinished = progress_tracker.ProgressTracker.__new__(progress_tracker.ProgressTracker)

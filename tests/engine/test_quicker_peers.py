@@ -1,0 +1,63 @@
+"""A peer that is quicker than another one of its group waits for that one's trigger; it is not turned away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hivemind.averaging.control import AveragingStage
+
+from hivenb.engine.averagers import GradientAverager
+from hivenb.engine.dht import DHT
+from hivenb.engine.epoch_matchmaking import ExpectedPeers
+
+
+class EndsAnotherRound(GradientAverager):
+    async def _end_another_round(self) -> None:
+        """What the end of a round before does while the next one has a group already."""
+        self._pending_groups_registered.set()
+
+
+@pytest.fixture
+def averagers(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[list[EndsAnotherRound]]:
+    made = [
+        EndsAnotherRound(
+            [torch.nn.Parameter(torch.zeros(1000))],
+            dht=own,
+            prefix=run_id,
+            min_matchmaking_time=5.0,
+            request_timeout=2.0,
+            next_chunk_timeout=60.0,
+            start=True,
+        )
+        for own in (dht, joining_dht)
+    ]
+    for averager in made:
+        averager.expect_peers(ExpectedPeers((1,)))
+    yield made
+    for averager in made:
+        averager.shutdown()
+
+
+@pytest.mark.parametrize("quicker", [0, 1])
+def test_it_waits_for_the_others_trigger(
+    averagers: list[EndsAnotherRound], quicker: int, eventually: Callable[..., None]
+) -> None:
+    controls = [averager.schedule_step(gather=1, timeout=60.0) for averager in averagers]
+    eventually(lambda: all(control.stage is AveragingStage.AWAITING_TRIGGER for control in controls), 60)
+    for value, averager in enumerate(averagers, start=1):
+        averager._outer_pipe.send(("_end_another_round", [], {}))
+        with averager.get_tensors() as (gradient,):
+            gradient.fill_(value)
+    first, second = controls[quicker], controls[1 - quicker]
+    for control in controls:
+        control.weight = 1.0
+    first.allow_allreduce()
+    eventually(lambda: first.stage is AveragingStage.RUNNING_ALLREDUCE)
+    assert not first.done()
+    second.allow_allreduce()
+    for control, averager in zip(controls, averagers, strict=True):
+        assert len(control.result(30)) == 2
+        with averager.get_tensors() as (gradient,):
+            assert torch.equal(gradient, torch.full_like(gradient, 1.5)), "parts of it were turned away"
