@@ -16,7 +16,7 @@ from hivemind.averaging import DecentralizedAverager
 
 from hivenb.engine.averagers import TrainingStateAverager, settled_factory
 from hivenb.engine.epoch_schedulers import EpochSchedulers
-from hivenb.engine.scheduled_rounds import MissedRound, SchedulesRounds
+from hivenb.engine.scheduled_rounds import MissedRound
 from hivenb.engine.state_download import DownloadsState
 from hivenb.engine.tracker import ProgressTracker
 
@@ -48,7 +48,7 @@ class EpochReport:
     failed: str | None = None
 
 
-class Optimizer(DownloadsState, SchedulesRounds):
+class Optimizer(DownloadsState):
     """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
 
     Takes the parameters of ``hivemind.Optimizer``

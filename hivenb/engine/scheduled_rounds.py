@@ -26,6 +26,9 @@ class MissedRound(Exception):
 class SchedulesRounds(hivemind.Optimizer):
     """Mixin to put *before* ``hivemind.Optimizer``: each round is one of its epoch, and none is waited for in vain."""
 
+    scheduled_grads: StepControl | None
+    scheduled_state: StepControl | None
+
     #: peers in the last round of gradient averaging, this one included, and why it failed if it did
     _last_round: tuple[int, str | None] = (1, None)
 
@@ -48,12 +51,20 @@ class SchedulesRounds(hivemind.Optimizer):
         # whoever is further behind has to catch up before it takes part in a round
         present = tuple(sorted(epoch for epoch in epochs if epoch >= newest - 1))
         ahead_of_reports = {"state_averager": self._state_rounds_ahead, "grad_averager": self._gradient_rounds_ahead}
+        # one peer that has gone on alone draws nobody along but those who have nothing of their own yet
+        over = newest if self.is_catching_up else min(present, default=0)
         for name, ahead in ahead_of_reports.items():
             averager = getattr(self, name, None)  # the tracker is at work before they are made
             if averager is not None:
-                averager.give_up_searches(before=newest + min(ahead, 0))
+                if not averager.group_size_is_fixed:
+                    averager.give_up_searches(before=over + min(ahead, 0))
                 if self.tracker.local_progress.epoch >= newest - 1:
                     averager.expect_peers(ExpectedPeers(present, ahead))
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether this peer has the state of the swarm, and has ended no epoch with it yet."""
+        return False
 
     @property
     def _gradient_rounds_ahead(self) -> int:
@@ -123,7 +134,7 @@ class SchedulesRounds(hivemind.Optimizer):
         # peer's own gradients then, and averages in their place wherever those have arrived.
         self._last_round = (1, None) if maybe_step_control is None else self._outcome(maybe_step_control)
         group_size, failed = self._last_round
-        if failed and self._newest_epoch > self.local_epoch:
+        if failed and self._newest_epoch > self.local_epoch and not self.grad_averager.group_size_is_fixed:
             if not self.delay_grad_averaging:
                 raise MissedRound
             self._has_fallen_behind = True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import hivemind
 from hivemind.utils import get_logger
 
+from hivenb.engine.scheduled_rounds import SchedulesRounds
 from hivenb.errors import SwarmError
 
 logger = get_logger(__name__)
@@ -19,7 +19,7 @@ LOAD_STATE_ATTEMPTS = 5
 CATCHING_UP = 60.0
 
 
-class DownloadsState(hivemind.Optimizer):
+class DownloadsState(SchedulesRounds):
     """Mixin to put *before* ``hivemind.Optimizer``: a download that fails ends, one that came too late is repeated."""
 
     #: when this peer began to download, if it has not ended an epoch since
@@ -38,6 +38,11 @@ class DownloadsState(hivemind.Optimizer):
             return False
         in_one_group = self.grad_averager is not None and not self.grad_averager.group_size_is_fixed
         return in_one_group and not (self.delay_grad_averaging or self.auxiliary)
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether this peer has the state of the swarm, and has ended no epoch with it yet."""
+        return self._behind_since is not None
 
     @property
     def _cannot_catch_up(self) -> bool:
