@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import DELAYS
 from torch.optim.lr_scheduler import ExponentialLR
 
 from strategy.peer import Moment
@@ -98,3 +99,14 @@ def test_a_run_goes_on_from_the_file_of_its_last_peer(start_peer: Start, tmp_pat
     assert newcomer.begun().epoch == 0
     for one in (outdated, newcomer):
         assert one.since(0)[0].epoch > ahead
+
+
+def test_late_peers_join_while_everything_is_averaged_in_the_background(start_peer: Start) -> None:
+    settings = {**SETTINGS, "target": 256, "strategy": {**SETTINGS["strategy"], **DELAYS}}
+    first = start_peer(0, settings)
+    ahead = first.wait_for_epoch(2).epoch
+    peers = [first, *(start_peer(number, settings, addresses=first.addresses) for number in (1, 2))]
+    together = meet(peers, ahead)
+    for one in peers:
+        one.wait_for_epoch(together + 3, group_size=3)
+    stop(peers)
