@@ -87,7 +87,7 @@ class GradientAverager(WeighedBySamples, PartsCutAlike, PromptAllReduce, _Gradie
 
 
 class PowerSGDGradientAverager(
-    WeighedBySamples, PartsCutAlike, PromptAllReduce, KeepsFewComponents, _PowerSGDGradientAverager, SettledAverager
+    WeighedBySamples, PartsCutAlike, KeepsFewComponents, PromptAllReduce, _PowerSGDGradientAverager, SettledAverager
 ):
     """``hivemind``'s ``PowerSGDGradientAverager`` that can be created on any thread."""
 
@@ -206,7 +206,7 @@ def settled_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
         )
     if issubclass(factory, SettledAverager):
         return factory
-    mixins: tuple[type, ...] = (WeighedBySamples, PartsCutAlike, PromptAllReduce)
+    mixins: tuple[type, ...] = (WeighedBySamples, PartsCutAlike)
     if issubclass(factory, _PowerSGDGradientAverager):
         mixins += (KeepsFewComponents,)
-    return type(factory.__name__, (*mixins, factory, SettledAverager), {})
+    return type(factory.__name__, (*mixins, PromptAllReduce, factory, SettledAverager), {})

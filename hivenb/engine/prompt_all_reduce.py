@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.asyncio import as_aiter, azip
+
+from hivenb.engine.epoch_matchmaking import EpochMatchmaking
 
 logger = get_logger(__name__)
 
@@ -63,6 +66,14 @@ class PromptAllReduceRunner(AllReduceRunner):
 
 class PromptAllReduce(DecentralizedAverager):
     """Mixin to put *before* a class of hivemind's averagers: a peer that dies costs its part, and no time."""
+
+    _matchmaking: EpochMatchmaking
+
+    @contextlib.contextmanager
+    def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
+        with super()._register_allreduce_group(group_info):
+            self._matchmaking.begin(group_info.group_id)
+            yield
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         self._unreached: set[PeerID] = set()

@@ -7,13 +7,11 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import InvalidStateError
 from typing import Any, AsyncIterator, cast  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl
-from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import averaging_pb2
@@ -213,12 +211,6 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         if others:
             await asyncio.wait(others, timeout=timeout)
         await self._p2p.shutdown()  # removes its socket from /tmp
-
-    @contextlib.contextmanager
-    def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
-        with super()._register_allreduce_group(group_info):
-            self._matchmaking.begin(group_info.group_id)
-            yield
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
