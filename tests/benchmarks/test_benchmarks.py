@@ -43,6 +43,7 @@ def test_rounds_say_how_much_of_the_computing_becomes_training(tmp_path: Path) -
     assert all(word in printed for word in ("efficiency", "stalled", "CPU", "first epochs"))
 
 
+@pytest.mark.long
 def test_overhead_compares_each_way_with_lightning_alone(tmp_path: Path) -> None:
     found, printed = run("overhead.py", tmp_path)
     assert len(found["rows"]) == 5
@@ -53,6 +54,7 @@ def test_overhead_compares_each_way_with_lightning_alone(tmp_path: Path) -> None
         assert row["who"] in printed
 
 
+@pytest.mark.long
 def test_allreduce_compares_rounds_with_moving_their_bytes(tmp_path: Path) -> None:
     found, printed = run("allreduce.py", tmp_path)
     assert [(row["peers"], row["codec"]) for row in found["rows"]] == [(2, "none"), (2, "float16")]

@@ -16,7 +16,7 @@ from hivenb.environment import notebook
 from .conftest import wait_for
 from .test_quickstart import keep_screenshot
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 #: Writes down what the run says of itself; a page of Voila's has no cells to ask it in.
 TELL = """
