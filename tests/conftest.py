@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -25,6 +26,8 @@ _numbers = itertools.count(1)
 def pytest_configure() -> None:
     # Children of a process that was killed become ours, instead of the system's, and so cannot hide from the checks.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Run in the background of a script, a shell lets us ignore Ctrl-C, and so would all that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
