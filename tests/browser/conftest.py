@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,8 +13,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,13 +55,35 @@ def find_chromium() -> str:
     pytest.skip("no Chromium: install it with your system's packages (Debian: apt-get install chromium)")
 
 
+@contextlib.contextmanager
+def serving(module: str, *arguments: str, log: Path, end: signal.Signals, **process: Any) -> Iterator[str]:
+    """A web server in a process of its own; gives its address, and ends it.
+
+    :param module: it is run as ``python -m`` does, with a free port in its arguments
+    :param log: where its messages go
+    :param end: the signal on which it ends its kernels first, and then itself
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", module, "--no-browser", f"--port={port}", *arguments]
+    with log.open("wb") as messages:
+        server = subprocess.Popen(command, stdout=messages, stderr=messages, start_new_session=True, **process)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.send_signal(end)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
     folder = tmp_path_factory.mktemp("lab")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     private = {
         name: str(tmp_path_factory.mktemp(name.lower()))
         for name in (
@@ -72,23 +97,12 @@ def lab(tmp_path_factory):
     settings.mkdir(parents=True)
     quiet = {"fetchNews": "false", "checkForUpdates": False}
     (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
     options = ["--IdentityProvider.token=", "--ServerApp.password=", f"--ServerApp.root_dir={folder}"]
-    with (folder.parent / "lab.log").open("wb") as log:
-        server = subprocess.Popen(
-            [*command, *options], env={**os.environ, **private}, stdout=log, stderr=log, start_new_session=True
-        )
-    lab = Lab(f"http://127.0.0.1:{port}", folder)
-    try:
-        wait_for(lambda: answers(lab.url + "/api"), 60, f"JupyterLab did not answer; see {log.name}")
-        yield lab
-    finally:
-        server.send_signal(signal.SIGTERM)  # it ends its kernels first
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+    arguments = ["--allow-root", "--ip=127.0.0.1", *options]
+    log, env = folder.parent / "lab.log", {**os.environ, **private}
+    with serving("jupyterlab", *arguments, log=log, end=signal.SIGTERM, env=env) as url:
+        wait_for(lambda: answers(url + "/api"), 60, f"JupyterLab did not answer; see {log}")
+        yield Lab(url, folder)
 
 
 @pytest.fixture(scope="module")

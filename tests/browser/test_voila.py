@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
-import sys
 
 import nbformat
 import pytest
 
 from hivenb.environment import notebook
 
-from .conftest import wait_for
+from .conftest import serving, wait_for
 from .test_quickstart import keep_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
@@ -43,21 +41,9 @@ def until_the_dashboard(name: str) -> nbformat.NotebookNode:
 def voila(tmp_path):
     pytest.importorskip("voila", reason="Voila is not installed: pip install voila")
     nbformat.write(until_the_dashboard("01_quickstart"), tmp_path / "page.ipynb")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "voila", "page.ipynb", "--no-browser", f"--port={port}", "--Voila.ip=127.0.0.1"]
-    with (tmp_path / "voila.log").open("wb") as log:
-        server = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.send_signal(signal.SIGINT)  # it ends its kernels first
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+    arguments = ["page.ipynb", "--Voila.ip=127.0.0.1"]
+    with serving("voila", *arguments, log=tmp_path / "voila.log", end=signal.SIGINT, cwd=tmp_path) as url:
+        yield url
 
 
 @pytest.mark.timeout(240)

@@ -1,4 +1,4 @@
-"""A DHT for the tests of a module, and optimizers on it that cannot be left behind."""
+"""A DHT for the tests of a module, and averagers and optimizers on it that cannot be left behind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny import LOOPBACK
 
+from hivenb.engine.averagers import GradientAverager
 from hivenb.engine.dht import DHT
 from hivenb.engine.optimizer import Optimizer
 
@@ -35,6 +36,24 @@ def joining_dht(dht: DHT) -> Iterator[DHT]:
 def run_id() -> str:
     """The name of a run that no other test has."""
     return f"run-{next(_runs)}"
+
+
+@pytest.fixture
+def make_averager(run_id: str) -> Iterator[Callable[..., GradientAverager]]:
+    """Starts averagers of the gradients of one parameter, of so many numbers, and shuts them down."""
+    made: list[GradientAverager] = []
+
+    def make(
+        dht: DHT, numbers: int = 3, kind: type[GradientAverager] = GradientAverager, **options: Any
+    ) -> GradientAverager:
+        parameters = [torch.nn.Parameter(torch.zeros(numbers))]
+        made.append(kind(parameters, dht=dht, prefix=run_id, start=True, **options))
+        return made[-1]
+
+    yield make
+    for averager in made:
+        if averager.is_alive():
+            averager.shutdown()
 
 
 @pytest.fixture

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import torch
 from hivemind.averaging.control import AveragingStage
 
 from hivenb.engine.averagers import GradientAverager
@@ -15,21 +14,8 @@ ROUNDS = 20
 
 
 @pytest.fixture
-def averagers(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[list[GradientAverager]]:
-    started = [
-        GradientAverager(
-            [torch.nn.Parameter(torch.zeros(3))],
-            dht=own,
-            prefix=run_id,
-            min_matchmaking_time=1.0,
-            request_timeout=1.0,
-            start=True,
-        )
-        for own in (dht, joining_dht)
-    ]
-    yield started
-    for averager in started:
-        averager.shutdown()
+def averagers(dht: DHT, joining_dht: DHT, make_averager: Callable[..., GradientAverager]) -> list[GradientAverager]:
+    return [make_averager(own, min_matchmaking_time=1.0, request_timeout=1.0) for own in (dht, joining_dht)]
 
 
 def test_a_cancelled_search_does_not_take_the_place_of_a_later_one(

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-import torch
 from hivemind.averaging.control import AveragingStage
 from tiny import LOOPBACK
 
@@ -18,27 +17,24 @@ from hivenb.engine.epoch_matchmaking import ExpectedPeers
 
 
 @pytest.fixture
-def averagers(dht: DHT, run_id: str) -> Iterator[list[GradientAverager]]:
-    """Three of three peers, that would wait for a silent one for longer than any test lasts."""
+def dhts(dht: DHT) -> Iterator[list[DHT]]:
+    """Of three peers; a test may kill them."""
     with contextlib.ExitStack() as ended:
         made = []
         for _ in range(3):
-            own = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK)
-            ended.callback(lambda own=own: own.is_alive() and own.shutdown())
-            averager = GradientAverager(
-                [torch.nn.Parameter(torch.zeros(3))],
-                dht=own,
-                prefix=run_id,
-                min_matchmaking_time=5.0,
-                request_timeout=2.0,
-                next_chunk_timeout=300.0,
-                allreduce_timeout=600.0,
-                start=True,
-            )
-            ended.callback(lambda averager=averager: averager.is_alive() and averager.shutdown())
-            averager.expect_peers(ExpectedPeers((1, 1)))
-            made.append(averager)
+            made.append(DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK))
+            ended.callback(lambda own=made[-1]: own.is_alive() and own.shutdown())
         yield made
+
+
+@pytest.fixture
+def averagers(dhts: list[DHT], make_averager: Callable[..., GradientAverager]) -> list[GradientAverager]:
+    """Three that would wait for a silent one for longer than any test lasts."""
+    deadlines = {"request_timeout": 2.0, "next_chunk_timeout": 300.0, "allreduce_timeout": 600.0}
+    made = [make_averager(own, min_matchmaking_time=5.0, **deadlines) for own in dhts]
+    for averager in made:
+        averager.expect_peers(ExpectedPeers((1, 1)))
+    return made
 
 
 def test_the_others_go_on_without_it(averagers: list[GradientAverager], eventually: Callable[..., None]) -> None:

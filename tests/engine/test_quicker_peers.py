@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,29 +20,17 @@ class EndsAnotherRound(GradientAverager):
 
 
 @pytest.fixture
-def averagers(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[list[EndsAnotherRound]]:
-    made = [
-        EndsAnotherRound(
-            [torch.nn.Parameter(torch.zeros(1000))],
-            dht=own,
-            prefix=run_id,
-            min_matchmaking_time=5.0,
-            request_timeout=2.0,
-            next_chunk_timeout=60.0,
-            start=True,
-        )
-        for own in (dht, joining_dht)
-    ]
+def averagers(dht: DHT, joining_dht: DHT, make_averager: Callable[..., GradientAverager]) -> list[GradientAverager]:
+    timeouts = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "next_chunk_timeout": 60.0}
+    made = [make_averager(own, 1000, EndsAnotherRound, **timeouts) for own in (dht, joining_dht)]
     for averager in made:
         averager.expect_peers(ExpectedPeers((1,)))
-    yield made
-    for averager in made:
-        averager.shutdown()
+    return made
 
 
 @pytest.mark.parametrize("quicker", [0, 1])
 def test_it_waits_for_the_others_trigger(
-    averagers: list[EndsAnotherRound], quicker: int, eventually: Callable[..., None]
+    averagers: list[GradientAverager], quicker: int, eventually: Callable[..., None]
 ) -> None:
     controls = [averager.schedule_step(gather=1, timeout=60.0) for averager in averagers]
     eventually(lambda: all(control.stage is AveragingStage.AWAITING_TRIGGER for control in controls), 60)

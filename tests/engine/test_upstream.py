@@ -152,20 +152,6 @@ class TestTracker:
             "own samples are up to date: they need not be put in"
         )
 
-    def test_nobody_asks_for_the_epoch_of_who_joins_a_group(self) -> None:
-        assert "gather" not in source(Matchmaking._check_reasons_to_reject), "EpochMatchmaking may do less"
-
-    def test_a_round_that_ends_opens_the_door_of_the_next_one(self) -> None:
-        register = source(DecentralizedAverager._register_allreduce_group)
-        assert register.endswith("self._pending_groups_registered.set()"), "SettledAverager.rpc_aggregate_part may go"
-
-    def test_a_sender_that_cannot_be_dialled_is_waited_for(self) -> None:
-        communicate = source(AllReduceRunner._communicate_with_peer)
-        assert "_ban_sender" not in communicate, "PromptAllReduceRunner may go"
-
-    def test_shutting_down_takes_a_future_for_a_group(self) -> None:
-        assert "group.finalize(cancel=True)" in source(DecentralizedAverager._shutdown), "_shutdown may do less"
-
     def test_a_failed_constructor_makes_a_noise(self) -> None:
         unfinished = progress_tracker.ProgressTracker.__new__(progress_tracker.ProgressTracker)
         with pytest.raises(AssertionError, match=r"__init__\(\) not called"):
