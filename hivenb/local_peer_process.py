@@ -38,8 +38,13 @@ class _Follower(TrainingRun):
 
     def train_with(self, options: Options) -> None:
         """Train, or train on, with these options."""
-        self._options.follow(options)
+        self._options.follow(_trains_in_full(options))
         self.resume()
+
+
+def _trains_in_full(options: Options) -> Options:
+    """The same for a peer that trains and can be reached, whatever else the run itself has become for the others."""
+    return options.replace(client_mode=None, auxiliary=False)
 
 
 def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path: str) -> None:
@@ -59,7 +64,7 @@ def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path
                 recipe.model,
                 recipe.data,
                 swarm=swarm,
-                options=recipe.options,
+                options=_trains_in_full(recipe.options),
                 **{**recipe.trainer_kwargs, "limit_val_batches": 0},
             )
             run.start()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hivenb.gate import Stage
     from hivenb.history import History
     from hivenb.hosting import Hosting
+    from hivenb.swarm_options import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -63,16 +64,21 @@ class RunOptions:
     @property
     def pending(self) -> Options | None:
         """What was asked for, here or by the host, and is not in force yet."""
-        changes, hosting = self._changes[-1:], self._hosting
-        if changes:
+        if changes := self._changes[-1:]:
             return changes[0].options
-        plan = None if hosting is None else hosting.plan
-        if plan is None or plan.newest == shared_part(self._in_force) or self._refused is not None:
+        plan = self._plan
+        if plan is None or self.pending_epoch is None or self._refused is not None:
             return None
         try:
             return with_shared_part(self._in_force, plan.newest, self._offered)
         except OptionsError:  # take_step() will say so
             return None
+
+    @property
+    def pending_epoch(self) -> int | None:
+        """The epoch from which on all peers train with what the host has decided last, if this one does not yet."""
+        plan = self._plan
+        return None if plan is None or plan.newest == shared_part(self._in_force) else plan.newest_epoch
 
     @property
     def why_not_host(self) -> str | None:
@@ -251,6 +257,11 @@ class RunOptions:
 
     # -- what counts ----------------------------------------------------------------------------------------------
 
+    @property
+    def _plan(self) -> Plan | None:
+        hosting = self._hosting
+        return None if hosting is None else hosting.plan
+
     def _wanted(self) -> Shared | None:
         hosting = self._hosting
         if hosting is None:
@@ -276,7 +287,7 @@ class RunOptions:
         try:
             now = self._with_present(change.options)
         except OptionsError:
-            plan = None if self._hosting is None else self._hosting.plan
+            plan = self._plan
             if plan is None or plan.newest != shared_part(change.options):
                 raise
             now = self._in_force  # its parts need each other
@@ -288,8 +299,7 @@ class RunOptions:
         return with_shared_part(options, shared_part(self._in_force), self._in_force.grad_averager_factory)
 
     def _as_agreed(self, options: Options) -> Options:
-        hosting = self._hosting
-        plan = None if hosting is None else hosting.plan
+        hosting, plan = self._hosting, self._plan
         if hosting is None or plan is None:
             return options
         if plan.newest == shared_part(options):

@@ -213,6 +213,11 @@ class TrainingRun:
         return self._options.pending
 
     @property
+    def pending_epoch(self) -> int | None:
+        """The epoch of the swarm at which the pending options on which all peers agree come into force, if any do."""
+        return self._options.pending_epoch
+
+    @property
     def why_not_host(self) -> str | None:
         """Why what all peers have to agree on cannot be changed here at the moment; ``None`` if it can."""
         return self._options.why_not_host

@@ -145,6 +145,8 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
     ),
     ({"tracker_opts": {"min_refresh_period": 0.25}}, lambda o: o.tracker.min_refresh_period, 0.25),
     ({"tracker_opts": None}, lambda o: o.tracker.min_refresh_period, 0.1),
+    ({"client_mode": True}, lambda o: (o.client_mode, o.grad_averager.client_mode), (True, True)),
+    ({"client_mode": None}, lambda o: (o.client_mode, o.grad_averager.client_mode), (False, False)),
     ({"use_local_updates": True}, lambda o: o.grad_averager, None),
     ({"use_local_updates": False}, lambda o: o.grad_averager is not None, True),
 ]
@@ -152,7 +154,7 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
 
 def test_every_option_is_there() -> None:
     tested = {name for change, _, _ in CHANGES for name in change}
-    assert set(FIELD_NAMES) - tested == {"run_id", "client_mode", "auxiliary"}
+    assert set(FIELD_NAMES) - tested == {"run_id", "auxiliary"}
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,16 @@ def test_it_is_in_force_and_nothing_is_lost(
         assert run.wait(epochs=2, timeout=PATIENCE)
     assert error_of(run) < max(1.2 * error, 0.1)
     assert run.status.state is RunState.TRAINING
+
+
+def test_a_peer_that_only_helps_trains_again_when_told_to(run: hivenb.TrainingRun) -> None:
+    run.apply(auxiliary=True)
+    assert run.strategy.optimizer.auxiliary
+    weights = parameters(run.model)
+    assert run.wait(epochs=3, timeout=PATIENCE), "the local peers train on"
+    assert all(torch.equal(*pair) for pair in zip(weights, parameters(run.model), strict=True))
+    run.apply(auxiliary=False)
+    wait_for_three(run)
 
 
 def test_what_cannot_be_changed_says_so_and_the_training_goes_on(run: hivenb.TrainingRun) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.local_peer_count import local_peer_count
+from hivenb.round_size import tensor_sizes
 from hivenb.view import display, facts, text
 from hivenb.view.advice_panel import AdvicePanel
 from hivenb.view.chart_panel import ChartPanel
@@ -105,7 +106,7 @@ class _View:
                 "stop": self._handing_in(lambda: run.stop(wait=False)),
             },
         )
-        self.options_panel = OptionsPanel(self._change_option)
+        self.options_panel = OptionsPanel(self._change_option, tensor_sizes(run.model))
         self.peers_panel = PeersPanel(self._ask_for_local_peers)
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
@@ -199,7 +200,7 @@ class _View:
         now = facts.read(self._run)
         trouble = self._troubles["action"]
         trouble = "\n".join(words for words in (trouble, now.options_error) if words)
-        asked_for = (now.options, now.pending, now.locked)
+        asked_for = (now.options, now.pending, now.pending_epoch, now.locked)
         chosen = self.chart_panel.choice
         who = (now.members, now.local, now.local_ids)
         seen = (now.snapshot.version, chosen, now.status, who, asked_for, now.log, trouble, self._remark)

@@ -30,6 +30,7 @@ class Facts:
     :param options: of the run
     :param log: its last lines, newest last
     :param pending: options that were asked for and are not in force yet
+    :param pending_epoch: from which on those of them count on which all peers have to agree, if that is decided
     :param options_error: why the options that were asked for last could not be put in force
     :param locked: why what all peers have to agree on cannot be changed here, if it cannot
     """
@@ -42,6 +43,7 @@ class Facts:
     local: LocalCount
     local_ids: Mapping[str, int]
     pending: Options | None = None
+    pending_epoch: int | None = None
     options_error: str | None = None
     locked: str | None = None
 
@@ -64,6 +66,7 @@ def read(run: TrainingRun) -> Facts:
         local_peer_count(run).now,
         {peer.peer_id: peer.number for peer in run.swarm.local_peers if peer.peer_id is not None},
         pending=run.pending_options,
+        pending_epoch=run.pending_epoch,
         options_error=None if error is None else f"{type(error).__name__}: {error}",
         locked=run.why_not_host,
     )

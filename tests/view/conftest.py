@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from hivenb.history import History
 from hivenb.options import Options
@@ -36,6 +37,7 @@ class Scene:
     """Looks like a run to a view, and does what the test says."""
 
     def __init__(self) -> None:
+        self.model = torch.nn.Linear(1000, 250)
         self.history = History()
         self.status = STATUS
         self.options = Options(target_batch_size=2048)
@@ -45,6 +47,7 @@ class Scene:
         self.calls: list[tuple[str, str]] = []
         self.failure: Exception | None = None
         self.pending_options: Options | None = None
+        self.pending_epoch: int | None = None
         self.options_error: Exception | None = None
         self.why_not_host: str | None = None
 

@@ -10,6 +10,7 @@ import pytest
 
 from hivenb.local_peer_count import LocalCount
 from hivenb.options import FIELDS, Options
+from hivenb.round_size import tensor_sizes
 from hivenb.run_status import RunState
 from hivenb.view import facts
 from hivenb.view.log_panel import CodePanel, LogPanel, log_html
@@ -175,9 +176,18 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "state_averaging_compression": "none",
         "load_state_compression": "none",
         "target_batch_size": "2048",
+        "average_state_every": "1",
+        "use_local_updates": False,
         "matchmaking_time": "5",
         "averaging_timeout": "30",
-        "average_state_every": "1",
+        "allreduce_timeout": "",
+        "next_chunk_timeout": "",
+        "load_state_timeout": "600",
+        "shutdown_timeout": "5",
+        "performance_ema_alpha": "0.1",
+        "client_mode": False,
+        "auxiliary": False,
+        "verbose": False,
     }
     for name, control in panel.controls.items():
         assert control.description.startswith(FIELDS[name].label)
@@ -198,6 +208,32 @@ def test_showing_options_is_not_taken_for_a_person_who_changes_them(scene: Any) 
     assert panel.controls["offload_optimizer"].value is True, "what was not applied is taken back"
 
 
+def test_a_number_that_is_taken_away_is_none_where_it_need_not_be_given(scene: Any) -> None:
+    changes: list[tuple[str, Any]] = []
+    panel = OptionsPanel(lambda name, value: changes.append((name, value)))
+    scene.options = scene.options.replace(next_chunk_timeout=3.0)
+    panel.update(facts.read(scene), "")
+    assert panel.controls["next_chunk_timeout"].value == "3"
+    panel.controls["next_chunk_timeout"].value = ""
+    assert changes == [("next_chunk_timeout", None)]
+
+
+def test_each_codec_says_what_it_makes_of_this_model_and_the_panel_what_an_epoch_sends(scene: Any) -> None:
+    panel = OptionsPanel(lambda name, value: None, tensor_sizes(scene.model))
+    labels = [label for label, _ in panel.controls["grad_compression"].options]
+    assert labels[:2] == ["none (1.0 MB)", "half precision (500 kB)"]
+    panel.update(facts.read(scene), "")
+    assert words_of(panel._traffic.value) == (
+        "Each of 3 peers sends about 1.3 MB of gradients and 1.3 MB of parameters an epoch, and receives as much."
+    )
+    scene.set(num_peers=0)
+    scene.options = scene.options.replace(use_local_updates=True, average_state_every=4)
+    panel.update(facts.read(scene), "")
+    assert words_of(panel._traffic.value) == (
+        "Each of 2 peers sends about 1.0 MB of parameters every 4 epochs, and receives as much."
+    )
+
+
 def test_a_codec_of_ones_own_is_shown_as_such(scene: Any) -> None:
     from hivemind.compression import RoleAdaptiveCompression
 
@@ -212,7 +248,7 @@ def test_a_codec_of_ones_own_is_shown_as_such(scene: Any) -> None:
 def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     shared = [name for name, control in panel.controls.items() if FIELDS[name].swarm_wide]
-    assert shared == ["target_batch_size", "average_state_every"]
+    assert shared == ["target_batch_size", "average_state_every", "use_local_updates"]
     scene.why_not_host = "the host of the run decides on them for all peers (peer …abc123)"
     panel.update(facts.read(scene), "")
     assert [name for name, control in panel.controls.items() if control.disabled] == shared
@@ -222,6 +258,9 @@ def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene:
     assert words_of(panel._remark.value) == (
         "At the next batch: gradients. At one of the next epochs, at all peers: target batch size."
     )
+    scene.pending_epoch = 1017
+    panel.update(facts.read(scene), "")
+    assert "At epoch 1,017, at all peers: target batch size." in words_of(panel._remark.value)
     scene.why_not_host = None
     panel.update(facts.read(scene), "")
     assert not any(control.disabled for control in panel.controls.values())
@@ -251,6 +290,9 @@ def test_what_is_not_in_force_yet_is_shown_and_said(scene: Any) -> None:
         ("matchmaking_time", "2.5", 2.5),
         ("target_batch_size", "many", "many"),
         ("target_batch_size", "1.5", "1.5"),
+        ("target_batch_size", " ", " "),
+        ("shutdown_timeout", " ", " "),
+        ("allreduce_timeout", "2", 2.0),
     ],
 )
 def test_numbers_are_read_and_what_is_none_is_left_to_the_check(scene: Any, name: str, written: str, read: Any) -> None:
