@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,12 @@ from hivenb.history import Snapshot
 from hivenb.view.charts import ChartImage
 from hivenb.view.clock import AXES
 from hivenb.view.display import require_ipywidgets
+
+#: Share of one core's time that drawing may take: whatever it takes, a training that is bound by Python lacks.
+_DRAWING_SHARE = 0.01
+
+#: Seconds between two pictures at most, however slow the machine.
+_LONGEST_PAUSE = 10.0
 
 
 class ChartPanel:
@@ -22,6 +29,7 @@ class ChartPanel:
         self._chart = ChartImage()
         self._changed = changed
         self._drawn: tuple[Any, ...] | None = None
+        self._due = 0.0
         self.axis = widgets.Dropdown(
             options=[(name, name) for name in AXES],
             description="loss over",
@@ -49,16 +57,24 @@ class ChartPanel:
         """The version of the history that the picture shows; -1 before the first."""
         return -1 if self._drawn is None else self._drawn[0]
 
-    def update(self, snapshot: Snapshot) -> None:
-        """Show this snapshot, unless that is what is shown already."""
-        axis, log, dark = self.choice
-        wanted = (snapshot.version, axis, log, dark)
-        if wanted != self._drawn:
-            png = self._chart.png(snapshot, axis=axis, log=log, dark=dark)
-            # JupyterLab's dark theme turns the colours of a picture on white paper; see hivenb.view.style
-            (self.image.add_class if dark else self.image.remove_class)("hivenb-dark")
-            self.image.value = png
+    def update(self, snapshot: Snapshot, at_once: bool = False) -> None:
+        """Show this snapshot, unless that is what is shown already, or it is too early for another picture.
+
+        :param at_once: however early it is, as for the last picture of a run; what a person has chosen is shown at once
+        """
+        wanted = (snapshot.version, *self.choice)
+        is_chosen = self._drawn is None or wanted[1:] != self._drawn[1:]
+        if wanted != self._drawn and (at_once or is_chosen or time.monotonic() >= self._due):
+            self._draw(snapshot, *self.choice)
             self._drawn = wanted
+
+    def _draw(self, snapshot: Snapshot, axis: str, log: bool, dark: bool) -> None:
+        began, worked = time.monotonic(), time.thread_time()
+        png = self._chart.png(snapshot, axis=axis, log=log, dark=dark)
+        # JupyterLab's dark theme turns the colours of a picture on white paper; see hivenb.view.style
+        (self.image.add_class if dark else self.image.remove_class)("hivenb-dark")
+        self.image.value = png
+        self._due = began + min((time.thread_time() - worked) / _DRAWING_SHARE, _LONGEST_PAUSE)
 
     def close(self) -> None:
         """Leave the picture as it is."""

@@ -201,13 +201,13 @@ class _View:
         trouble = self._troubles["action"]
         trouble = "\n".join(words for words in (trouble, now.options_error) if words)
         asked_for = (now.options, now.pending, now.pending_epoch, now.locked)
-        chosen = self.chart_panel.choice
         who = (now.members, now.local, now.local_ids)
-        seen = (now.snapshot.version, chosen, now.status, who, asked_for, now.log, trouble, self._remark)
-        if seen == self._drawn:
-            return
-        self._show(now, trouble)
-        self._drawn = seen
+        seen = (now.snapshot.version, now.status, who, asked_for, now.log, trouble, self._remark)
+        if seen != self._drawn:
+            self._show(now, trouble)
+            self._drawn = seen
+        # at a pace of its own
+        self.chart_panel.update(now.snapshot, at_once=self._is_closed or not now.status.state.is_active)
         self._troubles["draw"] = ""
 
     def _show(self, now: Facts, trouble: str) -> None:
@@ -219,7 +219,6 @@ class _View:
         self._show_advice(now)
         self.log_panel.update(now)
         self.code_panel.update(now)
-        self.chart_panel.update(now.snapshot)
 
     def _show_advice(self, now: Facts) -> None:
         before = self.advice_panel.title
