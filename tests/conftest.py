@@ -26,7 +26,15 @@ _numbers = itertools.count(1)
 def pytest_configure() -> None:
     # Children of a process that was killed become ours, instead of the system's, and so cannot hide from the checks.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # Run in the background of a script, a shell lets us ignore Ctrl-C, and so would all that the tests start.
+
+
+@pytest.fixture(autouse=True)
+def interrupts_are_heard() -> None:
+    """Lets all that a test starts take Ctrl-C.
+
+    A shell lets what it runs in its background ignore it, and so does an averager of plain hivemind with the process
+    that starts it: processes inherit that.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

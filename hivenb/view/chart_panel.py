@@ -15,7 +15,7 @@ from hivenb.view.display import require_ipywidgets
 _DRAWING_SHARE = 0.01
 
 #: Seconds between two pictures at most, however slow the machine.
-_LONGEST_PAUSE = 10.0
+_LONGEST_PAUSE = 5.0
 
 
 class ChartPanel:
