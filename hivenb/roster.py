@@ -13,9 +13,12 @@ from hivenb.contributions import Contributions
 if TYPE_CHECKING:
     from hivenb.engine.tracker import PeerInfo
 
-#: Seconds without a report after which a peer seems to be gone. One that is there reports each batch, and takes itself
-#: off the list when it pauses; see :data:`hivenb.engine.tracker.SILENCE`.
+#: Seconds without a report after which a peer seems to be gone. One that is there reports every 5 s at least, and takes
+#: itself off the list when it pauses; see :data:`hivenb.engine.tracker.SILENCE`.
 QUIET = 8.0
+
+#: ... or that many times its longest pause so far, if that is longer: peers of plain hivemind may report twice a minute.
+_PATIENCE = 1.25
 
 #: Peers that are not here any more and are still listed, for what they have put in.
 MAX_ABSENT = 50
@@ -135,7 +138,7 @@ def _seen(before: _Sighting | None, peer: PeerInfo, now: float) -> _Sighting:
     else:
         reported_at = before.reported_at
     may_begin = longest == 0.0 and peer.samples == 0
-    is_ghost = not peer.is_self and not may_begin and now - reported_at > max(QUIET, 2 * longest)
+    is_ghost = not peer.is_self and not may_begin and now - reported_at > max(QUIET, _PATIENCE * longest)
     return _Sighting(peer, before.first_seen, reported_at, longest, Presence.GHOST if is_ghost else Presence.HERE)
 
 

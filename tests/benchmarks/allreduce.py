@@ -1,8 +1,9 @@
-"""Measures a round of averaging against moving its bytes over loopback TCP between as many processes.
+"""Measures a round of averaging against moving its bytes over loopback TCP, and through hivemind's own daemons.
 
 Each peer is a process, the group has met, and the time counts from the moment when all are told to average until the
 last one holds the average. Then as many processes hand as many bytes as each peer has to send to their neighbours,
-all at once. A row says what a million parameters take: the same in all rows of a codec if time is linear in them.
+all at once: over sockets, and in the streams through ``p2pd`` in which hivemind averages, of whose messages half are
+answers. A row says what a million parameters take: the same in all rows of a codec if time is linear in them.
 
     python tests/benchmarks/allreduce.py --json allreduce.json
     python tests/benchmarks/allreduce.py --full          # 100 million parameters, too
@@ -10,19 +11,24 @@ all at once. A row says what a million parameters take: the same in all rows of 
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from bench_peer import PATIENCE, Weights, Work, begin
 from hivemind.averaging.control import AveragingStage
+from hivemind.p2p import P2P, PeerID
+from hivemind.proto.averaging_pb2 import AveragingData
+from hivemind.proto.runtime_pb2 import Tensor
 from hivemind.utils import get_dht_time
-from swarm_bench import Peer, cpu_seconds, machine, parser, say, starting, table, write_json
+from hivemind.utils.asyncio import switch_to_uvloop
+from swarm_bench import Peer, Target, cpu_seconds, machine, parser, say, starting, table, write_json
 
 from hivenb import compression
 from hivenb.engine.averagers import GradientAverager
@@ -33,6 +39,8 @@ SIZES, HUGE = [1_000_000, 10_000_000], 100_000_000
 #: Peers of a model of that size which the memory of a small machine still holds.
 MOST_OF_HUGE = 4
 CHUNK = 2**20
+#: Bytes in a message of hivemind's averaging: ``DEFAULT_PART_SIZE_BYTES`` of ``hivemind/averaging/partition.py``.
+PART = 2**19
 #: The value that peers average to is 1; a codec may be off by so much.
 TOLERANCE = 0.05
 
@@ -106,6 +114,39 @@ def moving(connection: Any, initial_peers: Sequence[str], work: Work, count: int
     connection.send(("left", None))
 
 
+def streaming(connection: Any, initial_peers: Sequence[str], work: Work, count: int, folder: str) -> None:
+    """Stream half of so many bytes to one neighbour's daemon and get them back, answering the other one likewise."""
+    begin(folder)
+    switch_to_uvloop().run_until_complete(_stream(connection, initial_peers))
+
+
+async def _stream(connection: Any, initial_peers: Sequence[str]) -> None:
+    async def echo(messages: AsyncIterator[AveragingData], context: Any) -> AsyncIterator[AveragingData]:
+        async for message in messages:
+            yield message
+
+    async def parts(size: int) -> AsyncIterator[AveragingData]:
+        for start in range(0, size, PART):
+            yield AveragingData(tensor_part=Tensor(buffer=bytes(min(PART, size - start))))
+
+    p2p = await P2P.create(initial_peers=list(initial_peers), host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    await p2p.add_protobuf_handler("echo", echo, AveragingData, stream_input=True, stream_output=True)
+    connection.send(("addresses", [str(address) for address in await p2p.get_visible_maddrs()]))
+    connection.send(("id", p2p.peer_id.to_base58()))
+    receive = asyncio.get_running_loop().run_in_executor
+    neighbour = PeerID.from_base58(await receive(None, connection.recv))
+    connection.send(("ready", None))
+    number = 0
+    while (size := await receive(None, connection.recv)) != "stop":
+        began = time.perf_counter()
+        answers = await p2p.iterate_protobuf_handler(neighbour, "echo", parts(size // 2), AveragingData)
+        async for _ in answers:
+            pass
+        connection.send((f"moved {number}", time.perf_counter() - began))
+        number += 1
+    await p2p.shutdown()
+
+
 @dataclass(frozen=True)
 class Row:
     """Rounds of one group.
@@ -113,6 +154,7 @@ class Row:
     :param megabytes: that each peer sends
     :param rounds: seconds of each round, of the slowest peer
     :param tcp: seconds of each time that those bytes were moved, likewise
+    :param daemons: likewise, through hivemind's daemons
     :param cpu: seconds of CPU time of a round, of all peers together
     :param error: of the average of numbers around 1, the largest
     """
@@ -123,6 +165,7 @@ class Row:
     megabytes: float
     rounds: list[float]
     tcp: list[float]
+    daemons: list[float]
     cpu: float
     error: float
 
@@ -152,16 +195,23 @@ def measure(count: int, parameters: int, codec: str, repeat: int) -> Row:
                 rounds.append(max(took for took, _, _ in outcomes))
     if error > TOLERANCE:
         raise RuntimeError(f"Peers hold averages that are off by {error} with {codec}")
-    return Row(count, parameters, codec, size / 1e6, rounds, move(count, size, repeat), used / repeat, error)
+    tcp, daemons = (move(count, size, repeat, *means) for means in ((moving, "port"), (streaming, "id")))
+    return Row(count, parameters, codec, size / 1e6, rounds, tcp, daemons, used / repeat, error)
 
 
-def move(count: int, size: int, repeat: int) -> list[float]:
-    """Seconds until so many processes have each sent that many bytes to the next one, all at once."""
+def move(count: int, size: int, repeat: int, means: Target, name: str) -> list[float]:
+    """Seconds until so many processes have each sent that many bytes to the next one, all at once.
+
+    :param means: what they run
+    :param name: what they call that by which the others reach them
+    """
     with starting() as start:
-        peers = [start(Work(1), target=moving) for _ in range(count)]
-        ports = _all_say(peers, "port")
-        for peer, port in zip(peers, [*ports[1:], ports[0]], strict=True):
-            peer.tell(port)
+        peers: list[Peer] = []
+        for _ in range(count):
+            peers.append(start(Work(1), peers if means is streaming else (), target=means))
+        names = _all_say(peers, name)
+        for peer, of_next in zip(peers, [*names[1:], names[0]], strict=True):
+            peer.tell(of_next)
         _all_say(peers, "ready")
         seconds = []
         for number in range(repeat + 1):
@@ -208,6 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "round, s",
         "TCP, s",
         "times",
+        "daemons, s",
+        "times",
         "s for a million",
         "CPU, s",
     ]
@@ -220,6 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{(took := statistics.median(row.rounds)):.3f}",
             f"{(moved := statistics.median(row.tcp)):.4f}",
             f"{took / moved:.1f}",
+            f"{(streamed := statistics.median(row.daemons)):.3f}",
+            f"{took / streamed:.1f}",
             f"{1e6 * took / row.parameters:.4f}",
             f"{row.cpu:.2f}",
         ]
