@@ -25,9 +25,10 @@ def keep_screenshot(shown, name: str) -> None:
         shown.screenshot(path=Path(folder) / f"{name}.png")
 
 
-def run_all(page) -> None:
+def run_all(page, idle: str = "text='Python 3 (ipykernel) | Idle'") -> None:
+    """Run all cells once the kernel is ready, as this selector tells; by default that of JupyterLab's status bar."""
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
-    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
+    page.locator(idle).first.wait_for(timeout=60_000)
     page.get_by_role("menuitem", name="Run", exact=True).first.click()
     page.get_by_text("Run All Cells", exact=True).first.click()
 
