@@ -52,7 +52,7 @@ _HEADINGS = {
     "compression": "Compression of what is sent",
     _SHARED: "The same for all peers",
     "rounds": "Rounds",
-    _MORE: "More: timeouts, and what this peer does for the others",
+    _MORE: "More: timeouts, its part in rounds",
 }
 _WIDTHS = {"overlap": "235px", "memory": "200px", "compression": "290px", _SHARED: "290px", "rounds": "290px"}
 _CODEC_OBJECT = "an object of your own"
@@ -254,7 +254,7 @@ def _switch(name: str) -> Any:
 def _choice(name: str, sizes: Sequence[int]) -> Any:
     widgets = require_ipywidgets()
     codecs = [
-        (f"{info.label} ({words.size(encoded_size(sizes, info.name))})" if sizes else info.label, info.name)
+        (f"{words.size(encoded_size(sizes, info.name))}: {info.label}" if sizes else info.label, info.name)
         for info in CODECS.values()
         if missing_package(info.name) is None
     ]
