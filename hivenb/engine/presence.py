@@ -1,4 +1,4 @@
-"""Who of those on the swarm's list is really there: whoever has not reported for a moment is asked.
+"""Who of those on the swarm's list is really there: whoever has not reported for a second is asked.
 
 A peer that leaves without a goodbye stays on the list until its last report expires, and each round of the others
 would wait for it until the deadline of matchmaking.
@@ -6,6 +6,7 @@ would wait for it until the deadline of matchmaking.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from hivemind.utils import MPFuture, get_logger
 
 logger = get_logger(__name__)
 
-#: Seconds without a new report after which a peer is asked, and between two questions to it.
-ASK_AFTER = 0.5
+#: Seconds without a new report after which a peer is asked, and between two questions to it. One that trains reports
+#: once a second at least.
+ASK_AFTER = 1.2
 
 #: Questions under way at a time; in a large swarm of slow peers nearly everybody is silent for a second.
 MAX_QUESTIONS = 8
@@ -67,7 +69,7 @@ class Presence:
     def _look_at(self, peer: bytes, reported_at: float) -> _Sighting:
         now, sighting = time.monotonic(), self._sightings.get(peer)
         if sighting is None:
-            sighting = _Sighting(reported_at, asked_at=now - ASK_AFTER)  # at once: can it be reached at all?
+            sighting = _Sighting(reported_at, asked_at=-math.inf)  # at once: can it be reached at all?
         elif reported_at != sighting.reported_at:
             # an answer that is still on its way is no longer of interest
             sighting.reported_at, sighting.asked_at, sighting.is_gone, sighting.answer = reported_at, now, False, None

@@ -27,9 +27,12 @@ logger = get_logger(__name__)
 #: left without a goodbye is forgotten within this time (hivemind's own default is 60).
 METADATA_EXPIRATION = 20.0
 
-#: Seconds between two reports of one epoch, of which all peers' DHTs check the signature: a quarter of what is left of
-#: it, within these bounds. The others know the speed of this one and reckon with it meanwhile.
+#: Seconds between two reports of one epoch, of which all peers' DHTs check the signature. The others know the speed of
+#: this peer and reckon with it meanwhile: it reports early only when they are misled.
 REPORT_PERIODS = (0.1, 1.0)
+
+#: Seconds of this peer's work by which it may be ahead of what the others reckon with, or behind.
+MISLED_BY = 0.1
 
 #: Seconds between two looks whether there is something to be reported.
 _TICK = 0.02
@@ -178,7 +181,7 @@ class ProgressTracker(_ProgressTracker):
         # Replaces hivemind/optim/progress_tracker.py:_progress_reporter, which cannot be told to withdraw its report
         # and ends with a traceback when the DHT is closed first.
         loop = asyncio.get_running_loop()
-        last_report, next_report, last_active_epoch, last_epoch = -math.inf, -math.inf, -math.inf, 0
+        last_report, last_active_epoch, known = -math.inf, -math.inf, self.local_progress
         stored: Any = concurrent.futures.Future()
         stored.set_result(None)
         while not self.shutdown_triggered.is_set():
@@ -186,13 +189,14 @@ class ProgressTracker(_ProgressTracker):
             await loop.run_in_executor(None, self.should_report_progress.wait, pause)
             self.should_report_progress.clear()
             while not self.shutdown_triggered.is_set() and (
-                not stored.done() or (not self._has_news(last_epoch) and get_dht_time() < next_report)
+                not stored.done() or not self._is_report_due(known, get_dht_time() - last_report)
             ):
                 await asyncio.sleep(_TICK)
             progress, last_report = self.local_progress, get_dht_time()
-            if progress.samples_accumulated > 0 or progress.epoch != last_epoch or self._announced.is_set():
+            if progress.samples_accumulated > 0 or progress.epoch != known.epoch or self._announced.is_set():
                 self._announced.clear()
-                last_active_epoch, last_epoch = self.global_epoch, progress.epoch
+                last_active_epoch = self.global_epoch
+            known = progress
             if last_active_epoch < self.global_epoch - 1:
                 continue  # an auxiliary peer, or one that has long stopped training
             try:
@@ -206,11 +210,19 @@ class ProgressTracker(_ProgressTracker):
             except OSError as e:
                 logger.debug(f"No longer reporting {self.training_progress_key}: {e!r}")
                 return
-            remaining = self.global_progress.eta_next_epoch - last_report
-            next_report = last_report + min(max(remaining / 4, REPORT_PERIODS[0]), REPORT_PERIODS[1])
 
-    def _has_news(self, last_epoch: int) -> bool:
-        return self.local_progress.epoch != last_epoch or self._announced.is_set() or self._aside.is_set()
+    def _is_report_due(self, known: LocalTrainingProgress, age: float) -> bool:
+        """Whether to report again.
+
+        :param known: what the others know of this peer
+        :param age: of that, in seconds
+        """
+        now = self.local_progress
+        if now.epoch != known.epoch or self._announced.is_set() or self._aside.is_set():
+            return True
+        reckoned = known.samples_accumulated + (now.time - known.time) * known.samples_per_second
+        is_misled = abs(now.samples_accumulated - reckoned) > MISLED_BY * now.samples_per_second
+        return age >= REPORT_PERIODS[0 if is_misled else 1]
 
     def __del__(self) -> None:
         """Nothing: a tracker at work is held by its thread, and hivemind's method fails after a failed constructor."""
