@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: itself off the list when it pauses; see :data:`hivenb.engine.tracker.SILENCE`.
 QUIET = 8.0
 
-#: ... or that many times its longest pause so far, if that is longer: peers of plain hivemind may report twice a minute.
+#: ... or that many times its longest pause so far, if that is longer: peers of plain hivemind report twice a minute.
 _PATIENCE = 1.25
 
 #: Peers that are not here any more and are still listed, for what they have put in.
