@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import inspect
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from hivenb.engine.averagers import TrainingStateAverager, settled_factory
 from hivenb.engine.epoch_schedulers import EpochSchedulers
 from hivenb.engine.scheduled_rounds import MissedRound
 from hivenb.engine.state_download import DownloadsState
+from hivenb.engine.step_clock import StepClock
 from hivenb.engine.tracker import ProgressTracker
 
 #: Seconds that a peer may take at least until its next piece of data arrives; it may still be in its last batch.
@@ -37,7 +37,8 @@ class EpochReport:
     :param samples: samples that this peer has put in
     :param group_size: peers that averaged gradients with this one, itself included; 1 when it was alone or the
       round failed. With ``delay_grad_averaging``, in the round before: this one has just begun
-    :param seconds: time spent in the transition, during which this peer's training stood still
+    :param seconds: for which this peer's training stood still since the epoch before: all that its steps took besides
+      computing gradients, the transition to this epoch included
     :param failed: why the round of gradient averaging failed; ``None`` if it did not
     """
 
@@ -77,6 +78,7 @@ class Optimizer(DownloadsState):
         self._on_epoch = on_epoch
         self._inherited_tracker = tracker
         self.has_begun = False
+        self._clock = StepClock()
         try:
             # client_mode is given as a bool because hivemind/optim/optimizer.py:__init__ takes None the wrong way
             # round; _make_progress_tracker, the first to use it, puts the asked-for value back
@@ -153,6 +155,11 @@ class Optimizer(DownloadsState):
             if self.grad_averager is not None:
                 self.grad_averager.allow_state_sharing = True
 
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Accumulate the gradients of a batch, and end the epoch of the swarm if it is over; as ``hivemind`` does."""
+        with self._clock.running():
+            return super().step(self._clock.paused(closure), *args, **kwargs)
+
     def _update_global_epoch(self, grad_scaler: Any) -> None:
         if self.auxiliary:
             # others wait for as many peers as are on the list, and a helper reports no samples that put it there
@@ -166,7 +173,6 @@ class Optimizer(DownloadsState):
             self.load_state_from_peers()
             return
         samples = self.local_progress.samples_accumulated
-        started = time.perf_counter()
         if not self.delay_grad_averaging:
             self._last_round = (1, None)
         self._end_late_searches()
@@ -179,7 +185,7 @@ class Optimizer(DownloadsState):
         if self._on_epoch is not None:
             group_size, failed = self._last_round
             self._on_epoch(
-                EpochReport(self.local_epoch, samples, group_size, time.perf_counter() - started, failed),
+                EpochReport(self.local_epoch, samples, group_size, self._clock.restart(), failed),
             )
 
     def _compute_schema_hash(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -116,6 +117,21 @@ class TestAlone:
         assert [(r.epoch, r.samples, r.group_size, r.failed) for r in reports] == [(1, 9, 1, None), (2, 9, 1, None)]
         assert all(0 <= report.seconds < 60 for report in reports)
         assert {thread for _, thread in told} == {threading.main_thread()}
+
+    def test_tells_how_long_training_stood_still_in_steps_that_end_no_epoch_too(self, make_optimizer: Make) -> None:
+        reports: list[EpochReport] = []
+        model = TinyModel()
+        optimizer = make_optimizer(model.parameters(), on_epoch=reports.append)
+        catching_up = optimizer.state_averager.step
+
+        def slow_step(**kwargs: Any) -> Any:
+            time.sleep(0.1)
+            return catching_up(**kwargs)
+
+        optimizer.state_averager.step = slow_step
+        train(model, optimizer, 4, batch_size=4)
+        assert [report.epoch for report in reports] == [1, 2]
+        assert all(report.seconds >= 0.2 for report in reports), "each of an epoch's two steps waits for it"
 
     def test_options_of_the_averagers_reach_both_as_far_as_they_know_them(
         self, make_optimizer: Make, run_id: str
