@@ -19,7 +19,7 @@ class SwarmStatsMonitor(Callback):
     - ``hivemind_peers``: peers in the run, this one included
     - ``hivemind_group_size``: peers that averaged gradients in this epoch; 1 when it was alone or the round failed
     - ``hivemind_samples``: samples that this peer has put in
-    - ``hivemind_stalled_seconds``: time for which its training stood still at the end of the epoch
+    - ``hivemind_stalled_seconds``: seconds of the epoch for which its training stood still
 
     With a Trainer whose strategy is another one it does nothing.
     """

@@ -19,8 +19,8 @@ class Shares:
     :param starts: of the intervals, in seconds
     :param ends: likewise
     :param computing: all that is neither of the others: batches, but also the wait for data, and validation
-    :param averaging: training stood still while the swarm went from one epoch to the next: for what of matchmaking,
-      averaging and the optimizer's step did not go on in the background
+    :param averaging: training stood still in the optimizer's steps: for what of matchmaking, averaging and updates did
+      not go on in the background, or for a download of the state
     :param waiting: training stood still for a round that failed in the end
     """
 
