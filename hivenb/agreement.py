@@ -15,7 +15,7 @@ import hivemind
 import torch
 from hivemind.utils import get_dht_time
 
-from hivenb.engine.tracker import read_peers
+from hivenb.engine.peer_reports import read_peers
 from hivenb.errors import SwarmError
 
 #: Seconds for which a description counts after its last renewal; peers renew it while they train.

@@ -7,7 +7,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hivenb.engine.tracker import PeerInfo
+    from hivenb.engine.peer_reports import PeerInfo
 
 #: Epochs beyond what the peers' speeds explain that are still credited between two looks; more were not trained but
 #: jumped over, as by a peer that has just joined.

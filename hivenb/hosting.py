@@ -18,7 +18,7 @@ from hivenb.shared_options import Shared
 from hivenb.swarm_options import EXPIRATION, Declaration, Plan, Records, host_of
 
 if TYPE_CHECKING:
-    from hivenb.engine.tracker import PeerInfo
+    from hivenb.engine.peer_reports import PeerInfo
     from hivenb.swarm import Swarm
 
 #: Seconds between two renewals of a declaration.

@@ -17,7 +17,7 @@ from hivenb.roster import Presence, Roster
 from hivenb.traffic import Traffic
 
 if TYPE_CHECKING:
-    from hivenb.engine.tracker import PeerInfo
+    from hivenb.engine.peer_reports import PeerInfo
     from hivenb.swarm import Swarm
 
 #: Seconds between two samples.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hivenb.contributions import Contributions
 
 if TYPE_CHECKING:
-    from hivenb.engine.tracker import PeerInfo
+    from hivenb.engine.peer_reports import PeerInfo
 
 #: Seconds without a report after which a peer seems to be gone. One that is there reports every 5 s at least, and takes
 #: itself off the list when it pauses; see :data:`hivenb.engine.tracker.SILENCE`.

@@ -14,7 +14,7 @@ from hivenb.script import describe
 from hivenb.shared_options import Shared, labels_of, shared_part, with_shared_part
 
 if TYPE_CHECKING:
-    from hivenb.engine.tracker import PeerInfo
+    from hivenb.engine.peer_reports import PeerInfo
     from hivenb.gate import Stage
     from hivenb.history import History
     from hivenb.hosting import Hosting

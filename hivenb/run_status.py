@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hivemind.utils import get_dht_time
 
 if TYPE_CHECKING:
-    from hivenb.engine.tracker import PeerInfo
+    from hivenb.engine.peer_reports import PeerInfo
 
 #: Seconds; an estimate beyond this comes from a speed of nothing.
 _ENDLESS = 1e6

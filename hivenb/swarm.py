@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb.addresses import encode_invite, read_addresses
 from hivenb.engine.dht import DHT, reachable_addresses
-from hivenb.engine.tracker import PeerInfo, read_peers
+from hivenb.engine.peer_reports import PeerInfo, read_peers
 from hivenb.environment import require_linux
 from hivenb.errors import SwarmError
 from hivenb.logs import collect_logs

@@ -26,7 +26,7 @@ from hivenb.run_trainer import make_trainer
 from hivenb.strategy import HivemindStrategy
 
 if TYPE_CHECKING:
-    from hivenb.engine.tracker import PeerInfo
+    from hivenb.engine.peer_reports import PeerInfo
     from hivenb.swarm import Swarm
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hivenb.contributions import SLACK, Contributions
-from hivenb.engine.tracker import PeerInfo
+from hivenb.engine.peer_reports import PeerInfo
 
 OWN = PeerInfo("own", 0, 0, 100.0, False, 0.1, True)
 OTHER = PeerInfo("other", 0, 0, 300.0, False, 0.1, False)

@@ -9,7 +9,7 @@ import tiny
 import torch
 
 import hivenb
-from hivenb.engine.tracker import PeerInfo
+from hivenb.engine.peer_reports import PeerInfo
 from hivenb.history import History
 from hivenb.monitor import Monitor, gpu_bytes, resident_bytes
 from hivenb.options import Options

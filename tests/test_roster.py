@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hivenb.engine.tracker import PeerInfo
+from hivenb.engine.peer_reports import PeerInfo
 from hivenb.roster import MAX_ABSENT, QUIET, Presence, Roster
 
 OWN = PeerInfo("own", 3, 10, 100.0, False, 0.1, True)

@@ -9,17 +9,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import hivemind
 from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress
 from hivemind.optim.progress_tracker import ProgressTracker as _ProgressTracker
-from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
+from hivenb.engine.peer_reports import parse_report
 from hivenb.engine.presence import Presence
-from hivenb.errors import SwarmError
 
 logger = get_logger(__name__)
 
@@ -126,6 +124,17 @@ class ProgressTracker(_ProgressTracker):
         self._longest_pause = max(0.9 * self._longest_pause, pause)
         self._counted_at = time.monotonic()
 
+    def _get_local_progress(self, local_epoch: int, samples_accumulated: int) -> LocalTrainingProgress:
+        # hivemind/optim/progress_tracker.py checks the types of its own numbers: a third of what a step takes
+        return LocalTrainingProgress.construct(
+            peer_id=self.dht.peer_id.to_bytes(),
+            epoch=local_epoch,
+            samples_accumulated=samples_accumulated,
+            samples_per_second=self.performance_ema.samples_per_second,
+            time=get_dht_time(),
+            client_mode=self.client_mode,
+        )
+
     @property
     def _is_away(self) -> bool:
         """Whether it has stepped aside, or has counted no batch for long, by its own longest pauses."""
@@ -143,7 +152,7 @@ class ProgressTracker(_ProgressTracker):
     def _entries_of(self, record: Any) -> dict[Any, ValueWithExpiration]:
         """What those peers have reported that are there, by their public keys."""
         entries = record.value if isinstance(record, ValueWithExpiration) and isinstance(record.value, dict) else {}
-        reports = {key: report for key, entry in entries.items() if (report := _parse_report(entry.value)) is not None}
+        reports = {key: report for key, entry in entries.items() if (report := parse_report(entry.value)) is not None}
         others = {key: report for key, report in reports.items() if key != self._local_public_key}
         gone = self._presence.find_gone(others.values())
         present = {key: report for key, report in others.items() if report.peer_id not in gone}
@@ -155,7 +164,7 @@ class ProgressTracker(_ProgressTracker):
         # hivemind would end at the first report that is none. It would count its own samples as it last reported them,
         # and take somebody else for itself, being alone, where it is not on the list yet
         entries = metadata.items() if isinstance(metadata, dict) else ()
-        metadata = {key: entry for key, entry in entries if _parse_report(entry.value) is not None}
+        metadata = {key: entry for key, entry in entries if parse_report(entry.value) is not None}
         if not self._is_away:
             metadata[self._local_public_key] = ValueWithExpiration(self.local_progress.dict(), math.inf)
         progress = super()._parse_swarm_progress_data(metadata)
@@ -273,71 +282,3 @@ LIVE_SETTINGS = {
 
 async def _result_of(future: Any) -> Any:
     return await future
-
-
-@dataclass(frozen=True)
-class PeerInfo:
-    """One peer of a run, as it last reported itself.
-
-    :param peer_id: its id in the DHT
-    :param epoch: the epoch it works on
-    :param samples: samples it has accumulated in that epoch
-    :param samples_per_second: its speed
-    :param client_mode: whether it can only connect to others, and not be connected to
-    :param age: seconds since that report
-    :param is_self: whether it is this process
-    """
-
-    peer_id: str
-    epoch: int
-    samples: int
-    samples_per_second: float
-    client_mode: bool
-    age: float
-    is_self: bool
-
-
-def read_peers(dht: hivemind.DHT, run_id: str, timeout: float) -> tuple[PeerInfo, ...]:
-    """What the peers of a run have reported, read from the DHT without being one of them.
-
-    Reports of other shapes are passed over: anybody may write to a DHT.
-
-    :param timeout: seconds
-    :returns: one entry for each peer; this process first, then by id
-    :raises SwarmError: if the DHT does not answer in time
-    """
-    try:
-        record = dht.get(f"{run_id}_progress", latest=True, return_future=True).result(timeout)
-    except (TimeoutError, concurrent.futures.TimeoutError) as e:
-        raise SwarmError(f"the DHT did not answer within {timeout} s; is its process overloaded or gone?") from e
-    if record is None or not isinstance(record.value, dict):
-        return ()
-    own_id, now = dht.peer_id.to_base58(), get_dht_time()
-    found = []
-    for entry in record.value.values():
-        progress = _parse_report(entry.value)
-        if progress is None:
-            continue
-        peer_id = PeerID(progress.peer_id).to_base58()
-        found.append(
-            PeerInfo(
-                peer_id=peer_id,
-                epoch=progress.epoch,
-                samples=progress.samples_accumulated,
-                samples_per_second=progress.samples_per_second,
-                client_mode=progress.client_mode,
-                age=max(0.0, now - progress.time),
-                is_self=peer_id == own_id,
-            )
-        )
-    return tuple(sorted(found, key=lambda peer: (not peer.is_self, peer.peer_id)))
-
-
-def _parse_report(value: Any) -> LocalTrainingProgress | None:
-    """A peer's report, or ``None`` if it has withdrawn it or it is something else."""
-    try:
-        progress = LocalTrainingProgress.parse_obj(value)
-        PeerID(progress.peer_id)
-    except (ValueError, TypeError):
-        return None
-    return progress

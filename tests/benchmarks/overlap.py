@@ -90,7 +90,7 @@ def _at(work: Work, place: Place | None, overlap: bool) -> Work:
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    heads = ["peers", "parameters", "link", "epoch, s", "", "in step", "longest at an epoch's end, s", "efficiency"]
+    heads = ["peers", "parameters", "link", "epoch, s", "", "in step", "longest in an epoch, s", "efficiency"]
     cells = [
         [
             row.case.peers,

@@ -1,4 +1,4 @@
-"""A DHT for the tests of a module, and averagers and optimizers on it that cannot be left behind."""
+"""A DHT for the tests of a module, and trackers, averagers and optimizers on it that cannot be left behind."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tiny import LOOPBACK
 from hivenb.engine.averagers import GradientAverager
 from hivenb.engine.dht import DHT
 from hivenb.engine.optimizer import Optimizer
+from hivenb.engine.tracker import ProgressTracker
 
 _runs = itertools.count(1)
 
@@ -36,6 +37,23 @@ def joining_dht(dht: DHT) -> Iterator[DHT]:
 def run_id() -> str:
     """The name of a run that no other test has."""
     return f"run-{next(_runs)}"
+
+
+@pytest.fixture
+def make_tracker(dht: DHT, run_id: str) -> Iterator[Callable[..., ProgressTracker]]:
+    """Starts trackers of runs with 100 samples in an epoch, and ends them."""
+    made: list[ProgressTracker] = []
+
+    def make(own: DHT = dht, **kwargs: Any) -> ProgressTracker:
+        made.append(ProgressTracker(own, run_id, 100, private_key=own.private_key, **{"start": True, **kwargs}))
+        return made[-1]
+
+    yield make
+    for tracker in made:
+        if tracker.is_alive():
+            tracker.shutdown(10)
+            tracker.join(10)
+        assert not tracker.is_alive()
 
 
 @pytest.fixture

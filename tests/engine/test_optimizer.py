@@ -20,7 +20,7 @@ from tiny import LOOPBACK, TinyModel, parameters, samples, train
 from hivenb.engine import state_download as module
 from hivenb.engine.dht import DHT
 from hivenb.engine.optimizer import EpochReport, Optimizer
-from hivenb.engine.tracker import read_peers
+from hivenb.engine.peer_reports import read_peers
 from hivenb.errors import SwarmError
 
 Make = Callable[..., Optimizer]

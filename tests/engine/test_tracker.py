@@ -1,103 +1,25 @@
-"""Progress: read without being one of the peers, announced, withdrawn, forgotten, and safe from what others write."""
+"""Progress: announced, reported when others would reckon wrongly, withdrawn, forgotten; safe from what others write."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import get_dht_time
 from tiny import LOOPBACK
 
 from hivenb.engine import tracker as module
 from hivenb.engine.dht import DHT
-from hivenb.engine.tracker import METADATA_EXPIRATION, PeerInfo, ProgressTracker, read_peers
-from hivenb.errors import SwarmError
-
-
-@pytest.fixture
-def make_tracker(dht: DHT, run_id: str) -> Iterator[Callable[..., ProgressTracker]]:
-    made: list[ProgressTracker] = []
-
-    def make(own: DHT = dht, **kwargs: Any) -> ProgressTracker:
-        made.append(ProgressTracker(own, run_id, 100, start=True, private_key=own.private_key, **kwargs))
-        return made[-1]
-
-    yield make
-    for tracker in made:
-        tracker.shutdown(10)
-        tracker.join(10)
-        assert not tracker.is_alive()
-
-
-@pytest.fixture
-def other_dht(dht: DHT) -> Iterator[DHT]:
-    opened = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK)
-    yield opened
-    opened.shutdown()
+from hivenb.engine.peer_reports import read_peers
+from hivenb.engine.tracker import METADATA_EXPIRATION, ProgressTracker
 
 
 def store(dht: DHT, run_id: str, subkey: Any, value: Any) -> None:
     dht.store(f"{run_id}_progress", value, expiration_time=get_dht_time() + 60, subkey=subkey)
-
-
-class TestReadPeers:
-    def test_nobody(self, dht: DHT, run_id: str) -> None:
-        assert read_peers(dht, run_id, 10) == ()
-
-    def test_from_outside_and_from_inside(
-        self, dht: DHT, other_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
-    ) -> None:
-        tracker = make_tracker(other_dht, client_mode=False)
-        tracker.report_local_progress(local_epoch=3, samples_accumulated=40)
-        eventually(lambda: read_peers(dht, run_id, 10))
-        (seen,) = read_peers(dht, run_id, 10)
-        assert seen == PeerInfo(
-            other_dht.peer_id.to_base58(), 3, 40, seen.samples_per_second, False, seen.age, is_self=False
-        )
-        assert 0 <= seen.age < 30
-        (own,) = read_peers(other_dht, run_id, 10)
-        assert own.is_self
-
-    def test_this_one_comes_first(
-        self, dht: DHT, other_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
-    ) -> None:
-        for own in (other_dht, dht):
-            make_tracker(own).report_local_progress(local_epoch=0, samples_accumulated=1)
-        for own in (other_dht, dht):
-            eventually(lambda own=own: len(read_peers(own, run_id, 10)) == 2)
-            assert [peer.is_self for peer in read_peers(own, run_id, 10)] == [True, False]
-
-    def test_reports_of_another_shape_are_passed_over(self, dht: DHT, run_id: str) -> None:
-        good = {
-            "peer_id": dht.peer_id.to_bytes(),
-            "epoch": 1,
-            "samples_accumulated": 2,
-            "samples_per_second": 3.0,
-            "time": get_dht_time(),
-            "client_mode": False,
-        }
-        bad: list[Any] = [None, 5, "text", b"bytes", [], {}, {**good, "epoch": -1}, {**good, "epoch": "1"}]
-        for number, value in enumerate([*bad, good, {k: v for k, v in good.items() if k != "time"}]):
-            store(dht, run_id, number, value)
-        assert [(peer.epoch, peer.samples) for peer in read_peers(dht, run_id, 10)] == [(1, 2)]
-
-    def test_a_record_that_is_no_list_of_reports(self, dht: DHT, run_id: str) -> None:
-        dht.store(f"{run_id}_progress", "hello", expiration_time=get_dht_time() + 60)
-        assert read_peers(dht, run_id, 10) == ()
-
-    def test_a_dht_that_does_not_answer(self, run_id: str) -> None:
-        dht = DHT(start=True, **LOOPBACK)
-        try:
-            dht.kill()
-            dht.join(10)
-            with pytest.raises((SwarmError, OSError)):
-                read_peers(dht, run_id, 0.5)
-        finally:
-            dht.shutdown()
 
 
 class TestTracker:
@@ -149,7 +71,7 @@ class TestTracker:
 
     @pytest.mark.slow
     def test_one_that_left_without_a_goodbye_is_forgotten(
-        self, dht: DHT, other_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
+        self, dht: DHT, joining_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
     ) -> None:
         tracker, samples = make_tracker(), itertools.count(1)
 
@@ -157,16 +79,16 @@ class TestTracker:
             tracker.report_local_progress(local_epoch=0, samples_accumulated=next(samples))
             return len(read_peers(dht, run_id, 10))
 
-        report_and_vanish(other_dht, run_id)
+        report_and_vanish(joining_dht, run_id)
         eventually(lambda: listed() == 2)
         eventually(lambda: listed() == 1, seconds=METADATA_EXPIRATION + 10)
         (left,) = read_peers(dht, run_id, 10)
         assert left.is_self, "the one that is there has renewed its report meanwhile"
 
     def test_two_in_one_process_count_as_two(
-        self, make_tracker: Any, other_dht: DHT, dht: DHT, eventually: Any
+        self, make_tracker: Any, joining_dht: DHT, dht: DHT, eventually: Any
     ) -> None:
-        first, second = make_tracker(), make_tracker(other_dht)
+        first, second = make_tracker(), make_tracker(joining_dht)
         for tracker, count in ((first, 30), (second, 50)):
             tracker.report_local_progress(local_epoch=0, samples_accumulated=count)
         for tracker in (first, second):
@@ -213,9 +135,9 @@ class TestTracker:
         assert tracker.global_progress.next_fetch_time - get_dht_time() <= tracker.default_refresh_period
 
     def test_what_others_write_does_not_end_it(
-        self, dht: DHT, other_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
+        self, dht: DHT, joining_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
     ) -> None:
-        tracker = make_tracker(other_dht)
+        tracker = make_tracker(joining_dht)
         tracker.report_local_progress(local_epoch=0, samples_accumulated=5)
         eventually(lambda: tracker.global_progress.num_peers == 1)
         for number, junk in enumerate([5, "text", {"epoch": 10**9}]):
@@ -264,3 +186,46 @@ def report_and_vanish(dht: DHT, run_id: str) -> None:
         expiration_time=get_dht_time() + METADATA_EXPIRATION,
         subkey=RSASignatureValidator(dht.private_key).local_public_key,
     )
+
+
+def progress(samples: int, speed: float, time: float, epoch: int = 3) -> LocalTrainingProgress:
+    return LocalTrainingProgress(
+        peer_id=b"peer",
+        epoch=epoch,
+        samples_accumulated=samples,
+        samples_per_second=speed,
+        time=time,
+        client_mode=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "age", "is_due"),
+    [
+        (progress(300, 100.0, time=12.0), 0.5, False),
+        (progress(305, 104.0, time=12.0), 0.5, False),
+        (progress(300, 100.0, time=12.0), 1.0, True),
+        (progress(280, 95.0, time=12.0), 0.5, True),
+        (progress(280, 95.0, time=12.0), 0.05, False),
+        (progress(320, 110.0, time=12.0), 0.5, True),
+        (progress(0, 100.0, time=10.1, epoch=4), 0.0, True),
+    ],
+    ids=["as reckoned", "nearly so", "long ago", "behind", "behind, just told", "ahead", "a new epoch"],
+)
+def test_it_reports_when_the_others_would_reckon_wrongly(
+    make_tracker: Any, now: LocalTrainingProgress, age: float, is_due: bool
+) -> None:
+    tracker = make_tracker(start=False)
+    tracker.local_progress = now
+    assert tracker._is_report_due(progress(100, 100.0, time=10.0), age) is is_due
+
+
+def test_what_was_announced_or_withdrawn_is_reported_at_once(make_tracker: Any) -> None:
+    tracker = make_tracker(start=False)
+    tracker.local_progress = known = progress(100, 100.0, time=10.0)
+    assert not tracker._is_report_due(known, 0.0)
+    tracker.announce()
+    assert tracker._is_report_due(known, 0.0)
+    tracker._announced.clear()
+    tracker.step_aside()
+    assert tracker._is_report_due(known, 0.0)
