@@ -178,7 +178,7 @@ def test_it_is_in_force_and_nothing_is_lost(
 
 
 def test_a_peer_that_only_helps_trains_again_when_told_to(run: hivenb.TrainingRun) -> None:
-    run.apply(auxiliary=True)
+    run.apply(auxiliary=True, batch_size=None)
     assert run.strategy.optimizer.auxiliary
     assert run.wait(epochs=3, timeout=PATIENCE), "the local peers train on"
     assert run.strategy.last_epoch_report.samples == 0

@@ -50,13 +50,13 @@ class PromptAllReduceRunner(AllReduceRunner):
         modes = dict(zip(self.ordered_peer_ids, self.modes, strict=True))
         expected = {peer for peer in self.sender_peer_ids if modes[peer] is not AveragingMode.CLIENT}
         while True:
+            await asyncio.sleep(LOOK_EVERY)  # first, too: the data of nearly all rounds arrives before
             for peer in expected - self.active_senders - self.banned_senders:
                 try:
                     await self._p2p._client.connect(peer, [])
                 except (P2PDaemonError, OSError) as e:
                     logger.debug(f"{peer} has left the group: {e!r}")
                     await self._ban_sender(peer)
-            await asyncio.sleep(LOOK_EVERY)
 
     async def _ban_sender(self, peer_id: PeerID) -> None:
         await super()._ban_sender(peer_id)

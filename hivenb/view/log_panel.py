@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.facts import Facts
-from hivenb.view.style import note, safe
+from hivenb.view.style import copy_button, note, safe
 
 MAX_LINES = 100
 MAX_LETTERS = 500
@@ -34,7 +34,8 @@ class CodePanel:
     def update(self, facts: Facts) -> None:
         """Show the options of these facts."""
         says = note("The same configuration as a plain Lightning script:")
-        self.widget.value = f'{says}<div class="hivenb-code"><pre>{safe(facts.options.to_code())}</pre></div>'
+        code = f"<pre>{safe(facts.options.to_code())}</pre>{copy_button('copy the script')}"
+        self.widget.value = f'{says}<div class="hivenb-code">{code}</div>'
 
 
 def log_html(lines: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hivenb.view import theme, words
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.facts import Facts
-from hivenb.view.style import note, safe, sheet, trouble
+from hivenb.view.style import copy_button, note, safe, sheet, trouble
 from hivenb.view.text import progress
 
 if TYPE_CHECKING:
@@ -31,14 +31,6 @@ _BUTTONS = (
     ("pause", "Pause", "pause", "hold on after this batch and stay in the swarm: run.pause()"),
     ("resume", "Resume", "step-forward", "go on: run.resume()"),
     ("stop", "Stop", "stop", "stop after this batch and leave the swarm's rounds: run.stop()"),
-)
-
-# Clipboard access needs a secure page; the older command works wherever text can be selected.
-_COPY = (
-    "const box = this.previousElementSibling;"
-    "const old = () => { box.select(); document.execCommand('copy'); };"
-    "if (navigator.clipboard) { navigator.clipboard.writeText(box.value).catch(old); } else { old(); }"
-    "this.textContent = 'Copied'; setTimeout(() => { this.textContent = 'Copy'; }, 1500);"
 )
 
 
@@ -134,7 +126,7 @@ def invite_html(invite: str) -> str:
     return (
         '<div class="hivenb-invite"><span class="hivenb-note">invite</span>'
         f'<input readonly aria-label="invite" data-lm-suppress-shortcuts="true" value="{safe(invite)}" '
-        f'onclick="this.select()"><button title="copy the invite" onclick="{safe(_COPY)}">Copy</button></div>'
+        f'onclick="this.select()">{copy_button("copy the invite")}</div>'
     )
 
 

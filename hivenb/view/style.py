@@ -40,10 +40,10 @@ _CSS = """
     font-family: var(--jp-code-font-family, monospace); border: 1px solid var(--jp-border-color1, #bdbdbd);
     border-radius: 2px; text-overflow: ellipsis; background: var(--jp-layout-color1, #fff);
     color: var(--jp-ui-font-color1, #24292f); }
-.hivenb-invite button
+.hivenb-copy
   { height: 28px; padding: 0 12px; border: none; font-size: 13px; cursor: pointer;
     background: var(--jp-layout-color2, #eee); color: var(--jp-ui-font-color1, #24292f); }
-.hivenb-invite button:hover { box-shadow: 0 1px 3px rgba(0, 0, 0, .35); }
+.hivenb-copy:hover { box-shadow: 0 1px 3px rgba(0, 0, 0, .35); }
 .hivenb-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 .hivenb-table th
   { text-align: left; font-weight: 600; color: var(--jp-ui-font-color2, #6b7280);
@@ -63,7 +63,9 @@ _CSS = """
   { margin: 0; font-size: 12px; line-height: 1.5; white-space: pre-wrap; overflow-wrap: anywhere;
     font-family: var(--jp-code-font-family, monospace); background: none;
     color: var(--jp-ui-font-color1, inherit); }
-.hivenb-code { max-height: 260px; overflow: auto; }
+.hivenb-code { display: flex; align-items: flex-start; justify-content: space-between; gap: 8px; }
+.hivenb-code pre { flex: 1 1 auto; min-width: 0; max-height: 260px; overflow: auto; }
+.hivenb-code .hivenb-copy { flex: none; }
 .hivenb .widget-checkbox { height: auto; min-height: 24px; }
 .hivenb .widget-checkbox label { display: flex; align-items: center; white-space: normal; line-height: 1.3; }
 .hivenb .widget-checkbox input[type="checkbox"] { margin: 0 8px 0 0; flex: none; }
@@ -71,6 +73,15 @@ _CSS = """
 .hivenb img { max-width: 100%; height: auto; border-radius: 4px; }
 [data-jp-theme-light="false"] .hivenb img:not(.hivenb-dark) { filter: invert(.93) hue-rotate(180deg); }
 """
+
+# Clipboard access needs a secure page; the older command works wherever text can be selected.
+_COPY = (
+    "const box = this.previousElementSibling, text = box.value ?? box.textContent;"
+    "const old = () => { const area = document.createElement('textarea'); area.value = text;"
+    " document.body.append(area); area.select(); document.execCommand('copy'); area.remove(); };"
+    "if (navigator.clipboard) { navigator.clipboard.writeText(text).catch(old); } else { old(); }"
+    "this.textContent = 'Copied'; setTimeout(() => { this.textContent = 'Copy'; }, 1500);"
+)
 
 
 def sheet() -> str:
@@ -84,6 +95,11 @@ def sheet() -> str:
 def safe(text: object) -> str:
     """Text that came from elsewhere, harmless in HTML and in its attributes."""
     return html.escape(str(text), quote=True)
+
+
+def copy_button(tooltip: str) -> str:
+    """A button that copies the text of the element before it."""
+    return f'<button class="hivenb-copy" title="{safe(tooltip)}" onclick="{safe(_COPY)}">Copy</button>'
 
 
 def trouble(text: str) -> str:

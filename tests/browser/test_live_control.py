@@ -152,16 +152,27 @@ def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refu
     told.wait(lambda: told["epoch"] >= epoch + 3, 90, "it does not go on where it was")
     assert (told["target"], told["codec"]) == (256, "float16")
 
+    # the same as a script
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    dashboard.get_by_role("tab", name="Code").click()
+    dashboard.locator(".hivenb-code").get_by_role("button", name="Copy").click()
+    script = page.evaluate("navigator.clipboard.readText()")
+    compile(script, "script", "exec")
+    assert "target_batch_size=256" in script
+    assert "Float16Compression" in script
+    picture(dashboard, "live-5-code")
+    dashboard.get_by_role("tab", name="Peers").click()
+
     # dark, and narrow
     page.get_by_role("menuitem", name="Settings", exact=True).first.click()
     page.get_by_text("Theme", exact=True).first.click()
     page.get_by_text("JupyterLab Dark", exact=True).first.click()
     page.locator("body[data-jp-theme-light='false']").wait_for(state="attached", timeout=20_000)
-    picture(dashboard, "live-5-dark")
+    picture(dashboard, "live-6-dark")
     page.set_viewport_size({"width": 900, "height": 1300})
     dashboard.get_by_role("button", name="Stop").scroll_into_view_if_needed()
     wait_for(lambda: not what_is_cut_off(dashboard), 10, "something is cut off")
-    picture(dashboard, "live-6-narrow-dark")
+    picture(dashboard, "live-7-narrow-dark")
 
     # ... and the local peer leaves
     slide(dashboard, -1)
@@ -169,4 +180,4 @@ def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refu
     told.wait(lambda: told["peers"] == 1, 60, "the local peer is still counted")
     dashboard.get_by_role("button", name="Stop").click()
     told.wait(lambda: told["state"] == "stopped", 60, "it does not stop")
-    picture(dashboard, "live-7-alone")
+    picture(dashboard, "live-8-alone")
