@@ -38,6 +38,10 @@ _TICK = 0.02
 #: Seconds between two looks at least: that others have ended the epoch is to be seen at once (hivemind's own is 0.5).
 MIN_REFRESH_PERIOD = 0.1
 
+#: Seconds between two looks while this peer ends an epoch, in case somebody it waits for has gone. A look costs the
+#: peers of a run a core for about as long as a round of averaging does, and would slow it down.
+ENDING_REFRESH_PERIOD = 0.5
+
 #: Seconds between two looks for others while this peer believes to be alone (hivemind's own default is 3).
 DEFAULT_REFRESH_PERIOD = 0.5
 
@@ -241,11 +245,16 @@ class ProgressTracker(_ProgressTracker):
         # training thread needs at the end of each epoch: 0.2 to 0.8 s of standing still.
         loop = asyncio.get_running_loop()
         shutdown = loop.run_in_executor(None, self.shutdown_triggered.wait)
+        looked_at = -math.inf
         while not self.shutdown_triggered.is_set():
             pause = max(0.0, self.global_progress.next_fetch_time - get_dht_time())
             if await loop.run_in_executor(None, self.global_state_updated.wait, pause):
                 self.global_state_updated.clear()
                 continue
+            if self.lock_global_progress.locked() and time.monotonic() - looked_at < ENDING_REFRESH_PERIOD:
+                await asyncio.sleep(_TICK)
+                continue
+            looked_at = time.monotonic()
             try:
                 read = self.dht.get(self.training_progress_key, latest=True, return_future=True)
             except OSError as e:  # the DHT was closed first
@@ -259,9 +268,7 @@ class ProgressTracker(_ProgressTracker):
             record = reading.result()
             entries = self._entries_of(record)
             if not self.lock_global_progress.acquire(blocking=False):
-                # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
-                await asyncio.sleep(self.min_refresh_period)
-                continue
+                continue  # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
             try:
                 # parsed under the locks, against the epoch and the samples that this peer has reached by now
                 with self._lock_counting:
