@@ -38,6 +38,9 @@ _TICK = 0.02
 #: Seconds between two looks at least: that others have ended the epoch is to be seen at once (hivemind's own is 0.5).
 MIN_REFRESH_PERIOD = 0.1
 
+#: Seconds between two looks at least for each peer that is there: each has all their reports checked by the others.
+REFRESH_PERIOD_OF_PEER = 0.05
+
 #: Seconds between two looks while this peer ends an epoch, in case somebody it waits for has gone. A look costs the
 #: peers of a run a core for about as long as a round of averaging does, and would slow it down.
 ENDING_REFRESH_PERIOD = 0.5
@@ -177,6 +180,8 @@ class ProgressTracker(_ProgressTracker):
             # hivemind would wait for max_refresh_period: it finds a peer, which is this one, or peers that have just
             # begun and whose speed is not known yet, and whose first epoch is over by then
             progress.next_fetch_time = get_dht_time() + self.default_refresh_period
+        soonest = min(REFRESH_PERIOD_OF_PEER * progress.num_peers, self.max_refresh_period)
+        progress.next_fetch_time = max(progress.next_fetch_time, get_dht_time() + soonest)
         return progress
 
     def run(self) -> None:
