@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from .conftest import wait_for
-from .test_quickstart import run_all
+from .test_quickstart import keep_screenshot, run_all
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -44,12 +43,6 @@ threading.Thread(target=tell, daemon=True).start()
 )
 
 DASHBOARD = ".jp-OutputArea-output .hivenb"
-
-
-def picture(shown, name: str) -> None:
-    """Where HIVENB_SCREENSHOTS names a folder, leave a picture of the whole dashboard there."""
-    if folder := os.environ.get("HIVENB_SCREENSHOTS"):
-        shown.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def notebook(folder: Path, name: str, cells: tuple[str, ...]) -> str:
@@ -94,16 +87,14 @@ def what_is_cut_off(dashboard) -> list[str]:
     )
 
 
-@pytest.mark.timeout(420)
-def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refused(lab, page):
-    told = Told(lab.folder)
-    page.goto(lab.open(notebook(lab.folder, "live.ipynb", CELLS)))
-    run_all(page)
-    dashboard = page.locator(DASHBOARD).first
-    dashboard.wait_for(timeout=90_000)
+def steer(dashboard, told: Told, name: str) -> None:
+    """Do with a dashboard what a person does, and see it act; at the end the run trains.
+
+    :param name: with which the names of the pictures begin
+    """
     told.wait(lambda: told["state"] == "ready", 60, "the cells did not run")
     dashboard.scroll_into_view_if_needed()
-    picture(dashboard, "live-0-ready")
+    keep_screenshot(dashboard, f"{name}-0-ready")
 
     # a peer on this machine, by the slider
     slide(dashboard, 1)
@@ -113,7 +104,7 @@ def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refu
     dashboard.get_by_text("local 1").wait_for(timeout=20_000)
     dashboard.locator("td", has_text="Ann").first.wait_for(timeout=20_000)
     told.wait(lambda: len(told["sent"]) >= 8, 120, "no traffic was counted")
-    picture(dashboard, "live-1-training")
+    keep_screenshot(dashboard, f"{name}-1-training")
 
     # less to send, half precision, and a mark that says when
     dashboard.get_by_label("gradients").select_option(index=1)
@@ -123,7 +114,7 @@ def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refu
     told.wait(lambda: len(told.sent(changed)) >= 8, 120, "no traffic was counted afterwards")
     before, after = (sorted(much)[len(much) // 2] for much in (told.sent(0, changed), told.sent(changed)))
     assert after < 0.9 * before, "gradients are half as large, and half of what is sent"
-    picture(dashboard, "live-2-float16")
+    keep_screenshot(dashboard, f"{name}-2-float16")
 
     # what is wrong is said at its field, and does not reach the run
     field = dashboard.get_by_label("target batch size")
@@ -137,7 +128,7 @@ def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refu
     told.wait(lambda: told["epoch"] >= epoch + 3, 60, "the run does not go on")
     assert (told["target"], told["state"]) == (512, "training")
     assert field.input_value() == "-5"
-    picture(dashboard, "live-3-refused")
+    keep_screenshot(dashboard, f"{name}-3-refused")
 
     # Stop, change, Start
     dashboard.get_by_role("button", name="Stop").click()
@@ -147,37 +138,50 @@ def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refu
     field.press("Tab")
     told.wait(lambda: told["target"] == 256, 20, "the target batch size did not change")
     wrong.wait_for(state="hidden", timeout=20_000)
-    picture(dashboard, "live-4-stopped")
+    keep_screenshot(dashboard, f"{name}-4-stopped")
     dashboard.get_by_role("button", name="Start").click()
     told.wait(lambda: told["epoch"] >= epoch + 3, 90, "it does not go on where it was")
     assert (told["target"], told["codec"]) == (256, "float16")
 
     # the same as a script
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    dashboard.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     dashboard.get_by_role("tab", name="Code").click()
     dashboard.locator(".hivenb-code").get_by_role("button", name="Copy").click()
-    script = page.evaluate("navigator.clipboard.readText()")
+    script = dashboard.page.evaluate("navigator.clipboard.readText()")
     compile(script, "script", "exec")
     assert "target_batch_size=256" in script
     assert "Float16Compression" in script
-    picture(dashboard, "live-5-code")
+    keep_screenshot(dashboard, f"{name}-5-code")
     dashboard.get_by_role("tab", name="Peers").click()
+
+
+def end(dashboard, told: Told, name: str) -> None:
+    """Send the local peer away, and stop."""
+    slide(dashboard, -1)
+    told.wait(lambda: told["local"] == 0, 60, "the local peer stays")
+    told.wait(lambda: told["peers"] == 1, 60, "the local peer is still counted")
+    dashboard.get_by_role("button", name="Stop").click()
+    told.wait(lambda: told["state"] == "stopped", 60, "it does not stop")
+    keep_screenshot(dashboard, f"{name}-8-alone")
+
+
+@pytest.mark.timeout(420)
+def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refused(lab, page):
+    told = Told(lab.folder)
+    page.goto(lab.open(notebook(lab.folder, "live.ipynb", CELLS)))
+    run_all(page)
+    dashboard = page.locator(DASHBOARD).first
+    dashboard.wait_for(timeout=90_000)
+    steer(dashboard, told, "live")
 
     # dark, and narrow
     page.get_by_role("menuitem", name="Settings", exact=True).first.click()
     page.get_by_text("Theme", exact=True).first.click()
     page.get_by_text("JupyterLab Dark", exact=True).first.click()
     page.locator("body[data-jp-theme-light='false']").wait_for(state="attached", timeout=20_000)
-    picture(dashboard, "live-6-dark")
+    keep_screenshot(dashboard, "live-6-dark")
     page.set_viewport_size({"width": 900, "height": 1300})
     dashboard.get_by_role("button", name="Stop").scroll_into_view_if_needed()
     wait_for(lambda: not what_is_cut_off(dashboard), 10, "something is cut off")
-    picture(dashboard, "live-7-narrow-dark")
-
-    # ... and the local peer leaves
-    slide(dashboard, -1)
-    told.wait(lambda: told["local"] == 0, 60, "the local peer stays")
-    told.wait(lambda: told["peers"] == 1, 60, "the local peer is still counted")
-    dashboard.get_by_role("button", name="Stop").click()
-    told.wait(lambda: told["state"] == "stopped", 60, "it does not stop")
-    picture(dashboard, "live-8-alone")
+    keep_screenshot(dashboard, "live-7-narrow-dark")
+    end(dashboard, told, "live")
