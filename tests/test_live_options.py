@@ -269,6 +269,7 @@ def test_fifty_changes_of_a_restless_hand(run: hivenb.TrainingRun) -> None:
         wait_for_three(run)
     assert run.status.state is RunState.TRAINING
     assert error_of(run) < max(before, 0.1)
+    assert run.history.snapshot().series["stalled_seconds"].highs.max() < 10, "all that an epoch stood still for"
     assert_agree(run)
 
 
