@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import OptionsError
 from hivenb.options import FIELDS, Options
+from hivenb.options_change import OptionsChange
 from hivenb.reconfiguration import check_change
 from hivenb.run_status import RunState
 from hivenb.script import describe
@@ -50,7 +51,7 @@ class RunOptions:
         self._in_force, self._stage, self._history, self._train_with = options, stage, history, train_with
         self._position = position
         self._hosting: Hosting | None = None
-        self._changes: tuple[_Change, ...] = ()
+        self._changes: tuple[OptionsChange, ...] = ()
         self._refused: tuple[Shared, Options] | None = None
         self._offered: Callable[..., Any] | None = None
         #: why the options that were asked for last could not be put in force
@@ -101,7 +102,7 @@ class RunOptions:
             if is_shared:
                 self._check_host(labels_of(present, wanted))
             self.error = None
-            change = _Change(new, is_shared)
+            change = OptionsChange(new, is_shared)
             self._changes += (change,)
             self._stage.hand_in(lambda: self._carry_out(change))
             if wait:
@@ -120,7 +121,7 @@ class RunOptions:
             if not self._stage.state.is_active:
                 self._put_in_force(options)
                 return
-            change = _Change(options, is_shared=False)
+            change = OptionsChange(options, is_shared=False)
             self._stage.hand_in(lambda: self._obey(change))
             self._wait_for(change)
         self._step_if_due()
@@ -181,7 +182,7 @@ class RunOptions:
 
     # -- on the training thread, between two batches --------------------------------------------------------------
 
-    def _carry_out(self, change: _Change) -> None:
+    def _carry_out(self, change: OptionsChange) -> None:
         hosting, before = self._hosting, self._in_force
         try:
             if hosting is None:
@@ -207,7 +208,7 @@ class RunOptions:
             self._settle(change)
         self._step_if_due()
 
-    def _obey(self, change: _Change) -> None:
+    def _obey(self, change: OptionsChange) -> None:
         try:
             self._go_on_with(self._as_agreed(change.options))
         except Exception as e:  # surfaces in follow()
@@ -279,10 +280,10 @@ class RunOptions:
         elif wanted == shared_part(self._in_force):
             self._refused = None
 
-    def _waiting(self) -> list[_Change]:
+    def _waiting(self) -> list[OptionsChange]:
         return [change for change in self._changes if change.rest]
 
-    def _as_now(self, change: _Change) -> Options:
+    def _as_now(self, change: OptionsChange) -> Options:
         """As much of a change as goes with what all peers agree on for the present; the rest of it waits."""
         try:
             now = self._with_present(change.options)
@@ -320,12 +321,12 @@ class RunOptions:
 
     # -- the outcome ----------------------------------------------------------------------------------------------
 
-    def _wait_for(self, change: _Change) -> None:
+    def _wait_for(self, change: OptionsChange) -> None:
         self._stage.wait_until(lambda: change.is_settled)
         if change.error is not None:
             raise change.error
 
-    def _settle(self, change: _Change, error: Exception | None = None) -> None:
+    def _settle(self, change: OptionsChange, error: Exception | None = None) -> None:
         if error is not None:
             change.error = self.error = error
             self._history.mark("option", f"options not changed: {type(error).__name__}")
@@ -340,18 +341,3 @@ class RunOptions:
                 shown = value if isinstance(value, str) else describe(value)
                 self._history.mark("option", f"{FIELDS[name].label}: {shown}")
         self._in_force = options
-
-
-class _Change:
-    """Options that were asked for, and what became of them.
-
-    :param options: all of them
-    :param is_shared: whether they change what all peers have to agree on
-    """
-
-    def __init__(self, options: Options, is_shared: bool):
-        self.options, self.is_shared = options, is_shared
-        #: what of them waits for an epoch to come, by name
-        self.rest: dict[str, Any] = {}
-        self.error: Exception | None = None
-        self.is_settled = False

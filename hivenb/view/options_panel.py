@@ -203,8 +203,10 @@ def _expected(sizes: Sequence[int], options: Options, peers: int) -> str:
 
 def _read(name: str, value: Any) -> Any:
     """The value that was written, as a number where it is one; the check of the options says what is wrong with it."""
-    if name not in NUMBERS or (value == "" and FIELDS[name].default is None):
-        return None if name in NUMBERS else value
+    if name not in NUMBERS:
+        return value
+    if value == "" and FIELDS[name].default is None:
+        return None
     try:
         return NUMBERS[name](value)
     except ValueError:
