@@ -88,7 +88,7 @@ def test_float16_halves_the_bytes_of_an_epoch(swarm: hivenb.Swarm, eventually: C
     plain = _bytes_a_round(swarm, "plain", eventually)
     half = _bytes_a_round(swarm, "half", eventually, grad_compression="float16", state_averaging_compression="float16")
     size = 4 * sum(parameter.numel() for parameter in Wide().parameters())
-    assert plain > 2 * size  # gradients and parameters: half of each goes out, and as much comes back
+    assert plain > 2 * size  # gradients and parameters: half of each goes out, and the average of the other half
     assert 0.4 < half / plain < 0.6
 
 
@@ -118,17 +118,15 @@ def _bytes_a_round(swarm: hivenb.Swarm, run_id: str, eventually: Callable[..., N
             sizes = history.snapshot().series.get("group_size")
             return 0 if sizes is None else int((sizes.values == 2).sum())
 
-        eventually(lambda: rounds() >= 2, 60)
-        eventually(lambda: rounds() >= 10, 60)
+        eventually(lambda: rounds() >= 10, 120)
         for run in runs:
             run.stop()
         snapshot = history.snapshot()
-    sent = snapshot.series["bytes_sent"]
     met = snapshot.series["group_size"]
-    begin, end = len(sent) // 3, len(sent) - 1
-    between = (met.times > sent.times[begin]) & (met.times <= sent.times[end])
-    assert (met.values[between] == 2).sum() >= 3
-    return float((sent.values[end] - sent.values[begin]) / (met.values[between] == 2).sum())
+    _, epochs, growth = per_epoch(snapshot.series["bytes_sent"])
+    together = np.isin(epochs, met.epochs[met.values == 2])
+    assert together.sum() >= 5
+    return float(np.median(growth[together]))  # of most: a look at the counters may fall into the middle of a round
 
 
 def series(values: list[float], epochs: list[int], capacity: int = 64) -> Any:

@@ -34,13 +34,14 @@ def test_bytes_on_the_wire_are_those_of_the_theory(
 ) -> None:
     file, names = tmp_path / "rows.json", ["none", "float16", "uniform8bit", "power_sgd_4", "power_sgd_32"]
     side = 1000
+    chatter = 4096 / side**2  # DHTs may say more to each other in one round than in another
     assert benchmark.main(["--parameters", str(side**2), "--repeat", "1", "--json", str(file), "--only", *names]) == 0
     found = json.loads(file.read_text())
     rows = {row["name"]: row for row in found["rows"]}
     assert list(rows) == names
     for row in rows.values():
         assert row["serialized"] == pytest.approx(row["theory"], rel=0.05)
-        assert row["wire"] - found["besides"] / side**2 == pytest.approx(row["theory"], rel=0.05)
+        assert row["wire"] - found["besides"] / side**2 == pytest.approx(row["theory"], rel=0.05, abs=chatter)
         assert min(row["encode"], row["decode"]) > 0
     assert [rows[name]["theory"] for name in names[:2]] == [4, 2]
     assert rows["uniform8bit"]["theory"] == pytest.approx(1, rel=0.05)
