@@ -118,7 +118,7 @@ ABOUT: Mapping[str, About] = MappingProxyType(
             "compression",
         ),
         "load_state_compression": About(
-            "state for joining peers",
+            "newcomers' state",
             "How the state is sent to peers that join: quicker to join, from a less exact start.",
             "compression",
         ),

@@ -6,11 +6,13 @@ of (n - 1) / n of them, and sends the n - 1 others the average of its own part, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hivenb.compression import CODECS, SIZE_ADAPTIVE_THRESHOLD
+from hivenb.gradient_averagers import sent_sizes
 
 if TYPE_CHECKING:
     from hivenb.options import Options
@@ -28,14 +30,14 @@ class EpochBytes:
     parameters: float | None
 
 
-def tensor_sizes(model: Any) -> tuple[int, ...]:
-    """Numbers in each tensor that is trained and averaged; none of a model whose layers are made later.
+def tensor_shapes(model: Any) -> tuple[tuple[int, ...], ...]:
+    """Of each tensor that is trained and averaged; none of a layer that is made later.
 
     :param model: a ``torch.nn.Module``
     """
     from torch.nn.parameter import is_lazy
 
-    return tuple(one.numel() for one in model.parameters() if one.requires_grad and not is_lazy(one))
+    return tuple(tuple(one.shape) for one in model.parameters() if one.requires_grad and not is_lazy(one))
 
 
 def encoded_size(sizes: Sequence[int], codec: Any) -> float | None:
@@ -54,18 +56,19 @@ def encoded_size(sizes: Sequence[int], codec: Any) -> float | None:
     return CODECS[codec].bytes_per_parameter * sum(sizes)
 
 
-def epoch_bytes(sizes: Sequence[int], options: Options, peers: int) -> EpochBytes:
+def epoch_bytes(shapes: Sequence[Sequence[int]], options: Options, peers: int) -> EpochBytes:
     """What one peer sends in an epoch.
 
-    :param sizes: numbers in each tensor
+    :param shapes: of the tensors
     :param options: that all peers have
     :param peers: of the run, none of them in client mode
     """
     share = 2 * (peers - 1) / peers
-    gradients = None if options.grad_averager_factory is not None else encoded_size(sizes, options.grad_compression)
+    sent = sent_sizes(shapes, options.grad_averager_factory)
+    gradients = None if sent is None else encoded_size(sent, options.grad_compression)
     if options.use_local_updates:
         gradients = 0.0
-    parameters = encoded_size(sizes, options.state_averaging_compression)
+    parameters = encoded_size([math.prod(shape) for shape in shapes], options.state_averaging_compression)
     sets = 1 + len(options.average_opt_statistics)
     return EpochBytes(
         None if gradients is None else share * gradients, None if parameters is None else share * sets * parameters

@@ -7,11 +7,10 @@ and timeouts are each peer's own: hivenb's peers average with different ones.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hivenb.errors import OptionsError
+from hivenb.gradient_averagers import described, made
 from hivenb.options import FIELDS, Options
 
 #: The setting among ``averager_opts`` on which all peers have to agree, too.
@@ -20,12 +19,6 @@ PART_SIZE = "part_size_bytes"
 #: Options on which all peers of a run have to agree. The run's name is what they agree on it under.
 SHARED_FIELDS = tuple(name for name, info in FIELDS.items() if info.swarm_wide and name != "run_id")
 
-#: Averagers of hivemind's that every peer can make by name.
-_KNOWN_AVERAGERS = {
-    "GradientAverager": "hivemind.optim.grad_averager",
-    "PowerSGDGradientAverager": "hivemind.optim.power_sgd_averager",
-}
-
 Shared = Mapping[str, Any]
 
 
@@ -33,7 +26,7 @@ def shared_part(options: Options) -> dict[str, Any]:
     """What of some options all peers need alike: plain values by name, equal where peers can work together."""
     shared = {name: getattr(options, name) for name in SHARED_FIELDS}
     shared["average_opt_statistics"] = list(options.average_opt_statistics)
-    shared["grad_averager_factory"] = _described(options.grad_averager_factory)
+    shared["grad_averager_factory"] = described(options.grad_averager_factory)
     shared[PART_SIZE] = (options.averager_opts or {}).get(PART_SIZE)
     return shared
 
@@ -49,8 +42,8 @@ def with_shared_part(options: Options, shared: Shared, offered: Callable[..., An
     own = shared_part(options)
     changes = {name: shared[name] for name in SHARED_FIELDS if name in shared and shared[name] != own[name]}
     if "grad_averager_factory" in changes:
-        is_offered = offered is not None and _described(offered) == changes["grad_averager_factory"]
-        changes["grad_averager_factory"] = offered if is_offered else _made(changes["grad_averager_factory"])
+        is_offered = offered is not None and described(offered) == changes["grad_averager_factory"]
+        changes["grad_averager_factory"] = offered if is_offered else made(changes["grad_averager_factory"])
     if PART_SIZE in shared and shared[PART_SIZE] != own[PART_SIZE]:
         settings = {**(options.averager_opts or {}), PART_SIZE: shared[PART_SIZE]}
         changes["averager_opts"] = {name: value for name, value in settings.items() if name != PART_SIZE or value}
@@ -61,36 +54,3 @@ def labels_of(before: Shared, after: Shared) -> list[str]:
     """What differs between two shared parts, in words."""
     differing = [name for name in after if before.get(name) != after[name]]
     return [FIELDS[name].label if name in FIELDS else "size of parts" for name in differing]
-
-
-def _described(factory: Callable[..., Any] | None) -> dict[str, Any] | None:
-    """A gradient averager by name and settings; one that not every peer has, by where it is defined."""
-    if factory is None:
-        return None
-    maker: Any = factory
-    settings: dict[str, Any] = {}
-    while isinstance(maker, functools.partial):
-        maker, settings = maker.func, {**maker.keywords, **settings}
-    name = getattr(maker, "__qualname__", type(maker).__qualname__)
-    home = str(getattr(maker, "__module__", ""))
-    plain = all(isinstance(value, (bool, int, float, str)) for value in settings.values())
-    if plain and home == _KNOWN_AVERAGERS.get(name):
-        return {"name": name, "settings": settings}
-    return {"own": f"{home}.{name}", "settings": {key: repr(value)[:40] for key, value in settings.items()}}
-
-
-def _made(described: Any) -> Callable[..., Any] | None:
-    if described is None:
-        return None
-    name = described.get("name") if isinstance(described, dict) else None
-    if name not in _KNOWN_AVERAGERS:
-        own = described.get("own") if isinstance(described, dict) else described
-        raise OptionsError(
-            f"the swarm averages gradients with {own}, which is not hivemind's own: give this peer the same, with "
-            "grad_averager_factory=..."
-        )
-    import importlib
-
-    settings = described.get("settings")
-    maker: Callable[..., Any] = getattr(importlib.import_module(_KNOWN_AVERAGERS[name]), name)
-    return functools.partial(maker, **settings) if isinstance(settings, dict) and settings else maker

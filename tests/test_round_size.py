@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from hivenb.compression import SIZE_ADAPTIVE_THRESHOLD, Float16Compression
+from hivenb.gradient_averagers import PowerSGD
 from hivenb.options import Options
-from hivenb.round_size import encoded_size, epoch_bytes, tensor_sizes
+from hivenb.round_size import encoded_size, epoch_bytes, tensor_shapes
 
 
 def test_only_what_is_trained_counts() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Linear(20, 5))
     model[0].weight.requires_grad_(False)
-    assert tensor_sizes(model) == (20, 100, 5)
-    assert tensor_sizes(torch.nn.LazyLinear(3)) == ()
+    assert tensor_shapes(model) == ((20,), (5, 20), (5,))
+    assert tensor_shapes(torch.nn.LazyLinear(3)) == ()
 
 
 @pytest.mark.parametrize(
@@ -40,11 +41,12 @@ def test_each_codec_has_its_size(codec: object, size: float | None) -> None:
         (2, {"average_opt_statistics": ("exp_avg", "exp_avg_sq")}, 400, 1200),
         (2, {"use_local_updates": True}, 0, 400),
         (2, {"grad_averager_factory": lambda **_: None, "state_averaging_compression": "uniform8bit"}, None, 100),
+        (2, {"grad_averager_factory": PowerSGD(1).factory(), "grad_compression": "float16"}, 2 * (6 + 10 + 40), 400),
     ],
 )
 def test_a_peer_sends_its_parts_and_the_averages_of_its_own(
     peers: int, changes: dict[str, object], gradients: float | None, parameters: float
 ) -> None:
     options = Options(target_batch_size=8).replace(**changes)
-    sent = epoch_bytes((60, 40), options, peers)
+    sent = epoch_bytes(((6, 10), (40,)), options, peers)
     assert (sent.gradients, sent.parameters) == (gradients, parameters)

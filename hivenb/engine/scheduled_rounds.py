@@ -123,7 +123,8 @@ class SchedulesRounds(hivemind.Optimizer):
             self._take_scheduled_rounds(wait=True)
         began: bool = super()._begin_averaging_gradients(grad_scaler)
         if not began:
-            self._last_round = (1, None if is_alone else "given up before it began")
+            is_over = is_alone or self.grad_averager.has_retired
+            self._last_round = (1, None if is_over else "given up before it began")
             # hivemind/optim/optimizer.py:_update_global_epoch would step with the gradients of the last batch alone
             self._load_local_gradients_into_optimizer()
         return began
@@ -142,11 +143,14 @@ class SchedulesRounds(hivemind.Optimizer):
         self._load_averaged_gradients_into_optimizer_()
 
     def _outcome(self, control: StepControl) -> tuple[int, str | None]:
-        """Wait for a round: how many peers were in it, and why it failed if it did."""
+        """Wait for a round: how many peers were in it, and why it failed if it did.
+
+        It has not if this peer or all others have left: then there was nobody to average with.
+        """
         try:
             return len(control.result(self.averaging_timeout)), None
         except concurrent.futures.CancelledError:
-            return 1, "cancelled"
+            return 1, None if control.is_deserted else "given up: the others are at another epoch"
         except (TimeoutError, concurrent.futures.TimeoutError):
             if control.stage is not AveragingStage.RUNNING_ALLREDUCE:
                 control.cancel()

@@ -39,6 +39,9 @@ class Round(StepControl):
     #: the epoch that it is a round of, which is what ours gather; infinite if it is of none
     epoch: float
 
+    #: whether it was given up since this peer has left, or all others have
+    is_deserted = False
+
     @classmethod
     def of(cls, control: StepControl, gathered: Any) -> Round:
         """The same round, which hivemind has made already.
@@ -51,6 +54,11 @@ class Round(StepControl):
         # an error in a thread with a loop of its own, such as the tracker's
         control._loop = control._aio_event = None
         return cast(Round, control)
+
+    def desert(self) -> None:
+        """Cancel it since there is nobody to average with."""
+        self.is_deserted = True
+        self.cancel()
 
     def cancel(self) -> bool:
         # Replaces hivemind/averaging/control.py:cancel, which sets a future without a look at whether it is set, and
@@ -104,8 +112,13 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         control = Round.of(super().step(gather, wait=False, **kwargs), gather)
         self._rounds.add(control)
         if self._retired:
-            control.cancel()
+            control.desert()
         return control.result() if wait else control
+
+    @property
+    def has_retired(self) -> bool:
+        """Whether it takes part in no rounds any more."""
+        return self._retired
 
     def retire(self) -> None:
         """Give up the rounds that still look for a group, and all later ones, so that nobody waits for them.
@@ -115,7 +128,7 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         self._retired = True
         for control in list(self._rounds):
             if control.stage is not AveragingStage.RUNNING_ALLREDUCE:
-                control.cancel()
+                control.desert()
 
     def __del__(self) -> None:
         if hasattr(self, "_parent_pid"):  # else the constructor has failed, and hivemind's method would print that
@@ -129,7 +142,8 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         if not peers.epochs:
             self._seen_alone += 1
             if self._seen_alone >= ALONE_AFTER:
-                self.give_up_searches()
+                for search in self._searches():
+                    search.desert()
             return
         self._seen_alone = 0
         if peers != self._expected and not self.group_size_is_fixed:
@@ -141,14 +155,15 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
 
         hivemind would look until their timeout, whether everybody else has left or is at another epoch by now.
         """
-        searches = [
-            search
-            for search in list(self._rounds)
-            if search.stage is AveragingStage.LOOKING_FOR_GROUP and search.epoch < before
-        ]
+        searches = self._searches(before)
         for search in searches:
             search.cancel()
         return bool(searches)
+
+    def _searches(self, before: float = math.inf) -> list[Round]:
+        return [
+            one for one in list(self._rounds) if one.stage is AveragingStage.LOOKING_FOR_GROUP and one.epoch < before
+        ]
 
     def set_live(self, *, attributes: dict[str, Any], matchmaking: dict[str, Any], allreduce: dict[str, Any]) -> None:
         """Change settings here and in the averager's own process, from the next round on.

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.local_peer_count import local_peer_count
-from hivenb.round_size import tensor_sizes
+from hivenb.round_size import tensor_shapes
 from hivenb.view import display, facts, text
 from hivenb.view.advice_panel import AdvicePanel
 from hivenb.view.chart_panel import ChartPanel
 from hivenb.view.facts import Facts
 from hivenb.view.log_panel import CodePanel, LogPanel
-from hivenb.view.options_panel import NUMBERS, OptionsPanel, together
+from hivenb.view.options_panel import OptionsPanel, together
 from hivenb.view.peers_panel import PeersPanel
 from hivenb.view.refresher import Refresher
 from hivenb.view.run_panel import RunPanel
@@ -106,7 +106,7 @@ class _View:
                 "stop": self._handing_in(lambda: run.stop(wait=False)),
             },
         )
-        self.options_panel = OptionsPanel(self._change_option, tensor_sizes(run.model))
+        self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model))
         self.peers_panel = PeersPanel(self._ask_for_local_peers)
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
@@ -164,7 +164,7 @@ class _View:
                 after = before.with_prerequisites(**{name: value})
             except OptionsError as error:
                 self.options_panel.mark_wrong(name, str(error))
-                if name not in NUMBERS:
+                if not self.options_panel.is_written(name):
                     raise
                 return
             self.options_panel.mark_wrong(name, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -61,3 +62,25 @@ def test_the_step_is_made_with_ones_own_gradients(
         assert "averaging_timeout=2.0" in str(reports[0].failed) or "could not find a group" in str(reports[0].failed)
     for expected, got in zip(parameters(plain), parameters(model), strict=True):
         assert torch.allclose(expected, got, atol=1e-6)
+
+
+@pytest.mark.parametrize("who", ["this peer", "the other"])
+def test_a_round_that_is_given_up_because_somebody_leaves_has_not_failed(
+    who: str,
+    make_optimizer: Callable[..., Optimizer],
+    somebody_who_joins_no_group: ProgressTracker,
+    eventually: Callable[..., None],
+) -> None:
+    model, reports = TinyModel(), list[EpochReport]()
+    optimizer = make_optimizer(model.parameters(), averaging_timeout=60.0, on_epoch=reports.append)
+    optimizer.begin()
+    eventually(lambda: optimizer.tracker.global_progress.num_peers == 2)
+    with ThreadPoolExecutor(1) as training:
+        trained = training.submit(train, model, optimizer, 1, batch_size=1001)
+        eventually(lambda: any(not one.done() for one in optimizer.grad_averager._rounds))
+        if who == "this peer":
+            optimizer.retire()
+        else:
+            somebody_who_joins_no_group.step_aside()
+        trained.result(30)
+    assert [(report.group_size, report.failed) for report in reports] == [(1, None)]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from hivenb.gradient_averagers import PowerSGD
 from hivenb.local_peer_count import LocalCount
 from hivenb.options import FIELDS, Options
-from hivenb.round_size import tensor_sizes
+from hivenb.round_size import tensor_shapes
 from hivenb.run_status import RunState
 from hivenb.view import facts
 from hivenb.view.log_panel import CodePanel, LogPanel, log_html
@@ -177,6 +178,7 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "load_state_compression": "none",
         "target_batch_size": "2048",
         "average_state_every": "1",
+        "grad_averager_factory": "none",
         "use_local_updates": False,
         "matchmaking_time": "5",
         "averaging_timeout": "30",
@@ -219,7 +221,7 @@ def test_a_number_that_is_taken_away_is_none_where_it_need_not_be_given(scene: A
 
 
 def test_each_codec_says_what_it_makes_of_this_model_and_the_panel_what_an_epoch_sends(scene: Any) -> None:
-    panel = OptionsPanel(lambda name, value: None, tensor_sizes(scene.model))
+    panel = OptionsPanel(lambda name, value: None, tensor_shapes(scene.model))
     labels = [label for label, _ in panel.controls["grad_compression"].options]
     assert labels[:2] == ["1.0 MB: none", "500 kB: half precision"]
     panel.update(facts.read(scene), "")
@@ -242,13 +244,43 @@ def test_a_codec_of_ones_own_is_shown_as_such(scene: Any) -> None:
     scene.options = scene.options.replace(grad_compression=RoleAdaptiveCompression())
     panel.update(facts.read(scene), "")
     assert panel.controls["grad_compression"].value == "an object of your own"
+    scene.options = scene.options.replace(grad_compression="float16", state_averaging_compression="float16")
+    panel.update(facts.read(scene), "")
+    assert panel.controls["grad_compression"].value == "float16"
+    scene.options = scene.options.replace(state_averaging_compression=RoleAdaptiveCompression())
+    panel.update(facts.read(scene), "")
+    assert panel.controls["state_averaging_compression"].value == "an object of your own"
     assert changes == []
+
+
+def test_power_sgd_is_chosen_by_its_rank(scene: Any) -> None:
+    changes: list[tuple[str, Any]] = []
+    panel = OptionsPanel(lambda name, value: changes.append((name, value)), ((100, 1000), (10,)))
+    menu = panel.controls["grad_averager_factory"]
+    assert [label for label, _ in menu.options] == [
+        "all-reduce",
+        "1.1 %: PowerSGD, rank 1",
+        "4.4 %: PowerSGD, rank 4",
+        "35 %: PowerSGD, rank 32",
+    ]
+    panel.update(facts.read(scene), "")
+    menu.value = "power_sgd_4"
+    ((name, factory),) = changes
+    scene.options = scene.options.replace(grad_averager_factory=factory)
+    panel.update(facts.read(scene), "")
+    assert (name, menu.value, len(changes)) == ("grad_averager_factory", "power_sgd_4", 1)
+    assert "sends about 24 kB of gradients and 533 kB of parameters" in words_of(panel._traffic.value)
+    scene.options = scene.options.replace(grad_averager_factory=PowerSGD(4, 0.1).factory())
+    panel.update(facts.read(scene), "")
+    assert menu.value == "an object of your own"
+    menu.value = "none"
+    assert changes[1:] == [("grad_averager_factory", None)]
 
 
 def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     shared = [name for name, control in panel.controls.items() if FIELDS[name].swarm_wide]
-    assert shared == ["target_batch_size", "average_state_every", "use_local_updates"]
+    assert shared == ["target_batch_size", "average_state_every", "grad_averager_factory", "use_local_updates"]
     scene.why_not_host = "the host of the run decides on them for all peers (peer …abc123)"
     panel.update(facts.read(scene), "")
     assert [name for name, control in panel.controls.items() if control.disabled] == shared

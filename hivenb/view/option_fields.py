@@ -1,0 +1,157 @@
+"""The field of one option: a widget, what it shows for a value, and the value of what a person enters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hivenb.compression import CODECS, missing_package
+from hivenb.gradient_averagers import PowerSGD, power_sgd
+from hivenb.option_checks import CODEC_FIELDS
+from hivenb.options import FIELDS
+from hivenb.round_size import encoded_size
+from hivenb.view import words
+from hivenb.view.display import require_ipywidgets
+
+#: Stands for a codec or an averager that was made in code.
+OWN_OBJECT = "an object of your own"
+
+#: Ranks of PowerSGD to choose from.
+_RANKS = (1, 4, 32)
+
+#: What counts where a number is not given.
+_INSTEAD = {"allreduce_timeout": "averaging_timeout", "next_chunk_timeout": "matchmaking_time"}
+
+#: What hivenb counts in, so that a fraction of it means nothing.
+_WHOLE = ("samples", "epochs")
+
+Shapes = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One option in the panel.
+
+    :param widget: with the entry as its ``value``
+    :param entry: what the widget should hold for a value of the option
+    :param value: what an entry says; the check of the options says what is wrong with it
+    :param is_written: whether anything can be entered, and not only what is offered
+    """
+
+    widget: Any
+    entry: Callable[[Any], Any]
+    value: Callable[[Any], Any]
+    is_written: bool = False
+
+    def show(self, entry: Any) -> None:
+        """Put an entry into the widget; one that is not on its menu is put there, too."""
+        if entry == OWN_OBJECT and entry not in (key for _, key in self.widget.options):
+            # First, since a changed menu selects its first line, and that is not to look like a person's choice.
+            self.widget.options = ((OWN_OBJECT, OWN_OBJECT), *self.widget.options)
+        self.widget.value = entry
+
+
+def field(name: str, shapes: Shapes = ()) -> Field:
+    """Make the field of an option.
+
+    :param name: of the option
+    :param shapes: of the model's tensors, from which follows what each codec sends; none if unknown
+    """
+    if name in CODEC_FIELDS:
+        return _codec(name, [math.prod(shape) for shape in shapes])
+    if name == "grad_averager_factory":
+        return _averager(name, shapes)
+    info = FIELDS[name]
+    return _number(name) if info.unit is not None or isinstance(info.default, float) else _switch(name)
+
+
+def _switch(name: str) -> Field:
+    widgets = require_ipywidgets()
+    box = widgets.Checkbox(
+        description=FIELDS[name].label,
+        indent=False,
+        layout=widgets.Layout(width="auto", margin="0 2px"),
+        **_tooltip(widgets, name),
+    )
+    return Field(box, bool, lambda entry: entry)
+
+
+def _number(name: str) -> Field:
+    widgets = require_ipywidgets()
+    info = FIELDS[name]
+    kind = int if info.unit in _WHOLE else float
+    text = widgets.Text(
+        description=info.label if info.unit is None or info.unit in info.label else f"{info.label}, {info.unit}",
+        placeholder=f"as {FIELDS[_INSTEAD[name]].label}" if name in _INSTEAD else "",
+        continuous_update=False,
+        style={"description_width": "218px"},
+        layout=widgets.Layout(width="auto", margin="1px 2px"),
+        **_tooltip(widgets, name),
+    )
+
+    def entry(value: Any) -> str:
+        return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+    def value(entry: str) -> Any:
+        if entry == "" and info.default is None:
+            return None
+        try:
+            return kind(entry)
+        except ValueError:
+            return entry
+
+    return Field(text, entry, value, is_written=True)
+
+
+def _codec(name: str, sizes: Sequence[int]) -> Field:
+    known = [info for info in CODECS.values() if missing_package(info.name) is None]
+    menu = _menu(name, [(_with_bytes(encoded_size(sizes, info.name), info.label), info.name) for info in known])
+    offered = {info.name for info in known}
+
+    def entry(codec: Any) -> str:
+        return codec if isinstance(codec, str) and codec in offered else OWN_OBJECT
+
+    return Field(menu, entry, lambda entry: entry)
+
+
+def _averager(name: str, shapes: Shapes) -> Field:
+    offered = {f"power_sgd_{rank}": PowerSGD(rank) for rank in _RANKS}
+    numbers = sum(math.prod(shape) for shape in shapes)
+
+    def label(one: PowerSGD) -> str:
+        sent = sum(size for shape in shapes for size in one.sent_sizes(shape))
+        share = f"{100 * sent / numbers:.2g} %: " if numbers else ""
+        return f"{share}PowerSGD, rank {one.averager_rank}"
+
+    menu = _menu(name, [("all-reduce", "none"), *((label(one), key) for key, one in offered.items())])
+
+    def entry(factory: Any) -> str:
+        told = power_sgd(factory)
+        return "none" if factory is None else next((key for key, one in offered.items() if one == told), OWN_OBJECT)
+
+    return Field(menu, entry, lambda key: offered[key].factory() if key in offered else None)
+
+
+def _menu(name: str, choices: Sequence[tuple[str, str]]) -> Any:
+    widgets = require_ipywidgets()
+    return widgets.Dropdown(
+        description=FIELDS[name].label,
+        options=choices,
+        style={"description_width": "120px"},
+        layout=widgets.Layout(width="auto", margin="1px 2px"),
+        **_tooltip(widgets, name),
+    )
+
+
+def _with_bytes(size: float | None, label: str) -> str:
+    return f"{words.size(size)}: {label}" if size else label
+
+
+def _tooltip(widgets: Any, name: str) -> dict[str, str]:
+    everywhere = " All peers of a run need the same, and change together." if FIELDS[name].swarm_wide else ""
+    text = f"{FIELDS[name].help}{everywhere} ({name})"
+    # ipywidgets 7 knows the tooltip of a control as its description_tooltip.
+    key = "tooltip" if hasattr(widgets.DOMWidget, "tooltip") else "description_tooltip"
+    return {key: text}
