@@ -121,9 +121,11 @@ def _averager(name: str, shapes: Shapes) -> Field:
     numbers = sum(math.prod(shape) for shape in shapes)
 
     def label(one: PowerSGD) -> str:
-        sent = sum(size for shape in shapes for size in one.sent_sizes(shape))
-        share = f"{100 * sent / numbers:.2g} %: " if numbers else ""
-        return f"{share}PowerSGD, rank {one.averager_rank}"
+        title = f"PowerSGD, rank {one.averager_rank}"
+        if not numbers:
+            return title
+        percent = 100 * sum(size for shape in shapes for size in one.sent_sizes(shape)) / numbers
+        return f"{percent:.0f} %: {title}" if percent >= 9.95 else f"{percent:.1f} %: {title}"
 
     menu = _menu(name, [("all-reduce", "none"), *((label(one), key) for key, one in offered.items())])
 

@@ -1,7 +1,8 @@
 """Measures how long training stands still in ``step`` when everything is averaged in the background, and when not.
 
-The same swarm trains twice: synchronous, and with all delay options. The share of the time in ``step``, without
-computing, counts: all that is not training. Large models train for longer epochs, so that a round fits into one.
+The same swarm trains three times: synchronous, with all delay options, and with those and gradient buffers that are
+reused, so that a step does not have to sum up gradients. The share of the time in ``step``, without computing, counts:
+all that is not training. Large models train for longer epochs, so that a round fits into one.
 
     python tests/benchmarks/overlap.py --json overlap.json
     python tests/benchmarks/overlap.py --full      # 100 million parameters, too: needs 12 GiB of memory
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench_peer import Work
-from slow_links import NotAllowedError, Place, slow_links
+from slow_links import NotAllowedError, slow_links
 from swarm_bench import Course, course, machine, parser, rate_alone, say, table, write_json
 
 DELAYS: dict[str, Any] = {
@@ -23,6 +24,12 @@ DELAYS: dict[str, Any] = {
     "delay_optimizer_step": True,
     "delay_state_averaging": True,
     "offload_optimizer": True,
+}
+#: The ways to train that are compared.
+WAYS: dict[str, dict[str, Any]] = {
+    "synchronous": {},
+    "all delays": DELAYS,
+    "and reused buffers": {**DELAYS, "reuse_grad_buffers": True},
 }
 SMALL, LARGE, HUGE = 100_000, (10_000_000, 50_000_000), 100_000_000
 #: Of the model that is averaged over a slow link, and megabits per second of that link.
@@ -33,7 +40,7 @@ PARAMETERS_PER_SECOND = 1_500_000
 
 @dataclass(frozen=True)
 class Case:
-    """A swarm that is measured twice.
+    """A swarm that is measured in each way.
 
     :param epoch: seconds of computing in an epoch
     :param link: megabits per second of each peer, up and down; None for the loopback interface
@@ -49,11 +56,12 @@ class Case:
 class Row:
     """One swarm, one way.
 
+    :param way: of :data:`WAYS`
     :param efficiency: samples per second over the number of peers times those of one alone, without hivemind
     """
 
     case: Case
-    overlap: bool
+    way: str
     efficiency: float
     course: Course
 
@@ -65,7 +73,7 @@ def cases(epoch: float, full: bool) -> list[Case]:
 
 
 def measure(case: Case, epochs: int, step: float) -> list[Row]:
-    """First synchronous, then with all delays.
+    """One way after the other.
 
     :raises NotAllowedError: if the link cannot be limited here
     """
@@ -73,20 +81,16 @@ def measure(case: Case, epochs: int, step: float) -> list[Row]:
     alone = rate_alone(work, seconds=1 + case.parameters / 1e7)
     work = replace(work, target=round(case.peers * case.epoch * alone))
     rows = []
-    for overlap in (False, True):
-        say(f"{case}, {'all delays' if overlap else 'synchronous'} ...")
+    for way, options in WAYS.items():
+        say(f"{case}, {way} ...")
         places: Any = nullcontext([None] * case.peers)
         if case.link is not None:
             places = slow_links(case.peers, case.link)
         with places as found:
-            works = [_at(work, place, overlap) for place in found]
+            works = [replace(work, place=place, strategy=options) for place in found]
             came_to = course(works, epochs, patience=3 * case.epoch + 35)
-        rows.append(Row(case, overlap, came_to.figures.rate / (case.peers * alone), came_to))
+        rows.append(Row(case, way, came_to.figures.rate / (case.peers * alone), came_to))
     return rows
-
-
-def _at(work: Work, place: Place | None, overlap: bool) -> Work:
-    return replace(work, place=place, strategy=DELAYS if overlap else {})
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -97,7 +101,7 @@ def print_rows(rows: Sequence[Row]) -> None:
             row.case.parameters,
             "loopback" if row.case.link is None else f"{row.case.link} Mbit/s",
             f"{row.case.epoch:.1f}",
-            "all delays" if row.overlap else "synchronous",
+            row.way,
             f"{row.course.figures.in_step:.4f}",
             f"{row.course.figures.longest:.2f}",
             f"{row.efficiency:.3f}",

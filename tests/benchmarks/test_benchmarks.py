@@ -75,11 +75,19 @@ def test_without_a_gpu_its_benchmark_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_overlap_measures_each_swarm_both_ways(tmp_path: Path) -> None:
+def test_overlap_measures_each_swarm_each_way(tmp_path: Path) -> None:
     found, printed = run("overlap.py", tmp_path)
-    assert [row["overlap"] for row in found["rows"]] == [False, True]
+    assert [row["way"] for row in found["rows"]] == ["synchronous", "all delays", "and reused buffers"]
     assert all(0 <= row["course"]["figures"]["in_step"] < 1 for row in found["rows"])
     assert "all delays" in printed
+
+
+@pytest.mark.long
+def test_a_change_is_compared_with_the_end_of_an_epoch(tmp_path: Path) -> None:
+    found, printed = run("live_change.py", tmp_path)
+    assert [row["way"] for row in found["rows"]] == ["in place", "made anew"]
+    assert all(0 < seconds < PATIENCE for row in found["rows"] for seconds in (*row["still"], row["epoch_end"]))
+    assert "stood still" in printed
 
 
 @pytest.mark.long

@@ -277,6 +277,15 @@ def test_power_sgd_is_chosen_by_its_rank(scene: Any) -> None:
     assert changes[1:] == [("grad_averager_factory", None)]
 
 
+@pytest.mark.parametrize(
+    ("shapes", "label"), [((), "P"), (((10,),), "100 %: P"), (((99, 101),), "8.0 %: P"), (((80, 80),), "10 %: P")]
+)
+def test_what_power_sgd_sends_is_said_in_few_digits(shapes: tuple[tuple[int, ...], ...], label: str) -> None:
+    panel = OptionsPanel(lambda name, value: None, shapes)
+    labels = {key: text for text, key in panel.controls["grad_averager_factory"].options}
+    assert labels["power_sgd_4"].startswith(label)
+
+
 def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     shared = [name for name, control in panel.controls.items() if FIELDS[name].swarm_wide]
