@@ -75,7 +75,7 @@ class Training:
 
     def longest_pause(self, since: float) -> float:
         """The longest time between two batches, from this moment on, without computing."""
-        times = [at for at in self._clock.times if at >= since - 2 * self._step]
+        times = [at for at in self._clock.times if at >= since - 1.5 * self._step]
         return max(after - before for before, after in pairwise(times)) - self._step
 
     def change(self, changes: dict[str, Any]) -> tuple[float, float]:
@@ -86,12 +86,16 @@ class Training:
         usual = self.longest_pause(began)
         began = time.monotonic()
         self.run.apply(**changes)
-        time.sleep(3 * self._step)  # until the batch after it is over
+        self._finish_batch()
         return usual, self.longest_pause(began)
 
     def _next_epoch(self) -> None:
         if not self.run.wait(epochs=1, timeout=PATIENCE):
             raise TimeoutError(f"no epoch within {PATIENCE} s")
+        self._finish_batch()
+
+    def _finish_batch(self) -> None:
+        time.sleep(3 * self._step)
 
     def _wait_for_round_of(self, peers: int) -> None:
         end = time.monotonic() + PATIENCE
