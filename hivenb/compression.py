@@ -110,13 +110,13 @@ CODECS: Mapping[str, CodecInfo] = MappingProxyType(
             CodecInfo("none", "none", "Sends every number exactly, with the most traffic.", 4.0),
             CodecInfo(
                 "float16",
-                "half precision",
+                "16 bits",
                 "Halves the traffic; numbers keep three digits, up to 65504 in size.",
                 2.0,
             ),
             CodecInfo(
                 "scaled_float16",
-                "half precision, scaled",
+                "16 bits, scaled",
                 "Halves the traffic; scaling each tensor first keeps the digits of very small numbers.",
                 2.0,
             ),
@@ -142,7 +142,7 @@ CODECS: Mapping[str, CodecInfo] = MappingProxyType(
             CodecInfo(
                 "size_adaptive",
                 "8 bits for large tensors",
-                "Sends large tensors in 8 bits and small ones, which matter more, in half precision.",
+                "Sends large tensors in 8 bits and small ones, which matter more, in 16 bits.",
                 1.0,
             ),
         )

@@ -18,6 +18,7 @@ from hivenb.view.options_panel import OptionsPanel, together
 from hivenb.view.peers_panel import PeersPanel
 from hivenb.view.refresher import Refresher
 from hivenb.view.run_panel import RunPanel
+from hivenb.view.still import Still
 
 if TYPE_CHECKING:
     from hivenb.training import TrainingRun
@@ -47,6 +48,7 @@ class Dashboard:
         self.run = run
         self._interval = refresh_interval
         self._view: _View | None = None
+        self._stills: list[Still] = []
 
     @property
     def widget(self) -> Any:
@@ -71,6 +73,10 @@ class Dashboard:
         """Stop watching; the last picture stays. May be called twice."""
         if self._view is not None:
             self._view.close()
+        while self._stills:
+            still = self._stills.pop()
+            still.look()
+            still.close()
         live = _live.get(self.run, [])
         if self in live:
             live.remove(self)
@@ -80,7 +86,7 @@ class Dashboard:
 
     def _ipython_display_(self, **_: Any) -> None:
         if display.widgets_work():
-            display.show_widget(self.widget, repr(self))
+            self._stills.append(Still(self.run, display.show_widget(self.widget, repr(self))))
         else:
             display.show_text(self.text())
 

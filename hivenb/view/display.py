@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from hivenb.errors import MissingDependencyError
@@ -40,18 +42,25 @@ def require_ipywidgets() -> Any:
     return ipywidgets
 
 
-def show_widget(widget: Any, text: str) -> None:
+def show_widget(widget: Any, text: str) -> Callable[[bytes], None]:
     """Display a widget under the cell that runs now.
 
     :param widget: of ipywidgets 7 or 8
     :param text: what front ends without widgets show, and what is compared when the notebook is tested
+    :returns: what puts a picture, as PNG, beside it, for pages that show no widgets
     """
     from IPython.display import display
 
     # What ipywidgets 7 and 8 send as well, by different hooks, but for the text: they would put the widget's
     # whole repr there, which no two versions write alike.
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
-    display({"text/plain": text, VIEW: view}, raw=True)
+    bundle = {"text/plain": text, VIEW: view}
+    handle = display(bundle, raw=True, display_id=True)
+
+    def add_picture(png: bytes) -> None:
+        handle.update({**bundle, "image/png": base64.b64encode(png).decode()}, raw=True)
+
+    return add_picture
 
 
 def show_text(text: str) -> None:

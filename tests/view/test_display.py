@@ -19,10 +19,25 @@ class Shell:
     kernel = object()
 
 
+class Handle:
+    """What display() gives."""
+
+    def __init__(self, bundles: list[dict[str, Any]]):
+        self._bundles = bundles
+
+    def update(self, bundle: dict[str, Any], raw: bool) -> None:
+        self._bundles.append(bundle)
+
+
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     bundles: list[dict[str, Any]] = []
-    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: bundles.append(bundle))
+
+    def display(bundle: dict[str, Any], raw: bool, display_id: bool = False) -> Handle | None:
+        bundles.append(bundle)
+        return Handle(bundles) if display_id else None
+
+    monkeypatch.setattr("IPython.display.display", display)
     return bundles
 
 
@@ -31,6 +46,12 @@ def test_a_widget_is_shown_with_our_own_text(shown: list[dict[str, Any]]) -> Non
     display.show_widget(widget, "a dashboard")
     assert shown[0]["text/plain"] == "a dashboard"
     assert set(shown[0]) == {"text/plain", display.VIEW}
+
+
+def test_a_picture_comes_beside_the_widget(shown: list[dict[str, Any]]) -> None:
+    add_picture = display.show_widget(ipywidgets.HTML("x"), "a dashboard")
+    add_picture(b"png")
+    assert shown[1] == {**shown[0], "image/png": "cG5n"}
 
 
 def test_what_front_ends_get_is_what_ipywidgets_would_send(shown: list[dict[str, Any]]) -> None:

@@ -223,7 +223,7 @@ def test_a_number_that_is_taken_away_is_none_where_it_need_not_be_given(scene: A
 def test_each_codec_says_what_it_makes_of_this_model_and_the_panel_what_an_epoch_sends(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None, tensor_shapes(scene.model))
     labels = [label for label, _ in panel.controls["grad_compression"].options]
-    assert labels[:2] == ["1.0 MB: none", "500 kB: half precision"]
+    assert labels[:2] == ["1.0 MB: none", "500 kB: 16 bits"]
     panel.update(facts.read(scene), "")
     assert words_of(panel._traffic.value) == (
         "Each of 3 peers sends about 1.3 MB of gradients and 1.3 MB of parameters an epoch, and receives as much."
