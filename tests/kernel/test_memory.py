@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 #: Bytes; Binder gives 2 GB, and Jupyter itself needs some of them.
 LIMIT = 1.5e9
