@@ -41,6 +41,7 @@ class TrainingRun:
     :param options: the switches of collaborative training
     :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`hivenb.run_trainer.TRAINER_DEFAULTS`
     :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for
+    :raises OptionsError: if ``options`` is something else than :class:`hivenb.Options`
     """
 
     _may_host = True
@@ -53,8 +54,7 @@ class TrainingRun:
             )
         if not isinstance(options, Options):
             raise OptionsError(f"options has to be a hivenb.Options, and is {options!r}")
-        self.model, self.data, self.swarm = model, data, swarm
-        self.trainer_kwargs = trainer_kwargs
+        self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
         self.history, self.roster = History(), Roster()
         self._stage = Stage()
         self._options = RunOptions(options, self._stage, self.history, self._train_with, self._position)
@@ -332,9 +332,9 @@ class TrainingRun:
 
     def _position(self) -> tuple[int, float | None]:
         optimizer = None if self._strategy is None else self._strategy.optimizer
-        return (
-            (0, None) if optimizer is None else (optimizer.local_epoch, seconds_left(optimizer.tracker.global_progress))
-        )
+        if optimizer is None:
+            return 0, None
+        return optimizer.local_epoch, seconds_left(optimizer.tracker.global_progress)
 
     def _began(self) -> None:
         self.history.mark("run", "started" if self._resume_from is None else "resumed")
