@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 import hivemind
-from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.node import DHTNode
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2P
 from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
+from hivenb.engine.dht_node import CACHING, Node, SignatureValidator
 from hivenb.engine.processes import SettledProcess, settle_as_child, tied_to_parent
 
 logger = get_logger(__name__)
@@ -59,7 +59,7 @@ class DHT(SettledProcess, hivemind.DHT):
         super().__init__(  # type: ignore[call-arg]
             *args,
             startup_timeout=startup_timeout,
-            record_validators=[RSASignatureValidator(self.private_key), *record_validators],
+            record_validators=[SignatureValidator(self.private_key), *record_validators],
             **kwargs,
         )
 
@@ -106,12 +106,12 @@ class DHT(SettledProcess, hivemind.DHT):
                 p2p_kwargs.setdefault("dht_mode", "client")
             p2p = await TiedP2P.create(**p2p_kwargs)
         try:
-            node = await DHTNode.create(
+            node = await Node.create(
                 p2p=p2p,
                 initial_peers=self.initial_peers,
                 num_workers=self.num_workers,
                 record_validator=self._record_validator,
-                **node_kwargs,
+                **{**CACHING, **node_kwargs},
             )
         except BaseException:
             await p2p.shutdown()
