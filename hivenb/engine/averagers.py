@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from hivemind.optim.grad_averager import GradientAverager as _GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _PowerSGDGradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 
+from hivenb.engine.gradient_sums import WeighedBySamples
 from hivenb.engine.optimizer_state import (
     group_settings,
     initialize_optimizer_state,
@@ -23,63 +24,6 @@ from hivenb.engine.power_sgd import KeepsFewComponents
 from hivenb.engine.prompt_all_reduce import PromptAllReduce
 from hivenb.engine.settled_averager import SettledAverager
 from hivenb.errors import SwarmError
-
-
-class WeighedBySamples(_GradientAverager):
-    """Mixin to put *before* a gradient averager: batches count by their samples, and are summed in single precision."""
-
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], *args: Any, **kwargs: Any):
-        # hivemind/optim/grad_averager.py takes the gradients' own type: sums of many batches in bfloat16 stop to grow,
-        # and torch does not accept them as gradients of an offloaded copy in float32
-        parameters = tuple(parameters)
-        types = [torch.promote_types(parameter.dtype, torch.float32) for parameter in parameters]
-        if not kwargs.get("averaged_grads"):
-            kwargs["averaged_grads"] = tuple(
-                torch.zeros(parameter.shape, dtype=dtype).share_memory_()
-                for parameter, dtype in zip(parameters, types, strict=True)
-            )
-        super().__init__(parameters, *args, **kwargs)
-        if self._local_accumulators is not None:
-            self._local_accumulators = tuple(
-                accumulator.to(dtype) for accumulator, dtype in zip(self._local_accumulators, types, strict=True)
-            )
-
-    #: Samples for which a gradient counts as one where they are summed in the model's own buffers, by whoever computes
-    #: them: each was weighed by its samples over these. By default all batches are taken for equally large.
-    samples_of_weight_one: float | None = None
-
-    def load_accumulators_into_averager_(self) -> None:
-        # hivemind/optim/grad_averager.py divides a sum in units of the first batch by the number of batches: with a
-        # dataset's small last batch as the first one of an epoch, gradients are too large by a factor of about 30.
-        times, self.local_times_accumulated = self.local_times_accumulated, self._weight_of_all()
-        try:
-            super().load_accumulators_into_averager_()
-        finally:
-            self.local_times_accumulated = times
-
-    def _weight_of_all(self) -> float:
-        """By what the sum of the accumulated gradients is to be divided."""
-        unit = self.samples_of_weight_one if self.reuse_grad_buffers else self._anchor_batch_size
-        return self.local_samples_accumulated / unit if unit else self.local_times_accumulated
-
-    @torch.no_grad()
-    def mean_gradients(self) -> tuple[torch.Tensor, ...] | None:
-        """The mean gradient over the samples of the present epoch, one tensor for each parameter; ``None`` if none."""
-        if not self.local_samples_accumulated:
-            return None
-        divisor = self._weight_of_all()
-        return tuple(accumulator.detach().clone().div_(divisor) for accumulator in self._grad_accumulators())
-
-    @torch.no_grad()
-    def set_mean_gradients(self, gradients: Iterable[torch.Tensor], samples: int) -> None:
-        """Begin with what was accumulated before, as if it were one batch.
-
-        :param gradients: the mean over those samples, one tensor for each parameter
-        """
-        self.local_samples_accumulated, self.local_times_accumulated = samples, 1
-        self._anchor_batch_size = samples
-        for accumulator, gradient in zip(self._grad_accumulators(), gradients, strict=True):
-            accumulator.copy_(gradient).mul_(self._weight_of_all())
 
 
 class GradientAverager(WeighedBySamples, PartsCutAlike, PromptAllReduce, _GradientAverager, SettledAverager):
