@@ -152,11 +152,12 @@ class Optimizer(DownloadsState):
         self.tracker.announce()
         if self._shares_state and not self.client_mode and not self.auxiliary:
             self.state_averager.allow_state_sharing = True
-            if self.grad_averager is not None:
+            if self._has_gradient_state:
                 self.grad_averager.allow_state_sharing = True
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Accumulate the gradients of a batch, and end the epoch of the swarm if it is over; as ``hivemind`` does."""
+        self.tracker.is_waited_for = self.use_gradient_averaging and not self.delay_grad_averaging
         with self._clock.running():
             return super().step(self._clock.paused(closure), *args, **kwargs)
 

@@ -103,6 +103,5 @@ class PromptAllReduce(DecentralizedAverager):
             async for tensor, update in azip(as_aiter(*tensors), runner):
                 tensor.add_(update, alpha=self._averaging_alpha)
                 self.last_updated = get_dht_time()
-                self._state_updated.set()
         finally:
             self._unreached |= runner.banned_senders

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from hivemind.averaging import DecentralizedAverager
 from hivemind.utils import get_logger
 
 from hivenb.engine.scheduled_rounds import SchedulesRounds
@@ -49,6 +50,15 @@ class DownloadsState(SchedulesRounds):
         """Whether epochs are shorter than a download."""
         return self._behind_since is not None and time.monotonic() - self._behind_since > CATCHING_UP
 
+    @property
+    def _has_gradient_state(self) -> bool:
+        """Whether a newcomer has to know something of the gradients' averagers, as with PowerSGD.
+
+        hivemind's peers download the last averages of any averager, and drop them.
+        """
+        load = getattr(type(self.grad_averager), "load_state_from_peers", None)
+        return load not in (None, DecentralizedAverager.load_state_from_peers)
+
     def load_state_from_peers(self, **kwargs: Any) -> None:
         """Download parameters, optimizer state and epoch from the peer that is furthest ahead.
 
@@ -77,7 +87,7 @@ class DownloadsState(SchedulesRounds):
         for attempt in range(LOAD_STATE_ATTEMPTS):
             try:
                 self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
-                if self.grad_averager is not None:
+                if self._has_gradient_state:
                     self.grad_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
                 return
             except SwarmError:

@@ -80,6 +80,9 @@ class ProgressTracker(_ProgressTracker):
         self._announced, self._aside = threading.Event(), threading.Event()
         self._lock_counting = threading.Lock()
         self._counted_at, self._longest_pause = math.inf, 0.0
+        self._batch_size = 0
+        #: whether all peers train on only when this one has ended its epoch, too
+        self.is_waited_for = False
         self.on_look = on_look
         self._presence = Presence(dht)
         super().__init__(
@@ -123,10 +126,11 @@ class ProgressTracker(_ProgressTracker):
         except OSError as e:  # the DHT was closed first
             logger.debug(f"No goodbye to {self.training_progress_key}: {e!r}")
 
-    def report_local_progress(self, *args: Any, **kwargs: Any) -> None:
+    def report_local_progress(self, local_epoch: int, samples_accumulated: int, **kwargs: Any) -> None:
         self._aside.clear()
         with self._lock_counting:
-            super().report_local_progress(*args, **kwargs)
+            self._batch_size = max(0, samples_accumulated - self.local_progress.samples_accumulated)
+            super().report_local_progress(local_epoch, samples_accumulated, **kwargs)
         pause = time.monotonic() - self._counted_at  # none before the first
         self._longest_pause = max(0.9 * self._longest_pause, pause)
         self._counted_at = time.monotonic()
@@ -150,11 +154,22 @@ class ProgressTracker(_ProgressTracker):
     @property
     def ready_to_update_epoch(self) -> bool:
         """Whether this peer can end its epoch right away. With others, also when they are estimated to be done."""
-        if self.global_progress.num_peers > 1:
-            return super().ready_to_update_epoch
-        # nothing to be estimated: an epoch of a peer that is alone has as many samples as it should
         progress = self.global_progress
+        if progress.num_peers > 1:
+            return super().ready_to_update_epoch or get_dht_time() + self._early_by >= progress.eta_next_epoch
+        # nothing to be estimated: an epoch of a peer that is alone has as many samples as it should
         return progress.epoch > self.local_progress.epoch or progress.samples_accumulated >= self.target_batch_size
+
+    @property
+    def _early_by(self) -> float:
+        """Seconds before the end of an epoch in which this peer begins no further batch, if all others wait for it.
+
+        Half a batch: it ends its epoch at whichever end of a batch is nearest to that of the epoch. hivemind's peers
+        begin a last one in any case, for which all wait, and have some samples more than they should in each epoch.
+        """
+        if not self.is_waited_for:
+            return 0.0
+        return self._batch_size / self.performance_ema.samples_per_second / 2
 
     def _entries_of(self, record: Any) -> dict[Any, ValueWithExpiration]:
         """What those peers have reported that are there, by their public keys."""

@@ -160,7 +160,22 @@ class TestAlone:
         assert not optimizer.state_averager.allow_state_sharing
         optimizer.begin()
         assert optimizer.state_averager.allow_state_sharing is share
-        assert optimizer.grad_averager.allow_state_sharing is share
+
+    @pytest.mark.parametrize(("factory", "has_state"), [(None, False), (PowerSGDGradientAverager, True)])
+    def test_newcomers_download_from_the_gradients_averager_what_it_has_to_say(
+        self, make_optimizer: Make, monkeypatch: pytest.MonkeyPatch, factory: Any, has_state: bool
+    ) -> None:
+        if factory is not None:
+            factory = partial(factory, averager_rank=1)
+        optimizer = make_optimizer(TinyModel().parameters(), grad_averager_factory=factory)
+        optimizer.begin()
+        assert optimizer.grad_averager.allow_state_sharing is has_state
+        asked: list[str] = []
+        for name in ("state_averager", "grad_averager"):
+            averager = getattr(optimizer, name)
+            monkeypatch.setattr(averager, "load_state_from_peers", lambda *_, name=name, **__: asked.append(name))
+        optimizer.load_state_from_peers()
+        assert asked == ["state_averager", "grad_averager"][: 1 + has_state]
 
     @pytest.mark.parametrize("asked_for", [None, True, False])
     def test_client_mode_is_the_dhts_unless_asked_for(self, make_optimizer: Make, asked_for: bool | None) -> None:

@@ -200,6 +200,29 @@ def progress(samples: int, speed: float, time: float, epoch: int = 3) -> LocalTr
 
 
 @pytest.mark.parametrize(
+    ("remaining", "peers", "is_waited_for", "is_ready"),
+    [
+        (0.6, 2, True, False),
+        (0.4, 2, True, True),
+        (0.4, 2, False, False),
+        (-0.1, 2, False, True),
+        (0.4, 1, True, False),
+    ],
+    ids=["most of a batch", "less than half a batch", "nobody waits", "over", "alone"],
+)
+def test_an_epoch_ends_with_the_batch_whose_end_is_nearest(
+    make_tracker: Any, remaining: float, peers: int, is_waited_for: bool, is_ready: bool
+) -> None:
+    tracker = make_tracker(start=False)
+    tracker.performance_ema.samples_per_second = 10.0
+    tracker._batch_size, tracker.is_waited_for = 10, is_waited_for  # a batch takes a second
+    progress = tracker.global_progress
+    progress.num_peers, progress.samples_accumulated = peers, 50
+    progress.eta_next_epoch = get_dht_time() + remaining
+    assert tracker.ready_to_update_epoch is is_ready
+
+
+@pytest.mark.parametrize(
     ("now", "age", "is_due"),
     [
         (progress(300, 100.0, time=12.0), 0.5, False),
