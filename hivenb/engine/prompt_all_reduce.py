@@ -30,11 +30,17 @@ class PromptAllReduceRunner(AllReduceRunner):
     hivemind waits for its data until ``sender_timeout``, by default the whole matchmaking time.
     """
 
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        #: peers whose averages have not arrived, so that this one keeps its own values in their place
+        self.failed_reducers: set[PeerID] = set()
+
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         try:
             await super()._communicate_with_peer(peer_id)
-        except (P2PDaemonError, OSError):
-            if peer_id in self.sender_peer_ids:
+        except Exception as e:
+            self.failed_reducers.add(peer_id)
+            if isinstance(e, (P2PDaemonError, OSError)) and peer_id in self.sender_peer_ids:
                 await self._ban_sender(peer_id)
             raise
 
@@ -104,4 +110,4 @@ class PromptAllReduce(DecentralizedAverager):
                 tensor.add_(update, alpha=self._averaging_alpha)
                 self.last_updated = get_dht_time()
         finally:
-            self._unreached |= runner.banned_senders
+            self._unreached |= runner.banned_senders | runner.failed_reducers

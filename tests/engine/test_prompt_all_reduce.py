@@ -1,4 +1,4 @@
-"""A peer that dies in a group that has met costs the others no deadline."""
+"""A peer that dies in a group that has met costs the others no deadline, and whose average is lost is not counted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 import pytest
+import torch
 from hivemind.averaging.control import AveragingStage
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
 from hivenb.engine.averagers import GradientAverager
@@ -59,3 +63,32 @@ def test_the_others_go_on_without_it(averagers: list[GradientAverager], eventual
         with averager.get_tensors() as (gradient,):
             # as small as it is, one peer averages all of it; where that was the dead one, it stays as it was
             assert sum(gradient.sub(1.5).abs() < 1e-6) in (0, 3)
+
+
+class Silent(GradientAverager):
+    """Averages what it is sent, and tells nobody."""
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in super().rpc_aggregate_part(stream, context):
+            if message.code != averaging_pb2.AVERAGED_PART:
+                yield message
+
+
+def test_one_that_does_not_answer_has_not_taken_part(
+    dhts: list[DHT], make_averager: Callable[..., GradientAverager]
+) -> None:
+    averagers = [make_averager(own, kind=Silent, min_matchmaking_time=5.0) for own in dhts[:2]]
+    for averager in averagers:
+        averager.expect_peers(ExpectedPeers((1,)))
+    for value, averager in enumerate(averagers, start=1):
+        averager.parameters[0].grad = torch.full((3,), float(value))
+        averager.accumulate_grads_(1)
+    controls = [averager.step(gather=1, timeout=60.0, wait=False) for averager in averagers]
+    groups = [set(control.result(60)) for control in controls]
+    # small as it is, one of them averages all of it, and has the data of both
+    assert sorted(len(group) for group in groups) == [1, 2]
+    for own, group in zip(averagers, groups, strict=True):
+        with own.get_tensors() as (gradient,):
+            assert bool((gradient == 1.5).all()) is (len(group) == 2)
