@@ -20,6 +20,7 @@ from hivemind.utils import MPFuture
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from slow_links import Place
+from thread_time import Spent, spent
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -77,7 +78,7 @@ class Epoch:
     :param group_size: peers that averaged gradients
     :param stalled: seconds in the transition
     :param failed: why the round failed, if it did
-    :param in_step: seconds in ``step`` so far, without the computing
+    :param in_step: spent in ``step`` so far, without the computing of gradients
     :param batches: so far
     """
 
@@ -87,7 +88,7 @@ class Epoch:
     group_size: int
     stalled: float
     failed: str | None
-    in_step: float
+    in_step: Spent
     batches: int
 
 
@@ -122,21 +123,18 @@ class Endless(IterableDataset):
 class TimedStrategy(HivemindStrategy):
     """Adds up what its steps take besides computing."""
 
-    in_step = 0.0
+    in_step = Spent()
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        computing = 0.0
-
         def timed() -> Any:
-            nonlocal computing
-            began = time.perf_counter()
+            began = spent()
             result = closure()
-            computing += time.perf_counter() - began
+            self.in_step -= spent() - began
             return result
 
-        began = time.perf_counter()
+        began = spent()
         result = super().optimizer_step(optimizer, timed, model, **kwargs)
-        self.in_step += time.perf_counter() - began - computing
+        self.in_step += spent() - began
         return result
 
 
@@ -219,7 +217,7 @@ def with_plain_hivemind(connection: Any, initial_peers: Sequence[str], work: Wor
         **{"matchmaking_time": 5.0, "averaging_timeout": 30.0, "delay_state_averaging": False, **work.strategy},
     )
     connection.send(("began", time.monotonic()))
-    in_step, batches = 0.0, 0
+    in_step, batches = Spent(), 0
     for batch in _loader(work):
         if connection.poll():
             break
@@ -228,12 +226,12 @@ def with_plain_hivemind(connection: Any, initial_peers: Sequence[str], work: Wor
         loss.backward()
         before, put_in = optimizer.local_epoch, optimizer.local_progress.samples_accumulated + work.batch
         transitions.group_size, transitions.failed = 1, None
-        began = time.perf_counter()
+        began = spent()
         optimizer.step()
-        took = time.perf_counter() - began
+        took = spent() - began
         in_step, batches = in_step + took, batches + 1
         if optimizer.local_epoch != before:
-            outcome = optimizer.local_epoch, put_in, transitions.group_size, took, transitions.failed
+            outcome = optimizer.local_epoch, put_in, transitions.group_size, took.wall, transitions.failed
             connection.send(("epoch", Epoch(time.monotonic(), *outcome, in_step, batches)))
     optimizer.shutdown()
     dht.shutdown()

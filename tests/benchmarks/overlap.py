@@ -1,8 +1,10 @@
 """Measures how long training stands still in ``step`` when everything is averaged in the background, and when not.
 
 The same swarm trains three times: synchronous, with all delay options, and with those and gradient buffers that are
-reused, so that a step does not have to sum up gradients. The share of the time in ``step``, without computing, counts:
-all that is not training. Large models train for longer epochs, so that a round fits into one.
+reused, so that a step does not have to sum up gradients. The share of the time in ``step``, without the computing of
+gradients, is all that is not training; of it, what step computes itself, or waits for a core of a busy machine, is told
+from what it waits for otherwise, such as the network. Large models train for longer epochs, so that a round fits into
+one.
 
     python tests/benchmarks/overlap.py --json overlap.json
     python tests/benchmarks/overlap.py --full      # 100 million parameters, too: needs 12 GiB of memory
@@ -94,7 +96,7 @@ def measure(case: Case, epochs: int, step: float) -> list[Row]:
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    heads = ["peers", "parameters", "link", "epoch, s", "", "in step", "longest in an epoch, s", "efficiency"]
+    heads = ["peers", "parameters", "link", "epoch, s", "", "in step", "waiting", "longest in an epoch, s"]
     cells = [
         [
             row.case.peers,
@@ -103,6 +105,7 @@ def print_rows(rows: Sequence[Row]) -> None:
             f"{row.case.epoch:.1f}",
             row.way,
             f"{row.course.figures.in_step:.4f}",
+            f"{row.course.figures.waiting:.4f}",
             f"{row.course.figures.longest:.2f}",
             f"{row.efficiency:.3f}",
             f"{row.course.figures.group_size:.2f}",
@@ -111,7 +114,7 @@ def print_rows(rows: Sequence[Row]) -> None:
         ]
         for row in rows
     ]
-    print(table([*heads, "group", "failed", "CPU, s/s"], cells))
+    print(table([*heads, "efficiency", "group", "failed", "CPU, s/s"], cells))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

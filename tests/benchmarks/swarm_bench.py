@@ -178,7 +178,8 @@ class Figures:
 
     :param rate: samples per second of all of them together
     :param stalled: share of the time in which training stood still at the end of an epoch
-    :param in_step: share of the time in ``step``, without computing
+    :param in_step: share of the time in ``step``, without the computing of gradients
+    :param waiting: share of the time in which ``step`` waited for anything but a core
     :param longest: stall, seconds
     :param group_size: mean of all rounds
     :param failed: rounds
@@ -187,6 +188,7 @@ class Figures:
     rate: float
     stalled: float
     in_step: float
+    waiting: float
     longest: float
     group_size: float
     rounds: int
@@ -198,10 +200,12 @@ def figures(peers: Sequence[Peer], first: int, last: int) -> Figures:
     parts = [_part(peer, first, last) for peer in peers]
     walls = [part[-1].at - part[0].at for part in parts]
     rounds = [one for part in parts for one in part[1:]]
+    in_step = [part[-1].in_step - part[0].in_step for part in parts]
     return Figures(
         rate=sum(sum(one.samples for one in part[1:]) / wall for part, wall in zip(parts, walls, strict=True)),
         stalled=sum(one.stalled for one in rounds) / sum(walls),
-        in_step=sum(part[-1].in_step - part[0].in_step for part in parts) / sum(walls),
+        in_step=sum(one.wall for one in in_step) / sum(walls),
+        waiting=sum(one.waiting for one in in_step) / sum(walls),
         longest=max(one.stalled for one in rounds),
         group_size=statistics.mean(one.group_size for one in rounds),
         rounds=len(rounds),

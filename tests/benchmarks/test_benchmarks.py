@@ -38,6 +38,7 @@ def test_rounds_say_how_much_of_the_computing_becomes_training(tmp_path: Path) -
     assert figures["rounds"] == 6, "three epochs of two peers"
     assert 1 <= figures["group_size"] <= 2
     assert 0 <= figures["stalled"] <= figures["in_step"] < 1
+    assert 0 <= figures["waiting"] <= figures["in_step"]
     assert row["course"]["cpu"] > 0
     assert len(row["course"]["start"]) == 2
     assert all(word in printed for word in ("efficiency", "stalled", "CPU", "first epochs"))
