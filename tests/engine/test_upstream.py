@@ -15,6 +15,8 @@ import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner
 from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.dht import DHTNode
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.optim import grad_averager, optimizer, progress_tracker, state_averager
 from hivemind.p2p import P2P, ServicerBase
 from tiny import TinyModel, samples
@@ -110,7 +112,28 @@ class TestAverager:
         unfinished._parent_pid = -1
 
 
+class TestNode:
+    def test_each_record_takes_a_search(self) -> None:
+        assert "self.find_nearest_nodes(" in source(DHTNode.store_many), "Node.find_nearest_nodes may go"
+
+    def test_storing_to_what_was_read_reads_it_again(self) -> None:
+        update = source(DHTNode._update_cache_on_store)
+        of_dictionary = update[update.index("elif is_dictionary and key_id in self.protocol.cache") :]
+        assert "self._schedule_for_refresh(key_id, refresh_time=get_dht_time())" in of_dictionary, "CACHING may go"
+
+    def test_reading_asks_as_many_as_a_bucket_holds(self) -> None:
+        read = source(DHTNode.get_many_by_id)
+        assert "beam_size if beam_size is not None else self.protocol.bucket_size" in read, "get_many_by_id may go"
+
+    def test_signatures_are_checked_again_and_again(self) -> None:
+        assert "cache" not in source(RSASignatureValidator.validate), "SignatureValidator may go"
+
+
 class TestGradientAverager:
+    def test_sums_are_set_to_zero_before_they_are_written(self) -> None:
+        reset = source(grad_averager.GradientAverager.reset_accumulated_grads_)
+        assert "grad_buf.zero_()" in reset, "WeighedBySamples.reset_accumulated_grads_ may go"
+
     def test_batches_count_alike_whatever_their_sizes(self) -> None:
         load = source(grad_averager.GradientAverager.load_accumulators_into_averager_)
         assert "1.0 / self.local_times_accumulated" in load, "WeighedBySamples may go"
