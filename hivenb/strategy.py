@@ -51,9 +51,8 @@ class HivemindStrategy(SingleDeviceStrategy):
 
     One Trainer drives one device; further devices join as further peers.
 
-    :param target_batch_size: samples that all peers accumulate together before each step. The larger, the less
-      often the peers have to communicate. Each peer ends its epoch with a whole batch, the one whose end is nearest:
-      with several peers, epochs have some samples more or fewer
+    :param target_batch_size: samples that all peers accumulate together before each step; with several peers some more
+      or fewer, as each ends with the batch whose end is nearest. The larger, the less often they communicate
     :param run_id: name of this run; peers with the same name and DHT train together
     :param batch_size: samples in each batch of this peer; by default read from each batch
     :param delay_state_averaging: average parameters in the background, while training goes on

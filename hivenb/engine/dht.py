@@ -17,7 +17,7 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
-from hivenb.engine.dht_node import CACHING, Node, SignatureValidator
+from hivenb.engine.dht_node import Node, SignatureValidator
 from hivenb.engine.processes import SettledProcess, settle_as_child, tied_to_parent
 
 logger = get_logger(__name__)
@@ -111,7 +111,7 @@ class DHT(SettledProcess, hivemind.DHT):
                 initial_peers=self.initial_peers,
                 num_workers=self.num_workers,
                 record_validator=self._record_validator,
-                **{**CACHING, **node_kwargs},
+                **node_kwargs,
             )
         except BaseException:
             await p2p.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
@@ -20,9 +20,9 @@ NEAREST_KNOWN_FOR = 30.0
 #: Records whose signatures a node remembers to have checked.
 REMEMBERED_SIGNATURES = 1024
 
-#: Nothing is cached. hivemind's node reads a dictionary from the whole swarm anew after each record that it stores in
-#: it, and copies what it has read to another node; here, records change once a second.
-CACHING: dict[str, Any] = {"cache_locally": False, "cache_on_store": False, "cache_nearest": 0}
+#: By default, nothing is cached. hivemind's node reads a dictionary from the whole swarm anew after each record that it
+#: stores in it, and copies what it has read to another node; here, records change once a second.
+_CACHING: dict[str, Any] = {"cache_locally": False, "cache_on_store": False, "cache_nearest": 0}
 
 FoundCallback = Callable[[DHTID, list[DHTID], set[DHTID]], Awaitable[Any]]
 
@@ -51,6 +51,11 @@ class Node(DHTNode):
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self._nearest: dict[DHTID, _Nearest] = {}
+
+    @classmethod
+    async def create(cls, **kwargs: Any) -> Node:
+        """Takes the parameters of ``DHTNode.create``, with other defaults of those that begin with ``cache``."""
+        return cast(Node, await super().create(**{**_CACHING, **kwargs}))
 
     async def find_nearest_nodes(
         self,

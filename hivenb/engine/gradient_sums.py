@@ -35,7 +35,10 @@ class WeighedBySamples(GradientAverager):
 
     @torch.no_grad()
     def accumulate_grads_(self, batch_size: int) -> None:
-        """Add the gradients of a batch to those of the epoch, unless they are summed in the model's own buffers."""
+        """Add the gradients of a batch to those of the epoch, unless they are summed in the model's own buffers.
+
+        :param batch_size: samples in it
+        """
         # Replaces the method of hivemind/optim/grad_averager.py, which sets the sums to zero first: with large models,
         # each pass through memory takes as long as the network does
         is_first = self.local_times_accumulated == 0
@@ -98,7 +101,8 @@ class WeighedBySamples(GradientAverager):
     def set_mean_gradients(self, gradients: Iterable[torch.Tensor], samples: int) -> None:
         """Begin with what was accumulated before, as if it were one batch.
 
-        :param gradients: the mean over those samples, one tensor for each parameter
+        :param gradients: the mean over those samples, one tensor for each parameter, of its shape
+        :param samples: how many that were
         """
         self._is_loaded = False
         self.local_samples_accumulated, self.local_times_accumulated = samples, 1

@@ -15,10 +15,12 @@ from typing import Any
 
 import psutil
 import pytest
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import P2P
 from tiny import LOOPBACK
 
 from hivenb.engine.dht import DHT, TiedP2P, reachable_addresses
+from hivenb.engine.dht_node import SignatureValidator
 from hivenb.engine.processes import wait_for_exit
 
 
@@ -168,3 +170,8 @@ def test_the_daemon_is_started_with_upstreams_own_command() -> None:
     assert TiedP2P._make_process_args("p2pd", listen="x")[-len(P2P._make_process_args("p2pd", listen="x")) :] == (
         P2P._make_process_args("p2pd", listen="x")
     )
+
+
+def test_it_checks_each_signature_once(dht: DHT) -> None:
+    (signatures,) = [v for v in dht._record_validator._validators if isinstance(v, RSASignatureValidator)]
+    assert isinstance(signatures, SignatureValidator)

@@ -15,7 +15,7 @@ import torch
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.optim.progress_tracker import ProgressTracker
-from tiny import LOOPBACK, TinyModel, parameters, samples, train
+from tiny import DELAYS, LOOPBACK, TinyModel, parameters, samples, train
 
 from hivenb.engine import state_download as module
 from hivenb.engine.dht import DHT
@@ -160,6 +160,16 @@ class TestAlone:
         assert not optimizer.state_averager.allow_state_sharing
         optimizer.begin()
         assert optimizer.state_averager.allow_state_sharing is share
+
+    @pytest.mark.parametrize("delays", [{}, DELAYS], ids=["synchronous", "all delays"])
+    def test_the_others_wait_for_its_last_batch_unless_they_average_in_the_background(
+        self, make_optimizer: Make, delays: dict[str, Any]
+    ) -> None:
+        model = TinyModel()
+        optimizer = make_optimizer(optimizer=partial(torch.optim.SGD, lr=0.1), params=model.parameters(), **delays)
+        model.layer(torch.ones(1, 4)).sum().backward()
+        optimizer.step(batch_size=1)
+        assert optimizer.tracker.is_waited_for is not bool(delays)
 
     @pytest.mark.parametrize(("factory", "has_state"), [(None, False), (PowerSGDGradientAverager, True)])
     def test_newcomers_download_from_the_gradients_averager_what_it_has_to_say(

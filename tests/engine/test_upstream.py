@@ -119,7 +119,7 @@ class TestNode:
     def test_storing_to_what_was_read_reads_it_again(self) -> None:
         update = source(DHTNode._update_cache_on_store)
         of_dictionary = update[update.index("elif is_dictionary and key_id in self.protocol.cache") :]
-        assert "self._schedule_for_refresh(key_id, refresh_time=get_dht_time())" in of_dictionary, "CACHING may go"
+        assert "self._schedule_for_refresh(key_id, refresh_time=get_dht_time())" in of_dictionary, "Node.create may go"
 
     def test_reading_asks_as_many_as_a_bucket_holds(self) -> None:
         read = source(DHTNode.get_many_by_id)
