@@ -69,13 +69,15 @@ class EpochMatchmaking(Matchmaking):
         chosen = matchmaking.__dict__.pop("target_group_size")
         matchmaking.__class__ = cls
         own = cast(EpochMatchmaking, matchmaking)
-        own._chosen_size, own._expected, own._awaiting_trigger = chosen, None, {}
+        own._chosen_size, own._expected, own._awaiting_trigger, own._peers_of_ours = chosen, None, {}, set()
         return own
 
     _chosen_size: int | None
     _expected: ExpectedPeers | None
     #: groups that this peer is in and that it has not begun to average with, by their ids
     _awaiting_trigger: dict[bytes, tuple[StepControl, asyncio.Event]]
+    #: peers that have said which epoch's round they look for, in a group with this one
+    _peers_of_ours: set[PeerID]
 
     @property
     def target_group_size(self) -> int | None:
@@ -114,7 +116,13 @@ class EpochMatchmaking(Matchmaking):
 
     def _await_trigger(self, group: GroupInfo) -> GroupInfo:
         self._awaiting_trigger[group.group_id] = self.step_control, asyncio.Event()
+        sent = zip(group.peer_ids, group.gathered, strict=True)
+        self._peers_of_ours.update(peer for peer, gather in sent if epoch_of(gather) is not None)
         return group
+
+    def is_of_ours(self, peer: PeerID) -> bool:
+        """Whether a peer is known not to be one of plain hivemind, since it has been in a group with this one."""
+        return peer in self._peers_of_ours
 
     def begin(self, group_id: bytes) -> None:
         """Let those in that have sent data for a group already."""

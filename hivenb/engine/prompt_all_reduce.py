@@ -5,23 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.p2p import P2PDaemonError, PeerID
+from hivemind.averaging.partition import TensorPartReducer
+from hivemind.p2p import P2PDaemonError, PeerID, StubBase
 from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.asyncio import as_aiter, azip
 
 from hivenb.engine.epoch_matchmaking import EpochMatchmaking
+from hivenb.engine.stream_ends import aggregate_parts
 
 logger = get_logger(__name__)
 
 
 #: Seconds between two looks whether those are still there whose data has not begun to arrive.
 LOOK_EVERY = 0.5
+
+
+class PromptReducer(TensorPartReducer):
+    """``hivemind``'s ``TensorPartReducer`` of which no sender that leaves takes the others' averages away."""
+
+    async def accumulate_part(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # All senders of a part wait for one future. Of a sender that is gone, the request is cancelled, and asyncio
+        # cancels what it waits for with it; the others would wait until allreduce_timeout
+        return await asyncio.shield(super().accumulate_part(*args, **kwargs))
 
 
 class PromptAllReduceRunner(AllReduceRunner):
@@ -32,8 +44,15 @@ class PromptAllReduceRunner(AllReduceRunner):
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
+        self.tensor_part_reducer.__class__ = PromptReducer  # which hivemind has made already
         #: peers whose averages have not arrived, so that this one keeps its own values in their place
         self.failed_reducers: set[PeerID] = set()
+
+    def _get_peer_stub(self, peer: PeerID) -> StubBase:
+        stub = super()._get_peer_stub(peer)
+        count = self.tensor_part_container.num_parts_by_peer[self.ordered_peer_ids.index(peer)]
+        stub.rpc_aggregate_part = partial(aggregate_parts, stub.rpc_aggregate_part, count)
+        return stub
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         try:
@@ -65,6 +84,9 @@ class PromptAllReduceRunner(AllReduceRunner):
                     await self._ban_sender(peer)
 
     async def _ban_sender(self, peer_id: PeerID) -> None:
+        received = self.tensor_part_reducer.num_parts_received[self.sender_peer_ids.index(peer_id)]
+        if received == self.tensor_part_reducer.num_parts > 0:
+            return  # it has sent all that it had to, and may close the stream as soon as it has its averages
         await super()._ban_sender(peer_id)
         if self.active_senders | self.banned_senders >= set(self.sender_peer_ids):
             self.all_senders_started.set()  # nobody is left to be waited for

@@ -8,12 +8,13 @@ import math
 import threading
 import weakref
 from concurrent.futures import InvalidStateError
+from functools import partial
 from typing import Any, AsyncIterator, cast  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.p2p import P2PContext, ServicerBase
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase, StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
@@ -21,6 +22,13 @@ from hivemind.utils.asyncio import achain, as_aiter
 from hivenb.engine import codecs as _codecs  # noqa: F401 - a peer without a codec decodes what others send, too
 from hivenb.engine.epoch_matchmaking import EpochMatchmaking, ExpectedPeers, marked
 from hivenb.engine.processes import SettledProcess
+from hivenb.engine.stream_ends import (
+    TIME_TO_READ,
+    TIME_TO_READ_UNTIL_END,
+    download_state,
+    left_open,
+    with_end,
+)
 
 logger = get_logger(__name__)
 
@@ -234,8 +242,28 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         # before the present one has ended since that was agreed on: with rounds in the background, as good as always
         request = await anext(stream)
         await self._matchmaking.wait_for_trigger(request.group_id)
-        async for message in super().rpc_aggregate_part(achain(as_aiter(request), stream), context):
+        responses = super().rpc_aggregate_part(achain(as_aiter(request), stream), context)
+        seconds = TIME_TO_READ if self._matchmaking.is_of_ours(context.remote_id) else TIME_TO_READ_UNTIL_END
+        async for message in left_open(responses, seconds):
             yield message
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        async for message in left_open(super().rpc_join_group(request, context)):
+            yield message
+
+    async def rpc_download_state(
+        self, request: averaging_pb2.DownloadRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        async for message in left_open(with_end(super().rpc_download_state(request, context))):
+            yield message
+
+    @classmethod
+    def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> StubBase:
+        stub = super().get_stub(p2p, peer, namespace=namespace)
+        stub.rpc_download_state = partial(download_state, stub.rpc_download_state)
+        return stub
 
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
         _keep_tasks_alive()  # a client has no handlers

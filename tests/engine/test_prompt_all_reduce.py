@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
+from pathlib import Path
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 import pytest
 import torch
@@ -48,13 +49,8 @@ def test_the_others_go_on_without_it(averagers: list[GradientAverager], eventual
     for victim in (dead, dead.dht):
         os.kill(victim.pid, signal.SIGKILL)
         victim.join()
-    for value, averager in enumerate(living, start=1):
-        with averager.get_tensors() as (gradient,):
-            gradient.fill_(value)
-        averager.local_samples_accumulated = 1
-    for control in controls[:2]:
-        control.weight = 1.0
-        control.allow_allreduce()
+    for value, (averager, control) in enumerate(zip(living, controls, strict=False), start=1):
+        _begin(averager, control, value)
     for control in controls[:2]:
         # whoever neither averages for the dead one nor gets anything from it does not know
         assert control.result(60).keys() >= {averager.peer_id for averager in living}
@@ -63,6 +59,70 @@ def test_the_others_go_on_without_it(averagers: list[GradientAverager], eventual
         with averager.get_tensors() as (gradient,):
             # as small as it is, one peer averages all of it; where that was the dead one, it stays as it was
             assert sum(gradient.sub(1.5).abs() < 1e-6) in (0, 3)
+
+
+class Noting(GradientAverager):
+    """Notes in a folder from whom it has received all parts, and who does not wait for their averages any more."""
+
+    folder: Path
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async def noted() -> AsyncIterator[averaging_pb2.AveragingData]:
+            async for part in stream:
+                yield part
+            (self.folder / f"received from {context.remote_id}").touch()
+
+        try:
+            async for message in super().rpc_aggregate_part(noted(), context):
+                yield message
+        finally:
+            (self.folder / f"left by {context.remote_id}").touch()
+
+
+def test_one_that_dies_while_it_waits_for_a_slower_one_costs_nobody_the_round(
+    tmp_path: Path,
+    dhts: list[DHT],
+    make_averager: Callable[..., GradientAverager],
+    eventually: Callable[..., None],
+) -> None:
+    deadlines = {"request_timeout": 2.0, "next_chunk_timeout": 300.0, "allreduce_timeout": 600.0}
+    folders = [tmp_path / str(number) for number in range(3)]
+    averagers = []
+    for own, folder in zip(dhts, folders, strict=True):
+        folder.mkdir()
+        kind = type("NotingThere", (Noting,), {"folder": folder})
+        # of so many numbers, each averages a part
+        averagers.append(make_averager(own, 300_000, kind, min_matchmaking_time=5.0, **deadlines))
+        averagers[-1].expect_peers(ExpectedPeers((1, 1)))
+    controls = [averager.schedule_step(gather=1, timeout=120.0) for averager in averagers]
+    eventually(lambda: all(control.stage is AveragingStage.AWAITING_TRIGGER for control in controls), 60)
+    quick, dying, slow = range(3)
+    for number in (quick, dying):
+        _begin(averagers[number], controls[number], number)
+    victim = averagers[dying].peer_id
+    eventually((folders[quick] / f"received from {victim}").exists, 60)
+    for process in (averagers[dying], averagers[dying].dht):
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    eventually((folders[quick] / f"left by {victim}").exists, 60)
+    _begin(averagers[slow], controls[slow], slow)
+    for number in (quick, slow):
+        assert controls[number].result(60).keys() == {averagers[quick].peer_id, averagers[slow].peer_id}
+        with averagers[number].get_tensors() as (gradient,):
+            # the part that the dead one was to average stays as it was
+            assert set(gradient.tolist()) <= {number, 1.0}
+            assert gradient.eq(1.0).sum() > 100_000
+    controls[dying].cancel()
+
+
+def _begin(averager: GradientAverager, control: Any, value: float) -> None:
+    with averager.get_tensors() as (gradient,):
+        gradient.fill_(value)
+    averager.local_samples_accumulated = 1
+    control.weight = 1.0
+    control.allow_allreduce()
 
 
 class Silent(GradientAverager):

@@ -15,6 +15,7 @@ import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner
 from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.averaging.partition import TensorPartReducer
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.optim import grad_averager, optimizer, progress_tracker, state_averager
@@ -99,6 +100,14 @@ class TestAverager:
     def test_a_sender_that_cannot_be_dialled_is_waited_for(self) -> None:
         communicate = source(AllReduceRunner._communicate_with_peer)
         assert "_ban_sender" not in communicate, "PromptAllReduceRunner may go"
+
+    def test_a_sender_that_leaves_takes_the_average_of_all_with_it(self) -> None:
+        accumulate = source(TensorPartReducer.accumulate_part)
+        assert accumulate.endswith("return await current_part_future"), "PromptReducer may go"
+
+    def test_a_stream_is_closed_by_who_answers(self) -> None:
+        handle = source(P2P._add_protobuf_stream_handler)
+        assert "with closing(writer): processing_task" in handle, "stream_ends.py may go"
 
     def test_shutting_down_takes_a_future_for_a_group(self) -> None:
         assert "group.finalize(cancel=True)" in source(DecentralizedAverager._shutdown), "_shutdown may do less"

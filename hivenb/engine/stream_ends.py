@@ -1,0 +1,92 @@
+"""Streams that keep their ends: whoever is to read one closes it.
+
+hivemind's daemon (go-libp2p-daemon, ``stream.go:doStreamPipe``) closes a stream for reading before it does for writing,
+and resets it if its other half notices that in between. The peer at the other end then drops what it has not handed on
+yet: about one stream in a thousand that the answering side closes lacks its end. A peer in a round of averaging then
+keeps its own values of some parameters, one that was let into a group does not learn that, and a newcomer gets a part
+of the state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from hivemind.proto import averaging_pb2
+from hivemind.utils.asyncio import attach_event_on_finished
+
+Message = TypeVar("Message")
+Call = Callable[[Any], Awaitable[AsyncGenerator[Any, None]]]
+
+#: Seconds that a peer has to read an answer, and to close the stream, before this one does. Less than the three after
+#: which a peer of plain hivemind, which waits for the end of a state that it downloads, takes it for lost.
+TIME_TO_READ = 2.0
+
+#: The same for a peer that is known to wait for the end of the stream.
+TIME_TO_READ_UNTIL_END = 0.05
+
+#: What ours send after a state; it adds nothing to a state that a peer of plain hivemind puts together.
+END_OF_STATE = averaging_pb2.DownloadData()
+
+
+async def left_open(responses: AsyncIterable[Message], seconds: float = TIME_TO_READ) -> AsyncIterator[Message]:
+    """Answer a request, and leave it to whoever has asked to close the stream.
+
+    :param responses: the answer; to an empty one the stream is closed at once
+    :param seconds: after which it is closed anyway
+    """
+    has_answered = False
+    async for response in responses:
+        yield response
+        has_answered = True
+    if has_answered:
+        await asyncio.sleep(seconds)  # which ends with a CancelledError as soon as the other side closes the stream
+
+
+async def with_end(state: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    """A state, and after it a message that says so; nothing after nothing."""
+    message = None
+    async for message in state:
+        yield message
+    if message is not None:
+        yield END_OF_STATE
+
+
+async def closed_after(
+    responses: AsyncGenerator[Message, None], is_last: Callable[[Message], bool], sent: asyncio.Event | None = None
+) -> AsyncIterator[Message]:
+    """Read an answer, and close the stream.
+
+    :param responses: the stream
+    :param is_last: whether nothing is to come after a message
+    :param sent: is set when all of the request was sent; not closed before that
+    """
+    async with contextlib.aclosing(responses):
+        async for response in responses:
+            yield response
+            if is_last(response):
+                break
+        if sent is not None:
+            await sent.wait()
+
+
+async def download_state(call: Call, request: averaging_pb2.DownloadRequest) -> AsyncIterator[Any]:
+    """Ask for a state.
+
+    :param call: the method of hivemind's stub
+    """
+    return closed_after(await call(request), lambda message: message == END_OF_STATE)
+
+
+async def aggregate_parts(call: Call, count: int, parts: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Have parts of tensors averaged.
+
+    :param call: the method of hivemind's stub
+    :param count: how many parts are sent, and as many averages come back
+    """
+    sent, numbers = asyncio.Event(), itertools.count(1)
+    responses = await call(attach_event_on_finished(parts, sent))
+    return closed_after(responses, lambda _: next(numbers) == count, sent)
