@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
@@ -15,6 +19,9 @@ from hivemind.utils import MSGPackSerializer
 
 #: What hivemind's averager sends to its group with each round: bandwidth, mode, the caller's own.
 UPSTREAM_FIELDS = 3
+
+#: Seconds between two looks for peers to average with.
+LOOK_EVERY = 0.1
 
 #: What ours add to it; a peer of plain hivemind reads the fields that it knows and no further.
 MARK = "hivenb"
@@ -56,6 +63,20 @@ class ExpectedPeers:
         return sum(epoch is None or reported <= epoch - self.ahead for reported in self.epochs)
 
 
+class PacedGroupKeyManager(GroupKeyManager):
+    """``hivemind``'s ``GroupKeyManager`` that looks for peers no more often than it has to.
+
+    hivemind's peers look without a pause until they have found a group, which keeps a core busy.
+    """
+
+    _looked_at = -math.inf
+
+    async def get_averagers(self, *args: Any, **kwargs: Any) -> list[tuple[PeerID, float]]:
+        await asyncio.sleep(self._looked_at + LOOK_EVERY - time.monotonic())
+        self._looked_at = time.monotonic()
+        return await super().get_averagers(*args, **kwargs)
+
+
 class EpochMatchmaking(Matchmaking):
     """``hivemind``'s matchmaking, in which a leader turns away whoever is at another epoch.
 
@@ -68,6 +89,7 @@ class EpochMatchmaking(Matchmaking):
         """The same matchmaking, which hivemind has made already."""
         chosen = matchmaking.__dict__.pop("target_group_size")
         matchmaking.__class__ = cls
+        matchmaking.group_key_manager.__class__ = PacedGroupKeyManager
         own = cast(EpochMatchmaking, matchmaking)
         own._chosen_size, own._expected, own._awaiting_trigger, own._peers_of_ours = chosen, None, {}, set()
         return own
@@ -87,6 +109,18 @@ class EpochMatchmaking(Matchmaking):
         step = self.step_control
         # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
         return max(2, 1 + self._expected.count(None if step is None else epoch_of(step.data_for_gather)))
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        # Who is to lead is whoever began to look first. hivemind says so only after the answer to a request of its own:
+        # two that ask each other, since one had not heard that the other has begun anew, wait until request_timeout,
+        # and then until one of them begins anew again.
+        if self.potential_leaders.declared_expiration_time > (request.expiration or math.inf):
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_EXPIRATION_TIME)
+            return
+        async for message in super().rpc_join_group(request, context):
+            yield message
 
     def _check_reasons_to_reject(
         self, request: averaging_pb2.JoinRequest, context: P2PContext

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from hivemind.averaging.control import AveragingStage
+from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.averaging.partition import AllreduceException
 from hivemind.optim.grad_averager import GradientAverager as PlainGradientAverager
-from hivemind.utils import MSGPackSerializer
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from hivenb.engine.averagers import GradientAverager
 from hivenb.engine.dht import DHT
-from hivenb.engine.epoch_matchmaking import epoch_of, is_marked, marked
+from hivenb.engine.epoch_matchmaking import LOOK_EVERY, EpochMatchmaking, epoch_of, is_marked, marked
 
 Make = Callable[..., Any]
 
@@ -76,3 +82,51 @@ def test_a_peer_of_plain_hivemind_is_met_at_any_epoch(
     plain = make_averager(dht, PlainGradientAverager).step(gather=gather, wait=False, timeout=30.0)
     ours = make_averager(joining_dht).step(gather=4, wait=False, timeout=30.0)
     assert len(plain.result(40)) == len(ours.result(40)) == 2
+
+
+async def _matchmaking(own: DHT, run_id: str) -> EpochMatchmaking:
+    made = Matchmaking(
+        cast(Any, SimpleNamespace(peer_id=own.peer_id)),
+        b"schema",
+        own,
+        servicer_type=GradientAverager,
+        prefix=run_id,
+        target_group_size=None,
+        min_group_size=2,
+        min_matchmaking_time=5.0,
+        request_timeout=2.0,
+        client_mode=False,
+    )
+    return EpochMatchmaking.of(made)
+
+
+def test_who_asks_somebody_itself_answers_at_once_that_it_cannot_lead(dht: DHT, joining_dht: DHT, run_id: str) -> None:
+    """Two that ask each other would wait for each other's answer."""
+
+    async def be_asked() -> None:
+        asked, now = await _matchmaking(dht, run_id), get_dht_time()
+        asked.potential_leaders.declared_expiration_time = now + 10.0
+        context = P2PContext(handle_name="", local_id=dht.peer_id, remote_id=joining_dht.peer_id)
+
+        def answer(expiration: float) -> asyncio.Task[averaging_pb2.MessageFromLeader]:
+            request = averaging_pb2.JoinRequest(schema_hash=b"schema", expiration=expiration)
+            return asyncio.ensure_future(anext(asked.rpc_join_group(request, context)))
+
+        async with asked.lock_request_join_group:  # as while it asks somebody
+            earlier, later = answer(now + 5.0), answer(now + 15.0)
+            assert (await asyncio.wait_for(earlier, 10)).code == averaging_pb2.BAD_EXPIRATION_TIME
+            assert not later.done(), "it may lead whoever has begun to look after it"
+        assert (await asyncio.wait_for(later, 10)).code == averaging_pb2.NOT_LOOKING_FOR_GROUP
+
+    asyncio.run(be_asked())
+
+
+def test_it_looks_for_peers_at_a_pace(dht: DHT, run_id: str) -> None:
+    async def look() -> float:
+        keys = (await _matchmaking(dht, run_id)).group_key_manager
+        began = time.monotonic()
+        for _ in range(4):
+            assert await keys.get_averagers(keys.current_key, only_active=True) == []
+        return time.monotonic() - began
+
+    assert asyncio.run(look()) >= 3 * LOOK_EVERY

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner
-from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.averaging.matchmaking import Matchmaking, PotentialLeaders
 from hivemind.averaging.partition import TensorPartReducer
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
@@ -92,6 +92,14 @@ class TestAverager:
 
     def test_nobody_asks_for_the_epoch_of_who_joins_a_group(self) -> None:
         assert "gather" not in source(Matchmaking._check_reasons_to_reject), "EpochMatchmaking may do less"
+
+    def test_two_that_ask_each_other_wait_for_each_other(self) -> None:
+        assert source(Matchmaking.rpc_join_group).index("async with self.lock_request_join_group:") < source(
+            Matchmaking.rpc_join_group
+        ).index("_check_reasons_to_reject"), "EpochMatchmaking.rpc_join_group may go"
+
+    def test_it_looks_for_peers_without_a_pause(self) -> None:
+        assert "sleep" not in source(PotentialLeaders._update_queue_periodically), "PacedGroupKeyManager may go"
 
     def test_a_round_that_ends_opens_the_door_of_the_next_one(self) -> None:
         register = source(DecentralizedAverager._register_allreduce_group)
