@@ -91,7 +91,9 @@ class DownloadsState(SchedulesRounds):
                     self.grad_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
                 return
             except SwarmError:
-                raise  # another attempt would bring the same
+                # it does not fit; of what a peer of plain hivemind sends, the end may be lost, see stream_ends.py
+                if attempt > 0:
+                    raise
             except Exception as e:
                 logger.warning(f"Could not load the state from peers ({attempt + 1} of {LOAD_STATE_ATTEMPTS}): {e!r}")
                 last_error = e

@@ -1,7 +1,8 @@
 """Measures what the strategy adds to a step of one peer, against Lightning's single-device strategy.
 
 Several Trainers of one process take turns, some steps each, so that whatever else the machine does hits all of them
-alike; the median step counts. A real step: a perceptron of so many parameters computes. Each batch is an epoch of the
+alike; the median step counts. A real step: a perceptron of so many parameters computes, which does least with each of
+them, or the convolutions of VGG-11 (https://arxiv.org/abs/1409.1556), which do more. Each batch is an epoch of the
 swarm of its own, or 16 are; the latter is seen beside a plain Trainer that accumulates as many.
 
     python tests/benchmarks/overhead.py --json overhead.json
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,17 +39,48 @@ MANY, TURN = 16, 16
 WARM_UP = 16
 
 
-class Perceptron(LightningModule):
-    """Square layers with about so many parameters together."""
+#: Channels of each layer of VGG-11; None halves the picture.
+VGG_11 = (64, None, 128, None, 256, 256, None, 512, 512, None, 512, 512, None)
 
-    def __init__(self, parameters: int):
+
+def perceptron(parameters: int) -> nn.Module:
+    """Square layers with about so many parameters together."""
+    width = math.isqrt(parameters // LAYERS)
+    layers = (module for _ in range(LAYERS) for module in (nn.Linear(width, width), nn.ReLU()))
+    return nn.Sequential(Spread(width), *layers)
+
+
+def convolutions() -> nn.Module:
+    """9.2 million parameters, for pictures of 32 x 32 points."""
+    layers: list[nn.Module] = [Spread(3, 32, 32)]
+    channels = 3
+    for found in VGG_11:
+        if found is None:
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += [nn.Conv2d(channels, found, 3, padding=1), nn.ReLU()]
+            channels = found
+    return nn.Sequential(*layers)
+
+
+class Spread(nn.Module):
+    """Makes so many numbers of the one of each sample."""
+
+    def __init__(self, *shape: int):
         super().__init__()
-        width = math.isqrt(parameters // LAYERS)
-        self.layers = nn.Sequential(*(m for _ in range(LAYERS) for m in (nn.Linear(width, width), nn.ReLU())))
-        self._width = width
+        self._shape = shape
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return batch.view(-1, *(1 for _ in self._shape)).expand(-1, *self._shape)
+
+
+class Trained(LightningModule):
+    def __init__(self, layers: nn.Module):
+        super().__init__()
+        self.layers = layers
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.layers(batch.expand(-1, self._width)).square().mean()
+        return self.layers(batch).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=1e-3)
@@ -103,10 +136,12 @@ class Timed(Callback):
 class Row:
     """One way to train one model.
 
+    :param model: what is trained
     :param seconds: of a step, in each turn
     :param ratio: median over all turns of this one's step to that of the plain Trainer just before
     """
 
+    model: str
     parameters: int
     who: str
     against: str
@@ -136,7 +171,8 @@ def contestants() -> dict[str, tuple[str, Callable[[], dict[str, Any]]]]:
     }
 
 
-def measure(parameters: int, turns_each: int) -> list[Row]:
+def measure(name: str, make: Callable[[], nn.Module], turns_each: int) -> list[Row]:
+    parameters = sum(parameter.numel() for parameter in make().parameters())
     chosen = contestants()
     turns = Turns(len(chosen))
     clocks = {who: Timed(turns, own, turns_each) for own, who in enumerate(chosen)}
@@ -145,7 +181,7 @@ def measure(parameters: int, turns_each: int) -> list[Row]:
     def train(own: int, who: str) -> None:
         try:
             trainer = Trainer(max_epochs=-1, callbacks=[clocks[who]], **QUIET, **chosen[who][1]())
-            trainer.fit(Perceptron(parameters), DataLoader(Endless(BATCH), batch_size=None))
+            trainer.fit(Trained(make()), DataLoader(Endless(BATCH), batch_size=None))
         except BaseException as e:
             errors.append(e)
         finally:
@@ -161,7 +197,7 @@ def measure(parameters: int, turns_each: int) -> list[Row]:
     rows = []
     for who, (against, _) in chosen.items():
         ratios = [a / b for a, b in zip(clocks[who].seconds, clocks[against].seconds, strict=True)]
-        rows.append(Row(parameters, who, against, clocks[who].seconds, statistics.median(ratios)))
+        rows.append(Row(name, parameters, who, against, clocks[who].seconds, statistics.median(ratios)))
     return rows
 
 
@@ -174,18 +210,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = [*given.parameters, *([100_000_000] if given.full else [])]
     if given.quick:
         sizes, given.turns = [10_000], 3
+    models: list[tuple[str, Callable[[], nn.Module]]] = [("perceptron", partial(perceptron, size)) for size in sizes]
+    if not given.quick:
+        models.append(("convolutions", convolutions))
     for name in ("hivemind", "lightning", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
     print(machine())
     rows: list[Row] = []
-    for size in sizes:
-        say(f"{size:,} parameters ...")
-        rows += measure(size, given.turns)
+    for name, make in models:
+        say(f"{name} ...")
+        rows += measure(name, make, given.turns)
     cells = [
-        [row.parameters, row.who, f"{1000 * statistics.median(row.seconds):.2f}", f"{row.ratio:.3f}"] for row in rows
+        [row.model, row.parameters, row.who, f"{1000 * statistics.median(row.seconds):.2f}", f"{row.ratio:.3f}"]
+        for row in rows
     ]
-    print(table(["parameters", "", "step, ms", "ratio"], cells))
+    print(table(["model", "parameters", "", "step, ms", "ratio"], cells))
     print("The ratio is to Lightning with as many batches a step, in the turn next to it; one thread.")
     write_json(given.json, rows)
     return 0

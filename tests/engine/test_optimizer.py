@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -345,6 +346,25 @@ class TestFailures:
             optimizer.load_state_from_peers()
         assert len(attempts) == 2
         assert not optimizer.tracker.lock_global_progress.locked()
+
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_a_state_that_does_not_fit_is_downloaded_once_more(
+        self, make_optimizer: Make, monkeypatch: pytest.MonkeyPatch, times: int
+    ) -> None:
+        """The end of what a peer of plain hivemind sends may be lost."""
+        optimizer = make_optimizer(TinyModel().parameters(), load_state_timeout=1.0)
+        misfits = [SwarmError("it has 1 tensor, and this peer has 2")] * times
+        load = optimizer.state_averager.load_state_from_peers
+
+        def misfit_first(**kwargs: Any) -> Any:
+            if misfits:
+                raise misfits.pop()
+            return load(**kwargs)
+
+        monkeypatch.setattr(optimizer.state_averager, "load_state_from_peers", misfit_first)
+        with pytest.raises(SwarmError, match="1 tensor") if times > 1 else contextlib.nullcontext():
+            optimizer.load_state_from_peers()
+        assert not misfits
 
 
 def test_shutting_down_after_the_dht(run_id: str, make_optimizer: Make) -> None:
