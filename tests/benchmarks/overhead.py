@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import statistics
+import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from bench_peer import QUIET, Endless
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from swarm_bench import machine, parser, say, table, write_json
+from thread_time import Spent, spent
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -37,6 +39,14 @@ BATCH, LAYERS = 32, 4
 MANY, TURN = 16, 16
 #: Steps of each Trainer that do not count.
 WARM_UP = 16
+
+#: Settings of glibc (https://man7.org/linux/man-pages/man3/mallopt.3.html), which by default gives the memory of
+#: gradients back to the system after each batch or not, as chance has it: that takes a sixth of a step, or nothing.
+KEEPING_MEMORY = {
+    "MALLOC_TRIM_THRESHOLD_": "2000000000",
+    "MALLOC_MMAP_THRESHOLD_": "1000000000",
+    "MALLOC_ARENA_MAX": "1",
+}
 
 
 #: Channels of each layer of VGG-11; None halves the picture.
@@ -115,21 +125,21 @@ class Timed(Callback):
 
     def __init__(self, turns: Turns, own: int, count: int):
         self._turns, self._own, self._count = turns, own, count
-        self._began = 0.0
-        self.seconds: list[float] = []
+        self._began = Spent()
+        self.spent: list[Spent] = []
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx % TURN == 0:
-            now = time.perf_counter()
+            now = spent()
             if batch_idx > 0:
                 if batch_idx > WARM_UP:
-                    self.seconds.append((now - self._began) / TURN)
-                if len(self.seconds) == self._count:
+                    self.spent.append(now - self._began)
+                if len(self.spent) == self._count:
                     trainer.should_stop = True
                     raise StopIteration
                 self._turns.hand_over(self._own)
             self._turns.wait(self._own)
-            self._began = time.perf_counter()
+            self._began = spent()
 
 
 @dataclass(frozen=True)
@@ -137,8 +147,10 @@ class Row:
     """One way to train one model.
 
     :param model: what is trained
-    :param seconds: of a step, in each turn
-    :param ratio: median over all turns of this one's step to that of the plain Trainer just before
+    :param seconds: of a step, in each turn, by the clock
+    :param computing: and on a core, in the thread that trains, whatever else the machine does
+    :param ratio: median over all turns of this one's step to that of the plain Trainer next to it, by the clock
+    :param ratio_computing: the same on a core
     """
 
     model: str
@@ -146,7 +158,9 @@ class Row:
     who: str
     against: str
     seconds: list[float]
+    computing: list[float]
     ratio: float
+    ratio_computing: float
 
 
 def contestants() -> dict[str, tuple[str, Callable[[], dict[str, Any]]]]:
@@ -194,11 +208,25 @@ def measure(name: str, make: Callable[[], nn.Module], turns_each: int) -> list[R
         thread.join()
     if errors:
         raise errors[0]
-    rows = []
-    for who, (against, _) in chosen.items():
-        ratios = [a / b for a, b in zip(clocks[who].seconds, clocks[against].seconds, strict=True)]
-        rows.append(Row(name, parameters, who, against, clocks[who].seconds, statistics.median(ratios)))
-    return rows
+    seconds = {who: [turn.wall / TURN for turn in clock.spent] for who, clock in clocks.items()}
+    computing = {who: [turn.computing / TURN for turn in clock.spent] for who, clock in clocks.items()}
+
+    def ratio(of: dict[str, list[float]], who: str, against: str) -> float:
+        return statistics.median(a / b for a, b in zip(of[who], of[against], strict=True))
+
+    return [
+        Row(
+            name,
+            parameters,
+            who,
+            against,
+            seconds[who],
+            computing[who],
+            ratio(seconds, who, against),
+            ratio(computing, who, against),
+        )
+        for who, (against, _) in chosen.items()
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -222,14 +250,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"{name} ...")
         rows += measure(name, make, given.turns)
     cells = [
-        [row.model, row.parameters, row.who, f"{1000 * statistics.median(row.seconds):.2f}", f"{row.ratio:.3f}"]
+        [
+            row.model,
+            row.parameters,
+            row.who,
+            f"{1000 * statistics.median(row.seconds):.2f}",
+            f"{row.ratio:.3f}",
+            f"{1000 * statistics.median(row.computing):.2f}",
+            f"{row.ratio_computing:.3f}",
+        ]
         for row in rows
     ]
-    print(table(["model", "parameters", "", "step, ms", "ratio"], cells))
+    print(table(["model", "parameters", "", "step, ms", "ratio", "on a core, ms", "ratio"], cells))
     print("The ratio is to Lightning with as many batches a step, in the turn next to it; one thread.")
     write_json(given.json, rows)
     return 0
 
 
 if __name__ == "__main__":
+    if not KEEPING_MEMORY.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEPING_MEMORY})
     raise SystemExit(main())

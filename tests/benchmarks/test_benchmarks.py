@@ -49,8 +49,9 @@ def test_overhead_compares_each_way_with_lightning_alone(tmp_path: Path) -> None
     found, printed = run("overhead.py", tmp_path)
     assert len(found["rows"]) == 5
     for row in found["rows"]:
-        assert len(row["seconds"]) == 3
+        assert len(row["seconds"]) == len(row["computing"]) == 3
         assert row["ratio"] > 0
+        assert row["ratio_computing"] > 0
         assert row["ratio"] == 1 or row["who"] != row["against"]
         assert row["who"] in printed
 
