@@ -113,9 +113,9 @@ class EpochMatchmaking(Matchmaking):
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        # Who is to lead is whoever began to look first. hivemind says so only after the answer to a request of its own:
-        # two that ask each other, since one had not heard that the other has begun anew, wait until request_timeout,
-        # and then until one of them begins anew again.
+        # Who is to lead is whoever began to look first; who does not look has an infinite time here. hivemind says so
+        # only after the answer to a request of its own: two that ask each other, since one had not heard that the other
+        # has begun anew, wait until request_timeout, and then until one of them begins anew again.
         if self.potential_leaders.declared_expiration_time > (request.expiration or math.inf):
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_EXPIRATION_TIME)
             return

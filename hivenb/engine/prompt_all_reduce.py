@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,13 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.partition import TensorPartReducer
-from hivemind.p2p import P2PDaemonError, PeerID, StubBase
+from hivemind.p2p import P2PContext, P2PDaemonError, PeerID, StubBase
+from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.asyncio import as_aiter, azip
 
 from hivenb.engine.epoch_matchmaking import EpochMatchmaking
-from hivenb.engine.stream_ends import aggregate_parts
+from hivenb.engine.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_parts, left_open
 
 logger = get_logger(__name__)
 
@@ -40,10 +41,13 @@ class PromptAllReduceRunner(AllReduceRunner):
     """``hivemind``'s ``AllReduceRunner`` that expects nothing from a peer that cannot be reached.
 
     hivemind waits for its data until ``sender_timeout``, by default the whole matchmaking time.
+
+    :param is_of_ours: whether a peer is known not to be one of plain hivemind
     """
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, *, is_of_ours: Callable[[PeerID], bool], **kwargs: Any):
         super().__init__(**kwargs)
+        self._is_of_ours = is_of_ours
         self.tensor_part_reducer.__class__ = PromptReducer  # which hivemind has made already
         #: peers whose averages have not arrived, so that this one keeps its own values in their place
         self.failed_reducers: set[PeerID] = set()
@@ -83,10 +87,22 @@ class PromptAllReduceRunner(AllReduceRunner):
                     logger.debug(f"{peer} has left the group: {e!r}")
                     await self._ban_sender(peer)
 
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        sender = context.remote_id
+        seconds = CLOSED_WITHIN if self._is_of_ours(sender) else PARTS_LEFT_OPEN
+        responses = super().rpc_aggregate_part(stream, context)
+        async for message in left_open(responses, seconds, lambda _: self._has_all_of(sender)):
+            yield message
+
+    def _has_all_of(self, sender: PeerID) -> bool:
+        received = self.tensor_part_reducer.num_parts_received[self.sender_peer_ids.index(sender)]
+        return received == self.tensor_part_reducer.num_parts > 0
+
     async def _ban_sender(self, peer_id: PeerID) -> None:
-        received = self.tensor_part_reducer.num_parts_received[self.sender_peer_ids.index(peer_id)]
-        if received == self.tensor_part_reducer.num_parts > 0:
-            return  # it has sent all that it had to, and may close the stream as soon as it has its averages
+        if self._has_all_of(peer_id):
+            return  # it may close the stream as soon as it has its averages
         await super()._ban_sender(peer_id)
         if self.active_senders | self.banned_senders >= set(self.sender_peer_ids):
             self.all_senders_started.set()  # nobody is left to be waited for
@@ -120,6 +136,7 @@ class PromptAllReduce(DecentralizedAverager):
             tensors=tensors,
             group_id=group_id,
             ordered_peer_ids=group_info.peer_ids,
+            is_of_ours=self._matchmaking.is_of_ours,
             **kwargs,
         )
         self._running_groups[group_id].set_result(runner)

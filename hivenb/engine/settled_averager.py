@@ -23,9 +23,10 @@ from hivenb.engine import codecs as _codecs  # noqa: F401 - a peer without a cod
 from hivenb.engine.epoch_matchmaking import EpochMatchmaking, ExpectedPeers, marked
 from hivenb.engine.processes import SettledProcess
 from hivenb.engine.stream_ends import (
-    TIME_TO_READ,
-    TIME_TO_READ_UNTIL_END,
+    CLOSED_WITHIN,
+    STATE_LEFT_OPEN,
     download_state,
+    is_end_of_state,
     left_open,
     with_end,
 )
@@ -242,21 +243,28 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         # before the present one has ended since that was agreed on: with rounds in the background, as good as always
         request = await anext(stream)
         await self._matchmaking.wait_for_trigger(request.group_id)
-        responses = super().rpc_aggregate_part(achain(as_aiter(request), stream), context)
-        seconds = TIME_TO_READ if self._matchmaking.is_of_ours(context.remote_id) else TIME_TO_READ_UNTIL_END
-        async for message in left_open(responses, seconds):
+        if request.group_id not in self._running_groups:
+            await self._pending_groups_registered.wait()
+        if (group := self._running_groups.get(request.group_id)) is not None:
+            # hivemind awaits the future itself, which is cancelled, for all, with the request of a sender that dies
+            await asyncio.wait({group})
+        async for message in super().rpc_aggregate_part(achain(as_aiter(request), stream), context):
             yield message
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        async for message in left_open(super().rpc_join_group(request, context)):
+        responses = super().rpc_join_group(request, context)
+        # one that ends with the welcome is not answered to its end: this peer leaves
+        async for message in left_open(responses, CLOSED_WITHIN, lambda last: last.code != averaging_pb2.ACCEPTED):
             yield message
 
     async def rpc_download_state(
         self, request: averaging_pb2.DownloadRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        async for message in left_open(with_end(super().rpc_download_state(request, context))):
+        seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(context.remote_id) else STATE_LEFT_OPEN
+        state = with_end(super().rpc_download_state(request, context))
+        async for message in left_open(state, seconds, is_end_of_state):
             yield message
 
     @classmethod

@@ -84,16 +84,20 @@ class DownloadsState(SchedulesRounds):
             self._begin_epoch()
 
     def _download_state(self, **kwargs: Any) -> None:
+        misfit: SwarmError | None = None
+        last_error: Exception | None = None
         for attempt in range(LOAD_STATE_ATTEMPTS):
             try:
                 self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
                 if self._has_gradient_state:
                     self.grad_averager.load_state_from_peers(timeout=self.load_state_timeout, **kwargs)
                 return
-            except SwarmError:
-                # it does not fit; of what a peer of plain hivemind sends, the end may be lost, see stream_ends.py
-                if attempt > 0:
+            except SwarmError as e:
+                # it does not fit; but of what a peer of plain hivemind sends, the end may be lost, see stream_ends.py
+                if misfit is not None:
                     raise
+                logger.warning(f"The state of a peer does not fit; it is downloaded once more: {e}")
+                misfit = last_error = e
             except Exception as e:
                 logger.warning(f"Could not load the state from peers ({attempt + 1} of {LOAD_STATE_ATTEMPTS}): {e!r}")
                 last_error = e

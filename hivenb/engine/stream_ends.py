@@ -21,29 +21,39 @@ from hivemind.utils.asyncio import attach_event_on_finished
 Message = TypeVar("Message")
 Call = Callable[[Any], Awaitable[AsyncGenerator[Any, None]]]
 
-#: Seconds that a peer has to read an answer, and to close the stream, before this one does. Less than the three after
-#: which a peer of plain hivemind, which waits for the end of a state that it downloads, takes it for lost.
-TIME_TO_READ = 2.0
+#: Seconds after which a stream is closed that whoever has asked should have closed.
+CLOSED_WITHIN = 10.0
 
-#: The same for a peer that is known to wait for the end of the stream.
-TIME_TO_READ_UNTIL_END = 0.05
+#: Seconds for which one is left open to somebody who may be of plain hivemind, and wait for its end: after parts of
+#: tensors, for which its round waits, and after a state, which it gives up after its ``next_chunk_timeout``.
+PARTS_LEFT_OPEN, STATE_LEFT_OPEN = 0.05, 0.5
 
 #: What ours send after a state; it adds nothing to a state that a peer of plain hivemind puts together.
 END_OF_STATE = averaging_pb2.DownloadData()
 
 
-async def left_open(responses: AsyncIterable[Message], seconds: float = TIME_TO_READ) -> AsyncIterator[Message]:
+async def left_open(
+    responses: AsyncIterable[Message], seconds: float, is_whole: Callable[[Message], bool]
+) -> AsyncIterator[Message]:
     """Answer a request, and leave it to whoever has asked to close the stream.
 
-    :param responses: the answer; to an empty one the stream is closed at once
+    :param responses: the answer
     :param seconds: after which it is closed anyway
+    :param is_whole: whether an answer that ends with that message is what was asked for. The stream is closed at once
+      after a refusal: hivemind would otherwise not see that the other side has closed it, as long as that has
+      sent what nobody reads
     """
-    has_answered = False
+    last = None
     async for response in responses:
+        last = response
         yield response
-        has_answered = True
-    if has_answered:
+    if last is not None and is_whole(last):
         await asyncio.sleep(seconds)  # which ends with a CancelledError as soon as the other side closes the stream
+
+
+def is_end_of_state(message: averaging_pb2.DownloadData) -> bool:
+    """Whether nothing is to come after it."""
+    return message == END_OF_STATE
 
 
 async def with_end(state: AsyncIterable[Any]) -> AsyncIterator[Any]:
@@ -78,7 +88,7 @@ async def download_state(call: Call, request: averaging_pb2.DownloadRequest) -> 
 
     :param call: the method of hivemind's stub
     """
-    return closed_after(await call(request), lambda message: message == END_OF_STATE)
+    return closed_after(await call(request), is_end_of_state)
 
 
 async def aggregate_parts(call: Call, count: int, parts: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -29,17 +29,18 @@ class Answering(ServicerBase):
     """Answers each request with so many messages.
 
     :param seconds: that it leaves the stream open
+    :param refuses: whether that is not what was asked for
     """
 
-    def __init__(self, seconds: float, count: int = COUNT, size: int = 100):
-        self._seconds, self._count, self._size = seconds, count, size
+    def __init__(self, seconds: float, count: int = COUNT, size: int = 100, refuses: bool = False):
+        self._seconds, self._count, self._size, self._refuses = seconds, count, size, refuses
         self.ended = asyncio.Event()
 
     async def rpc_answer(
         self, request: averaging_pb2.DownloadRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         try:
-            async for message in left_open(self._messages(), self._seconds):
+            async for message in left_open(self._messages(), self._seconds, lambda _: not self._refuses):
                 yield message
         finally:
             self.ended.set()
@@ -111,11 +112,13 @@ def test_nobody_waits_for_ever_for_it_to_be_closed() -> None:
     talk(lambda: Answering(0.1), conversation)
 
 
-def test_where_there_is_no_answer_there_is_nothing_to_wait_for() -> None:
+@pytest.mark.parametrize("answer", [{"count": 0}, {"refuses": True}], ids=["nothing", "refusal"])
+def test_where_there_is_nothing_to_read_the_stream_is_closed_at_once(answer: dict[str, Any]) -> None:
     async def conversation(server: Answering, ask: Ask) -> None:
-        assert [message async for message in await ask()] == []
+        await _read(await ask())
+        await asyncio.wait_for(server.ended.wait(), BOUND)
 
-    talk(lambda: Answering(10 * BOUND, count=0), conversation)
+    talk(lambda: Answering(10 * BOUND, **answer), conversation)
 
 
 @pytest.mark.long
