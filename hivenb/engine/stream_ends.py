@@ -91,12 +91,40 @@ async def download_state(call: Call, request: averaging_pb2.DownloadRequest) -> 
     return closed_after(await call(request), is_end_of_state)
 
 
-async def aggregate_parts(call: Call, count: int, parts: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def aggregate_parts(call: Call, count: int, parts: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
     """Have parts of tensors averaged.
 
     :param call: the method of hivemind's stub
     :param count: how many parts are sent, and as many averages come back
+    :param parts: is closed if nobody takes the rest of them
     """
     sent, numbers = asyncio.Event(), itertools.count(1)
-    responses = await call(attach_event_on_finished(parts, sent))
-    return closed_after(responses, lambda _: next(numbers) == count, sent)
+    requests = attach_event_on_finished(parts, sent)
+    responses = await call(requests)
+
+    async def first_response() -> list[Any]:
+        try:
+            return [await anext(responses)]
+        except Exception as e:
+            # whoever is to take the parts is gone, and hivemind waits until a client has sent them all
+            with contextlib.suppress(RuntimeError):  # they are read at present, by a task that was cancelled
+                await requests.aclose()
+                await parts.aclose()
+            sent.set()
+            if isinstance(e, StopAsyncIteration):
+                return []
+            raise
+
+    first = asyncio.ensure_future(first_response())
+    first.add_done_callback(lambda done: done.cancelled() or done.exception())  # for nobody may ask for it
+    return closed_after(_continued(first, responses), lambda _: next(numbers) == count, sent)
+
+
+async def _continued(
+    first: Awaitable[list[Message]], rest: AsyncGenerator[Message, None]
+) -> AsyncGenerator[Message, None]:
+    async with contextlib.aclosing(rest):
+        for message in await first:
+            yield message
+        async for message in rest:
+            yield message

@@ -128,6 +128,31 @@ def _begin(averager: GradientAverager, control: Any, value: float) -> None:
     control.allow_allreduce()
 
 
+def test_a_client_goes_on_if_who_averages_for_it_dies_while_it_sends(
+    dhts: list[DHT], make_averager: Callable[..., GradientAverager], eventually: Callable[..., None]
+) -> None:
+    deadlines = {"request_timeout": 2.0, "next_chunk_timeout": 300.0, "allreduce_timeout": 600.0}
+    # more than the buffers on the way can hold
+    dying, client = (
+        make_averager(own, 10_000_000, min_matchmaking_time=5.0, client_mode=client_mode, **deadlines)
+        for own, client_mode in zip(dhts, (False, True), strict=False)
+    )
+    controls = []
+    for averager in (dying, client):
+        averager.expect_peers(ExpectedPeers((1,)))
+        controls.append(averager.schedule_step(gather=1, timeout=120.0))
+    eventually(lambda: all(control.stage is AveragingStage.AWAITING_TRIGGER for control in controls), 60)
+    _begin(client, controls[1], 1.0)
+    eventually(lambda: controls[1].stage is AveragingStage.RUNNING_ALLREDUCE, 60)
+    for process in (dying, dying.dht):
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    assert controls[1].result(60).keys() == {client.peer_id}
+    with client.get_tensors() as (gradient,):
+        assert bool(gradient.eq(1.0).all())
+    controls[0].cancel()
+
+
 class Silent(GradientAverager):
     """Averages what it is sent, and tells nobody."""
 

@@ -113,6 +113,10 @@ class TestAverager:
         accumulate = source(TensorPartReducer.accumulate_part)
         assert accumulate.endswith("return await current_part_future"), "PromptReducer may go"
 
+    def test_a_client_waits_until_all_was_sent_even_to_the_dead(self) -> None:
+        communicate = source(AllReduceRunner._communicate_with_peer)
+        assert "await done_sending.wait()" in communicate, "aggregate_parts may do less"
+
     def test_a_stream_is_closed_by_who_answers(self) -> None:
         handle = source(P2P._add_protobuf_stream_handler)
         assert "with closing(writer): processing_task" in handle, "stream_ends.py may go"
