@@ -294,7 +294,7 @@ def _last_words(figures: dict[str, Any], settings: DemoSettings, failed: list[st
     lines[0] += f"; {figures['wall_seconds']:.0f} s in all"
     if failed:
         lines.append(f"peers on this machine that failed: {', '.join(failed)}")
-    lines.append("every process has ended" if not left else f"{left} processes have NOT ended")
+    lines.append("all peers have ended" if not left else f"{left} processes have NOT ended")
     lines.append(f"picture: {settings.png}" + (f"   figures: {settings.json}" if settings.json else ""))
     return "\n".join(lines)
 

@@ -155,16 +155,13 @@ class TrainingRun:
         with self._stage.changed:
             if self._state is RunState.READY:
                 raise TrainingError("the run was not started; call run.start() first")
-            epoch_goal = None if epochs is None else self._recorder.epoch + epochs
-            step_goal = None if steps is None else self._recorder.steps + steps
+            epoch_goal = self._recorder.epoch + (epochs or 0)
+            step_goal = self._recorder.steps + (steps or 0)
 
             def reached() -> bool:
-                goals = []
-                if epoch_goal is not None:
-                    goals.append(self._recorder.epoch >= epoch_goal)
-                if step_goal is not None:
-                    goals.append(self._recorder.steps >= step_goal)
-                return all(goals) if goals else not self._state.is_active
+                if epochs is None and steps is None:
+                    return not self._state.is_active
+                return self._recorder.epoch >= epoch_goal and self._recorder.steps >= step_goal
 
             self._stage.wait_until(lambda: reached() or not self._state.is_active, timeout)
             if self._exception is not None:

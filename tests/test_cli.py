@@ -126,7 +126,7 @@ def test_the_demo_trains_with_two_peers_and_leaves_figures_and_a_picture(tmp_pat
     assert f"hivenb {hivenb.__version__}: digits" in demo.output
     assert "3 peers" in demo.output
     assert "Validation accuracy" in demo.output
-    assert "every process has ended" in demo.output
+    assert "all peers have ended" in demo.output
     assert "Traceback" not in demo.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
 

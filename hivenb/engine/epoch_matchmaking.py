@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 from hivemind.averaging.control import StepControl
@@ -17,14 +17,19 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
+from hivenb.engine.expected_peers import ExpectedPeers
+
 #: What hivemind's averager sends to its group with each round: bandwidth, mode, the caller's own.
 UPSTREAM_FIELDS = 3
 
-#: Seconds between two looks for peers to average with.
-LOOK_EVERY = 0.1
-
 #: What ours add to it; a peer of plain hivemind reads the fields that it knows and no further.
 MARK = "hivenb"
+
+#: Groups of which it is remembered who has left them.
+REMEMBERED = 64
+
+#: Seconds between two looks for peers to average with.
+SEARCH_EVERY = 0.1
 
 
 def marked(gather: bytes) -> bytes:
@@ -47,34 +52,36 @@ def epoch_of(gather: bytes) -> int | None:
     return epoch if isinstance(epoch, int) else None
 
 
-@dataclass(frozen=True)
-class ExpectedPeers:
-    """The other peers of a run that a round may wait for.
-
-    :param epochs: which they have reported
-    :param ahead: by how much the number of a round is ahead of what its peers report while they look for each other
-    """
-
-    epochs: tuple[int, ...]
-    ahead: int = 0
-
-    def count(self, epoch: int | None) -> int:
-        """Those that can come to a round of that epoch: whoever is further already will not."""
-        return sum(epoch is None or reported <= epoch - self.ahead for reported in self.epochs)
-
-
 class PacedGroupKeyManager(GroupKeyManager):
-    """``hivemind``'s ``GroupKeyManager`` that looks for peers no more often than it has to.
+    """``hivemind``'s ``GroupKeyManager`` that looks for peers no more often than it has to, and lets no group wait.
 
-    hivemind's peers look without a pause until they have found a group, which keeps a core busy.
+    hivemind's peers look without a pause until they have found a group, which keeps a core busy. Then they do not begin
+    to average until the DHT knows that they no longer look: three seconds, if one of its nodes does not answer.
     """
 
-    _looked_at = -math.inf
+    _looked_at = _found_at = -math.inf
+    _withdrawing: asyncio.Task[bool] | None = None
 
     async def get_averagers(self, *args: Any, **kwargs: Any) -> list[tuple[PeerID, float]]:
-        await asyncio.sleep(self._looked_at + LOOK_EVERY - time.monotonic())
+        await asyncio.sleep(self._looked_at + SEARCH_EVERY - time.monotonic())
         self._looked_at = time.monotonic()
-        return await super().get_averagers(*args, **kwargs)
+        found = await super().get_averagers(*args, **kwargs)
+        self._found_at = time.monotonic()
+        return found
+
+    @property
+    def has_just_looked(self) -> bool:
+        """Whether it knows who is there now; the DHT takes its time while one of its nodes does not answer."""
+        return time.monotonic() - self._found_at < 5 * SEARCH_EVERY
+
+    async def declare_averager(self, *args: Any, looking_for_group: bool = True, **kwargs: Any) -> bool:
+        declaring = super().declare_averager(*args, looking_for_group=looking_for_group, **kwargs)
+        if looking_for_group:
+            return await declaring
+        # one that comes too late is overruled by the next declaration, which expires later
+        self._withdrawing = asyncio.create_task(declaring)
+        self._withdrawing.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks for it
+        return True
 
 
 class EpochMatchmaking(Matchmaking):
@@ -92,23 +99,34 @@ class EpochMatchmaking(Matchmaking):
         matchmaking.group_key_manager.__class__ = PacedGroupKeyManager
         own = cast(EpochMatchmaking, matchmaking)
         own._chosen_size, own._expected, own._awaiting_trigger, own._peers_of_ours = chosen, None, {}, set()
+        own._left, own._declined = deque(maxlen=REMEMBERED), deque(maxlen=REMEMBERED)
         return own
 
+    group_key_manager: PacedGroupKeyManager
     _chosen_size: int | None
     _expected: ExpectedPeers | None
     #: groups that this peer is in and that it has not begun to average with, by their ids
-    _awaiting_trigger: dict[bytes, tuple[StepControl, asyncio.Event]]
+    _awaiting_trigger: dict[bytes, tuple[StepControl, asyncio.Event, GroupInfo]]
+    #: ids of groups that this peer was in and has left before it began to average with them
+    _left: deque[bytes]
+    #: groups that others have left so, by their ids
+    _declined: deque[tuple[bytes, PeerID]]
     #: peers that have said which epoch's round they look for, in a group with this one
     _peers_of_ours: set[PeerID]
 
     @property
     def target_group_size(self) -> int | None:
-        """Peers with which a group is complete: as many as the user has chosen, or all that can come to the round."""
+        """Peers with which a group is complete: as many as the user has chosen, or all that can come to the round.
+
+        Whoever comes unexpectedly, such as one that the tracker has not seen yet, takes nobody's place.
+        """
         if self._chosen_size is not None or self._expected is None:
             return self._chosen_size
         step = self.step_control
+        expected = self._expected.of_round(None if step is None else epoch_of(step.data_for_gather))
+        present = {self.peer_id, *self.current_followers}
         # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
-        return max(2, 1 + self._expected.count(None if step is None else epoch_of(step.data_for_gather)))
+        return max(2, len(expected | {peer.to_bytes() for peer in present}))
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -142,6 +160,16 @@ class EpochMatchmaking(Matchmaking):
             if self.target_group_size is not None and len(self.current_followers) + 1 >= self.target_group_size:
                 await self.leader_assemble_group()
 
+    async def _request_join_group(self, leader: PeerID) -> GroupInfo | None:
+        if self._has_gone(leader):
+            return None
+        group: GroupInfo | None = await super()._request_join_group(leader)
+        if group is None and self.assembled_group.done():
+            # The search has ended. Before Python 3.12, asyncio.wait_for forgets that it was cancelled if the answer has
+            # arrived at that moment; this peer would search on, and no later search would ever begin.
+            raise asyncio.CancelledError
+        return group
+
     async def leader_assemble_group(self) -> GroupInfo:
         return self._await_trigger(await super().leader_assemble_group())
 
@@ -149,10 +177,18 @@ class EpochMatchmaking(Matchmaking):
         return self._await_trigger(await super().follower_assemble_group(leader, msg))
 
     def _await_trigger(self, group: GroupInfo) -> GroupInfo:
-        self._awaiting_trigger[group.group_id] = self.step_control, asyncio.Event()
+        self._awaiting_trigger[group.group_id] = self.step_control, asyncio.Event(), group
         sent = zip(group.peer_ids, group.gathered, strict=True)
         self._peers_of_ours.update(peer for peer, gather in sent if epoch_of(gather) is not None)
         return group
+
+    def is_alone(self, epoch: float) -> bool:
+        """Whether this peer looks for a group for the round of an epoch, follows nobody and leads nobody."""
+        step = self.step_control
+        is_looking = self.is_looking_for_group and self.group_key_manager.has_just_looked
+        is_looking = is_looking and step is not None and epoch_of(step.data_for_gather) == epoch
+        has_met = self.assembled_group.done() or self.current_leader or self.current_followers
+        return is_looking and not has_met and not self.lock_request_join_group.locked()  # else it is being answered
 
     def is_of_ours(self, peer: PeerID) -> bool:
         """Whether a peer is known not to be one of plain hivemind, since it has been in a group with this one."""
@@ -160,19 +196,43 @@ class EpochMatchmaking(Matchmaking):
 
     def begin(self, group_id: bytes) -> None:
         """Let those in that have sent data for a group already."""
-        _, begun = self._awaiting_trigger.pop(group_id, (None, asyncio.Event()))
-        begun.set()
+        if group_id in self._awaiting_trigger:
+            _, begun, _ = self._awaiting_trigger.pop(group_id)
+            begun.set()
 
-    def end(self, step: StepControl) -> None:
-        """Send those away who wait for a group of that round: it is over, or it has failed."""
-        for group_id in [group_id for group_id, (own, _) in self._awaiting_trigger.items() if own is step]:
-            self.begin(group_id)
+    def leave(self, step: StepControl) -> list[GroupInfo]:
+        """Send those away who wait for a group of that round: it is over, or it has failed.
 
-    async def wait_for_trigger(self, group_id: bytes) -> None:
+        :returns: the groups that this peer has left before it began to average with them
+        """
+        left = [group for own, _, group in self._awaiting_trigger.values() if own is step]
+        for group in left:
+            self._left.append(group.group_id)
+            self.begin(group.group_id)
+        return left
+
+    async def wait_for_trigger(self, group_id: bytes) -> bool:
         """Return when this peer has begun to average with a group, at once if it waits for no trigger.
 
         :param group_id: as whoever sends data names it, maybe with a suffix for a phase of the round
+        :returns: whether it takes part, as far as that can be told
         """
-        waiting = [begun for own_id, (_, begun) in self._awaiting_trigger.items() if group_id.startswith(own_id)]
+        waiting = [begun for own_id, (_, begun, _) in self._awaiting_trigger.items() if group_id.startswith(own_id)]
         for begun in waiting:
             await begun.wait()
+        return not any(group_id.startswith(left) for left in self._left)
+
+    def decline(self, group_id: bytes, peer: PeerID) -> None:
+        """Know that a peer has left a group."""
+        self._declined.append((group_id, peer))
+
+    def takes_part(self, peer: PeerID, group_id: bytes) -> bool:
+        """Whether something is to be expected from a peer, as far as is known.
+
+        :param group_id: maybe with a suffix for a phase of the round
+        """
+        has_left = any(one == peer and group_id.startswith(left) for left, one in self._declined)
+        return not has_left and not self._has_gone(peer)
+
+    def _has_gone(self, peer: PeerID) -> bool:
+        return self._expected is not None and peer.to_bytes() in self._expected.gone

@@ -23,6 +23,9 @@ from hivenb.engine.tracker import ProgressTracker
 #: Seconds that a peer may take at least until its next piece of data arrives; it may still be in its last batch.
 NEXT_CHUNK_TIMEOUT = 5.0
 
+#: Share of ``next_chunk_timeout`` after which nobody waits for a peer that neither reports nor answers.
+LOST_WITHIN = 0.75
+
 
 def default_next_chunk_timeout(matchmaking_time: float) -> float:
     """Seconds for which a peer may be silent in a round unless it is chosen: what its last batch may take."""
@@ -158,6 +161,7 @@ class Optimizer(DownloadsState):
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Accumulate the gradients of a batch, and end the epoch of the swarm if it is over; as ``hivemind`` does."""
         self.tracker.is_waited_for = self.use_gradient_averaging and not self.delay_grad_averaging
+        self.tracker.lost_after = LOST_WITHIN * self.next_chunk_timeout
         with self._clock.running():
             return super().step(self._clock.paused(closure), *args, **kwargs)
 
@@ -165,10 +169,9 @@ class Optimizer(DownloadsState):
         if self.auxiliary:
             # others wait for as many peers as are on the list, and a helper reports no samples that put it there
             self.tracker.announce()
-            if self.local_epoch < self.tracker.global_epoch:  # it has missed rounds, and has no state to catch up with
-                with self.tracker.pause_updates():
-                    self.state_averager.local_epoch = self.tracker.global_epoch
-                    self.tracker.update_epoch(self.local_epoch)
+            # with gradients averaged in the background, the others are one ahead and the round is about to begin
+            if self.local_epoch < self.tracker.global_epoch + self._gradient_rounds_ahead:
+                self._skip_missed_rounds()
                 return
         if self.has_missed_a_round:  # since it was looked at in this step
             self.load_state_from_peers()
@@ -188,6 +191,13 @@ class Optimizer(DownloadsState):
             self._on_epoch(
                 EpochReport(self.local_epoch, samples, group_size, self._clock.restart(), failed),
             )
+
+    def _skip_missed_rounds(self) -> None:
+        """Go on with the others' epoch, as a helper that has come too late and has no state to catch up with."""
+        self.leave_rounds(wait=False)  # those that have met are waiting for it
+        with self.tracker.pause_updates():
+            self.state_averager.local_epoch = self.tracker.global_epoch
+            self.tracker.update_epoch(self.local_epoch)
 
     def _compute_schema_hash(self) -> int:
         # Leaves out the identity of an offloaded optimizer's gradients, of which some are set aside during its step

@@ -1,11 +1,13 @@
 """Who of those on the swarm's list is really there: whoever has not reported for a second is asked.
 
 A peer that leaves without a goodbye stays on the list until its last report expires, and each round of the others
-would wait for it until the deadline of matchmaking.
+would wait for it until the deadline of matchmaking. A client is asked, too: it cannot be dialled, but as long as it is
+there it holds a connection to the peers that it averages with.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Iterable
@@ -16,15 +18,27 @@ from typing import Any
 import hivemind
 from hivemind.dht import DHTNode
 from hivemind.optim.progress_tracker import LocalTrainingProgress
-from hivemind.p2p import P2PDaemonError, PeerID
+from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MPFuture, get_logger
 
 logger = get_logger(__name__)
 
 #: Seconds without a new report after which a peer is asked, and between two questions to it. One that trains reports
-#: once a second at least.
+#: once a second, unless its batches take longer.
 ASK_AFTER = 1.2
+
+#: Seconds between two questions to a peer that has never answered, or has gone.
+TRY_AGAIN_AFTER = 5.0
+
+#: Seconds for which a peer is remembered that is not on the list: a look may miss it.
+REMEMBERED_FOR = 20.0
+
+#: Seconds for an answer, at least.
+ANSWER_WITHIN = 1.0
+
+#: Seconds by which two clocks may drift apart in a second.
+DRIFT = 1e-3
 
 #: Questions under way at a time; in a large swarm of slow peers nearly everybody is silent for a second.
 MAX_QUESTIONS = 8
@@ -32,16 +46,22 @@ MAX_QUESTIONS = 8
 
 @dataclass
 class _Sighting:
-    """What is known of a peer since its last report.
+    """What is known of a peer.
 
-    :param reported_at: time of that report, by the peer's own clock
-    :param asked_at: when it was last asked or heard of, by ours
+    :param behind: seconds by which its clock is behind ours, or more, as a report takes its time
+    :param looked_at: when that was last found out
+    :param reported_at: time of its last report, by our clock; it may be seen long after, as one that does not answer
+      holds up the DHT as well
+    :param asked_at: when it was last asked
     :param was_reached: whether it has ever answered; one that we could never reach may be there for others
-    :param is_gone: whether it could be reached before, and no longer can
+    :param is_gone: whether it could be reached before, and no longer can, or was gone before we came
+    :param answer: to a question that is under way
     """
 
-    reported_at: float
-    asked_at: float
+    behind: float = math.inf
+    looked_at: float = -math.inf
+    reported_at: float = -math.inf
+    asked_at: float = -math.inf
     was_reached: bool = False
     is_gone: bool = False
     answer: MPFuture | None = None
@@ -57,59 +77,85 @@ class Presence:
         self._dht = dht
         self._sightings: dict[bytes, _Sighting] = {}
 
-    def find_gone(self, reports: Iterable[LocalTrainingProgress]) -> frozenset[bytes]:
+    def find_gone(self, reports: Iterable[LocalTrainingProgress], lost_after: float) -> frozenset[bytes]:
         """Ids of the peers that have gone without a goodbye. Does not wait: whoever is asked now is known later.
 
         :param reports: the last one of each peer, without this one's own
+        :param lost_after: seconds without a report or an answer after which a peer has gone, though nobody has ended
+          the connection, such as one whose network was cut
         """
-        present = {report.peer_id: report for report in reports if not report.client_mode}
-        self._sightings = {peer: self._look_at(peer, report.time) for peer, report in present.items()}
-        return frozenset(peer for peer, sighting in self._sightings.items() if sighting.is_gone)
+        now = time.monotonic()
+        listed = {report.peer_id: report for report in reports}
+        for peer in [peer for peer, one in self._sightings.items() if now - one.looked_at > REMEMBERED_FOR]:
+            del self._sightings[peer]
+        for peer in listed:
+            self._sightings.setdefault(peer, _Sighting())
+        # whoever was asked longest ago comes first, as there may not be room for a question to everybody
+        for peer in sorted(listed, key=lambda peer: self._sightings[peer].asked_at):
+            self._look_at(listed[peer], self._sightings[peer], lost_after)
+        return frozenset(peer for peer in listed if self._sightings[peer].is_gone)
 
-    def _look_at(self, peer: bytes, reported_at: float) -> _Sighting:
-        now, sighting = time.monotonic(), self._sightings.get(peer)
-        if sighting is None:
-            sighting = _Sighting(reported_at, asked_at=-math.inf)  # at once: can it be reached at all?
-        elif reported_at != sighting.reported_at:
-            # an answer that is still on its way is no longer of interest
-            sighting.reported_at, sighting.asked_at, sighting.is_gone, sighting.answer = reported_at, now, False, None
+    def _look_at(self, report: LocalTrainingProgress, sighting: _Sighting, lost_after: float) -> None:
+        now = time.monotonic()
+        sighting.behind = min(sighting.behind + DRIFT * (now - sighting.looked_at), now - report.time)
+        sighting.looked_at = now
+        sighting.reported_at = report.time + sighting.behind
+        silence = now - sighting.reported_at
+        if sighting.reported_at > sighting.asked_at and sighting.was_reached:
+            sighting.is_gone, sighting.answer = False, None  # the report says more
         if sighting.answer is not None and sighting.answer.done():
-            is_reached = _answer(sighting.answer)
-            sighting.is_gone = is_reached is False and sighting.was_reached
-            sighting.was_reached |= bool(is_reached)
+            if (is_reached := _answer(sighting.answer)) is not None:
+                sighting.was_reached |= is_reached
+                sighting.is_gone = not is_reached and (sighting.was_reached or silence >= TRY_AGAIN_AFTER)
             sighting.answer = None
-        if sighting.answer is None and not sighting.is_gone and now - sighting.asked_at >= ASK_AFTER:
-            self._ask(peer, sighting)
-        return sighting
+        pause = ASK_AFTER if sighting.was_reached and not sighting.is_gone else TRY_AGAIN_AFTER
+        is_in_doubt = silence >= ASK_AFTER or not sighting.was_reached
+        if sighting.answer is None and is_in_doubt and now - sighting.asked_at >= pause:
+            self._ask(report, sighting, max(ANSWER_WITHIN, lost_after - ASK_AFTER))
 
-    def _ask(self, peer: bytes, sighting: _Sighting) -> None:
+    def _ask(self, report: LocalTrainingProgress, sighting: _Sighting, within: float) -> None:
         if sum(other.answer is not None for other in self._sightings.values()) >= MAX_QUESTIONS:
             return
         sighting.asked_at = time.monotonic()
+        question = partial(can_be_reached, PeerID(report.peer_id), report.client_mode, within)
         try:
-            sighting.answer = self._dht.run_coroutine(partial(can_be_reached, PeerID(peer)), return_future=True)
+            sighting.answer = self._dht.run_coroutine(question, return_future=True)
         except OSError as e:
             logger.debug(f"The DHT was closed first: {e!r}")
 
 
-async def can_be_reached(peer: PeerID, dht: hivemind.DHT, node: DHTNode) -> bool | None:
-    """In the DHT's process: whether a peer answers, or ``None`` if that cannot be told, such as from a late answer."""
+async def can_be_reached(peer: PeerID, is_client: bool, within: float, dht: hivemind.DHT, node: DHTNode) -> bool:
+    """In the DHT's process: whether a peer answers.
+
+    :param is_client: whether it accepts no connections, so that it can be asked only over one of its own
+    :param within: seconds
+    """
+    if is_client and not await _is_connected(peer, node):
+        return False
     request = dht_pb2.PingRequest(peer=node.protocol.node_info, validate=False)
     for _ in range(2):  # the first question may go into a connection that is about to be closed
         try:
-            await node.protocol.get_stub(peer).rpc_ping(request, timeout=node.protocol.wait_timeout)
+            await node.protocol.get_stub(peer).rpc_ping(request, timeout=within)
             return True
         except P2PDaemonError as e:
+            if await _is_connected(peer, node):
+                return True  # a client's answer: that it does not know the question
             logger.debug(f"{peer} cannot be dialled: {e!r}")
-        except Exception as e:
-            logger.debug(f"{peer} does not answer: {e!r}")
-            return None
+        except P2PHandlerError:
+            return True
+        except asyncio.TimeoutError:
+            logger.debug(f"{peer} does not answer within {within} s")
+            return False
     return False
+
+
+async def _is_connected(peer: PeerID, node: DHTNode) -> bool:
+    return any(connected.peer_id == peer for connected in await node.p2p.list_peers())
 
 
 def _answer(future: Any) -> bool | None:
     try:
         return future.result()
     except Exception as e:
-        logger.debug(f"A question to a peer failed: {e!r}")
+        logger.debug(f"A peer could not be asked: {e!r}")
         return None

@@ -1,11 +1,12 @@
-"""All-reduce that waits for nobody who can no longer be reached, and says who has taken part."""
+"""All-reduce that waits for nobody who has gone, and says who has taken part."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from functools import partial
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from hivenb.engine.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_
 logger = get_logger(__name__)
 
 
-#: Seconds between two looks whether those are still there whose data has not begun to arrive.
+#: Seconds between two looks whether the others are still there, and for an attempt to dial one.
 LOOK_EVERY = 0.5
 
 
@@ -38,61 +39,96 @@ class PromptReducer(TensorPartReducer):
 
 
 class PromptAllReduceRunner(AllReduceRunner):
-    """``hivemind``'s ``AllReduceRunner`` that expects nothing from a peer that cannot be reached.
+    """``hivemind``'s ``AllReduceRunner`` that expects nothing from a peer that has gone or has left the group.
 
-    hivemind waits for its data until ``sender_timeout``, by default the whole matchmaking time.
+    hivemind waits for its data until ``sender_timeout``, by default the whole matchmaking time, and for its averages
+    twice as long.
 
-    :param is_of_ours: whether a peer is known not to be one of plain hivemind
+    :param matchmaking: which knows who that is, and who is not one of plain hivemind
     """
 
-    def __init__(self, *, is_of_ours: Callable[[PeerID], bool], **kwargs: Any):
+    def __init__(self, *, matchmaking: EpochMatchmaking, **kwargs: Any):
         super().__init__(**kwargs)
-        self._is_of_ours = is_of_ours
+        self._matchmaking = matchmaking
+        self._exchanges: dict[PeerID, asyncio.Task[None]] = {}
+        self._left_out: set[PeerID] = set()
+        #: when something has last arrived from a peer
+        self._heard_at: dict[PeerID, float] = {}
         self.tensor_part_reducer.__class__ = PromptReducer  # which hivemind has made already
         #: peers whose averages have not arrived, so that this one keeps its own values in their place
         self.failed_reducers: set[PeerID] = set()
 
+    async def run(self) -> AsyncIterator[torch.Tensor]:
+        looking = asyncio.create_task(self._leave_out_the_gone())
+        try:
+            async for delta in super().run():
+                yield delta
+        finally:
+            looking.cancel()
+
     def _get_peer_stub(self, peer: PeerID) -> StubBase:
         stub = super()._get_peer_stub(peer)
         count = self.tensor_part_container.num_parts_by_peer[self.ordered_peer_ids.index(peer)]
-        stub.rpc_aggregate_part = partial(aggregate_parts, stub.rpc_aggregate_part, count)
+        call = stub.rpc_aggregate_part
+
+        async def exchange(parts: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+            return self._noting(peer, await aggregate_parts(call, count, parts))
+
+        stub.rpc_aggregate_part = exchange
         return stub
 
+    async def _noting(self, peer: PeerID, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for message in messages:
+            self._heard_at[peer] = time.monotonic()
+            yield message
+
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
+        exchange = self._exchanges[peer_id] = asyncio.create_task(super()._communicate_with_peer(peer_id))
         try:
-            await super()._communicate_with_peer(peer_id)
-        except Exception as e:
+            await exchange
+        except (Exception, asyncio.CancelledError) as e:
             self.failed_reducers.add(peer_id)
             if isinstance(e, (P2PDaemonError, OSError)) and peer_id in self.sender_peer_ids:
                 await self._ban_sender(peer_id)
             raise
 
-    async def _handle_missing_senders(self) -> None:
-        looking = asyncio.create_task(self._ban_the_gone())
-        try:
-            await super()._handle_missing_senders()
-        finally:
-            looking.cancel()
-
-    async def _ban_the_gone(self) -> None:
-        # a client cannot be dialled, gone or not
-        modes = dict(zip(self.ordered_peer_ids, self.modes, strict=True))
-        expected = {peer for peer in self.sender_peer_ids if modes[peer] is not AveragingMode.CLIENT}
+    async def _leave_out_the_gone(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY)  # first, too: the data of nearly all rounds arrives before
-            for peer in expected - self.active_senders - self.banned_senders:
-                try:
-                    await self._p2p._client.connect(peer, [])
-                except (P2PDaemonError, OSError) as e:
-                    logger.debug(f"{peer} has left the group: {e!r}")
+            for peer, mode in zip(self.ordered_peer_ids, self.modes, strict=True):
+                if peer in self._left_out or peer == self.peer_id or not await self._has_gone(peer, mode):
+                    continue
+                self._left_out.add(peer)
+                if peer in self._exchanges:
+                    self._exchanges[peer].cancel()
+                if self.tensor_part_reducer.num_parts > 0 and peer in self.sender_peer_ids:
                     await self._ban_sender(peer)
+
+    async def _has_gone(self, peer: PeerID, mode: AveragingMode) -> bool:
+        if peer in self._heard_at:
+            # its answers may be late since it sends its data over a slow link
+            is_silent = time.monotonic() - self._heard_at[peer] > (self.sender_timeout or math.inf) / 2
+            return is_silent and not self._matchmaking.takes_part(peer, self.group_id)
+        if not self._matchmaking.takes_part(peer, self.group_id):
+            return True
+        return mode is not AveragingMode.CLIENT and not await self._can_be_dialled(peer)
+
+    async def _can_be_dialled(self, peer: PeerID) -> bool:
+        try:
+            await asyncio.wait_for(self._p2p._client.connect(peer, []), LOOK_EVERY)
+        except asyncio.TimeoutError:
+            return True  # as far as can be told
+        except (P2PDaemonError, OSError, EOFError) as e:
+            logger.debug(f"{peer} has left the group: {e!r}")
+            return False
+        return True
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         sender = context.remote_id
-        seconds = CLOSED_WITHIN if self._is_of_ours(sender) else PARTS_LEFT_OPEN
-        responses = super().rpc_aggregate_part(stream, context)
+        seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(sender) else PARTS_LEFT_OPEN
+        responses = super().rpc_aggregate_part(self._noting(sender, stream), context)
         async for message in left_open(responses, seconds, lambda _: self._has_all_of(sender)):
             yield message
 
@@ -136,7 +172,7 @@ class PromptAllReduce(DecentralizedAverager):
             tensors=tensors,
             group_id=group_id,
             ordered_peer_ids=group_info.peer_ids,
-            is_of_ours=self._matchmaking.is_of_ours,
+            matchmaking=self._matchmaking,
             **kwargs,
         )
         self._running_groups[group_id].set_result(runner)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import concurrent.futures
 import math
 import threading
 import weakref
-from concurrent.futures import InvalidStateError
 from functools import partial
-from typing import Any, AsyncIterator, cast  # noqa: UP035 - hivemind tells a stream by typing's own class
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase, StubBase
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID, ServicerBase, StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 
 from hivenb.engine import codecs as _codecs  # noqa: F401 - a peer without a codec decodes what others send, too
-from hivenb.engine.epoch_matchmaking import EpochMatchmaking, ExpectedPeers, marked
+from hivenb.engine.epoch_matchmaking import EpochMatchmaking, marked
+from hivenb.engine.expected_peers import ExpectedPeers
 from hivenb.engine.processes import SettledProcess
+from hivenb.engine.round import Round
 from hivenb.engine.stream_ends import (
     CLOSED_WITHIN,
     STATE_LEFT_OPEN,
@@ -40,50 +41,6 @@ ALONE_AFTER = 2
 ANSWER_TIMEOUT = 10.0
 
 
-class Round(StepControl):
-    """A round of averaging that any thread may cancel, at any time and as often as it likes."""
-
-    _lock_cancelling = threading.Lock()
-
-    #: the epoch that it is a round of, which is what ours gather; infinite if it is of none
-    epoch: float
-
-    #: whether it was given up since this peer has left, or all others have
-    is_deserted = False
-
-    @classmethod
-    def of(cls, control: StepControl, gathered: Any) -> Round:
-        """The same round, which hivemind has made already.
-
-        :param gathered: what this peer sends to the others with it
-        """
-        control.__class__ = cls
-        control.epoch = gathered if isinstance(gathered, int) else math.inf
-        # nobody awaits it here, and hivemind/utils/mpfuture.py would run the main thread's loop to tell whoever does:
-        # an error in a thread with a loop of its own, such as the tracker's
-        control._loop = control._aio_event = None
-        return cast(Round, control)
-
-    def desert(self) -> None:
-        """Cancel it since there is nobody to average with."""
-        self.is_deserted = True
-        self.cancel()
-
-    def cancel(self) -> bool:
-        # Replaces hivemind/averaging/control.py:cancel, which sets a future without a look at whether it is set, and
-        # tells the averager before the round is cancelled: that one then sees none that is, searches on until the
-        # timeout, and takes part, without data, in the group of whoever comes meanwhile, such as a newcomer.
-        with self._lock_cancelling, contextlib.suppress(InvalidStateError):
-            if self.done() or not MPFuture.cancel(self):
-                return False
-            if self._trigger is not None:
-                self._trigger.cancel()
-            if self._cancel is not None:
-                self._cancel.set_result(None)
-            return True
-        return False
-
-
 class SettledAverager(SettledProcess, DecentralizedAverager):
     """Base to put *behind* a class of hivemind's averagers: what creating one, and waiting for it, should be like.
 
@@ -91,6 +48,9 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
     """
 
     _rounds: weakref.WeakSet[Round]
+
+    #: the tracker looks at the rounds while the thread that trains adds one
+    _lock_rounds = threading.Lock()
 
     def __init__(self, *args: Any, **kwargs: Any):
         self._rounds = weakref.WeakSet()
@@ -119,7 +79,8 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
 
     def step(self, gather: Any = None, *, wait: bool = True, **kwargs: Any) -> Any:
         control = Round.of(super().step(gather, wait=False, **kwargs), gather)
-        self._rounds.add(control)
+        with self._lock_rounds:
+            self._rounds.add(control)
         if self._retired:
             control.desert()
         return control.result() if wait else control
@@ -135,7 +96,7 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         A round whose peers are exchanging data already comes to its end. May be called from any thread.
         """
         self._retired = True
-        for control in list(self._rounds):
+        for control in self._known_rounds():
             if control.stage is not AveragingStage.RUNNING_ALLREDUCE:
                 control.desert()
 
@@ -146,18 +107,16 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
     def expect_peers(self, peers: ExpectedPeers) -> None:
         """Let a group be complete as soon as these have met, instead of after ``matchmaking_time``.
 
-        A ``target_group_size`` of the user's own choice stays as it is.
+        A ``target_group_size`` of the user's own choice stays as it is. Nothing is expected from those that have gone.
         """
-        if not peers.epochs:
-            self._seen_alone += 1
-            if self._seen_alone >= ALONE_AFTER:
-                for search in self._searches():
-                    search.desert()
-            return
-        self._seen_alone = 0
-        if peers != self._expected and not self.group_size_is_fixed:
+        # a look that finds nobody at all may have failed
+        if peers != self._expected and (peers.present or peers.gone):
             self._expected = peers
             self._outer_pipe.send(("_expect_peers", [peers], {}))
+        self._seen_alone = 0 if peers.present else self._seen_alone + 1
+        if self._seen_alone >= ALONE_AFTER:
+            for search in self._searches():
+                search.desert()
 
     def give_up_searches(self, before: float = math.inf) -> bool:
         """Cancel the rounds that look for a group, all those of epochs before one; whether there were any.
@@ -169,10 +128,25 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
             search.cancel()
         return bool(searches)
 
+    def is_alone(self, epoch: float) -> bool:
+        """Whether it looks for a group for the round of an epoch, and has met nobody, as far as its process answers."""
+        if not self.is_alive():
+            return False
+        answer: MPFuture[bool] = MPFuture()
+        self._outer_pipe.send(("_tell_whether_alone", [epoch], {"answer": answer}))
+        try:
+            return answer.result(ANSWER_TIMEOUT)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            return False
+
     def _searches(self, before: float = math.inf) -> list[Round]:
         return [
-            one for one in list(self._rounds) if one.stage is AveragingStage.LOOKING_FOR_GROUP and one.epoch < before
+            one for one in self._known_rounds() if one.stage is AveragingStage.LOOKING_FOR_GROUP and one.epoch < before
         ]
+
+    def _known_rounds(self) -> list[Round]:
+        with self._lock_rounds:
+            return list(self._rounds)
 
     def set_live(self, *, attributes: dict[str, Any], matchmaking: dict[str, Any], allreduce: dict[str, Any]) -> None:
         """Change settings here and in the averager's own process, from the next round on.
@@ -208,6 +182,9 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
     async def _expect_peers(self, peers: ExpectedPeers) -> None:
         await self._matchmaking.expect(peers)
 
+    async def _tell_whether_alone(self, epoch: float, answer: Any) -> None:
+        answer.set_result(self._matchmaking.is_alone(epoch))
+
     async def _set_live(
         self, attributes: dict[str, Any], matchmaking: dict[str, Any], allreduce: dict[str, Any], done: Any
     ) -> None:
@@ -242,8 +219,16 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         # hivemind/averaging/averager.py:rpc_aggregate_part turns away whoever is quicker than this peer if the round
         # before the present one has ended since that was agreed on: with rounds in the background, as good as always
         request = await anext(stream)
-        await self._matchmaking.wait_for_trigger(request.group_id)
+        if request.code == averaging_pb2.CANCELLED:
+            self._matchmaking.decline(request.group_id, context.remote_id)
+            return
+        takes_part = await self._matchmaking.wait_for_trigger(request.group_id)
         if request.group_id not in self._running_groups:
+            if not takes_part or not self._matchmaking.is_looking_for_group:
+                # it has left the group, maybe before it learned that it was in one
+                await self._decline(request.group_id, context.remote_id)
+                yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+                return
             await self._pending_groups_registered.wait()
         if (group := self._running_groups.get(request.group_id)) is not None:
             # hivemind awaits the future itself, which is cancelled, for all, with the request of a sender that dies
@@ -282,7 +267,23 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
             # whoever asked for the round has the error in its future; here it would only be printed by asyncio
             logger.debug(f"A round of averaging ended with {e!r}")
         finally:
-            self._matchmaking.end(step)
+            left = self._matchmaking.leave(step)
+            await asyncio.gather(*(self._decline(group.group_id, peer) for group in left for peer in group.peer_ids))
+
+    async def _decline(self, group_id: bytes, peer: PeerID) -> None:
+        """Tell a peer that this one does not average with a group that it was in, so that nobody waits for its data.
+
+        hivemind's peers understand that, too.
+        """
+        if peer == self.peer_id:
+            return
+        message = averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED, group_id=group_id)
+        try:
+            stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
+            async for _ in await stub.rpc_aggregate_part(as_aiter(message)):
+                break
+        except (P2PDaemonError, P2PHandlerError, OSError, EOFError) as e:
+            logger.debug(f"{peer} could not be told that this peer has left a group: {e!r}")
 
 
 def _keep_tasks_alive() -> None:

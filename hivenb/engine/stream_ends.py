@@ -40,8 +40,8 @@ async def left_open(
     :param responses: the answer
     :param seconds: after which it is closed anyway
     :param is_whole: whether an answer that ends with that message is what was asked for. The stream is closed at once
-      after a refusal: hivemind would otherwise not see that the other side has closed it, as long as that has
-      sent what nobody reads
+      after a refusal: hivemind would otherwise not see that the other side has closed it, as long as that has sent
+      what nobody reads
     """
     last = None
     async for response in responses:
@@ -87,6 +87,7 @@ async def download_state(call: Call, request: averaging_pb2.DownloadRequest) -> 
     """Ask for a state.
 
     :param call: the method of hivemind's stub
+    :return: the messages of the state; of a peer of ours, :data:`END_OF_STATE` is the last one
     """
     return closed_after(await call(request), is_end_of_state)
 
@@ -96,7 +97,8 @@ async def aggregate_parts(call: Call, count: int, parts: AsyncGenerator[Any, Non
 
     :param call: the method of hivemind's stub
     :param count: how many parts are sent, and as many averages come back
-    :param parts: is closed if nobody takes the rest of them
+    :param parts: messages with one part each; closed if nobody takes the rest of them
+    :return: messages with the averages, in the order of the parts; fewer if whoever averages them is gone
     """
     sent, numbers = asyncio.Event(), itertools.count(1)
     requests = attach_event_on_finished(parts, sent)

@@ -55,6 +55,9 @@ MAX_REFRESH_PERIOD = 3.0
 #: validate, upload a file or be stuck, and each round of the others would wait for it.
 SILENCE = 10.0
 
+#: Seconds without a report or an answer after which a peer has gone, unless told otherwise.
+LOST_AFTER = 4.0
+
 #: Seconds; an estimate beyond this comes from a speed of nothing.
 _ENDLESS = 1e6
 
@@ -62,8 +65,8 @@ _ENDLESS = 1e6
 class ProgressTracker(_ProgressTracker):
     """``hivemind``'s ``ProgressTracker`` whose lock is never held over a read of the DHT, and that can step aside.
 
-    :param on_look: called on the tracker's thread each time the swarm was looked at, with the epochs of the other peers
-      that are there
+    :param on_look: called on the tracker's thread each time the swarm was looked at, with the newest reports of the
+      other peers that are there, and the ids of those that have gone without a goodbye
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class ProgressTracker(_ProgressTracker):
         min_refresh_period: float = MIN_REFRESH_PERIOD,
         default_refresh_period: float = DEFAULT_REFRESH_PERIOD,
         max_refresh_period: float = MAX_REFRESH_PERIOD,
-        on_look: Callable[[Sequence[int]], None] | None = None,
+        on_look: Callable[[Sequence[LocalTrainingProgress], frozenset[bytes]], None] | None = None,
         **kwargs: Any,
     ):
         self._announced, self._aside = threading.Event(), threading.Event()
@@ -84,7 +87,11 @@ class ProgressTracker(_ProgressTracker):
         #: whether all peers train on only when this one has ended its epoch, too
         self.is_waited_for = False
         self.on_look = on_look
+        #: seconds without a report or an answer after which a peer has gone
+        self.lost_after = LOST_AFTER
         self._presence = Presence(dht)
+        self._others: list[LocalTrainingProgress] = []
+        self._gone: frozenset[bytes] = frozenset()
         super().__init__(
             dht,
             *args,
@@ -175,12 +182,21 @@ class ProgressTracker(_ProgressTracker):
         """What those peers have reported that are there, by their public keys."""
         entries = record.value if isinstance(record, ValueWithExpiration) and isinstance(record.value, dict) else {}
         reports = {key: report for key, entry in entries.items() if (report := parse_report(entry.value)) is not None}
-        others = {key: report for key, report in reports.items() if key != self._local_public_key}
-        gone = self._presence.find_gone(others.values())
-        present = {key: report for key, report in others.items() if report.peer_id not in gone}
+        self._others = [report for key, report in reports.items() if key != self._local_public_key]
+        self._gone = self._presence.find_gone(self._others, self.lost_after)
+        self._tell_who_is_there()
+        return {key: entries[key] for key, report in reports.items() if report.peer_id not in self._gone}
+
+    def _look_for_the_gone(self) -> None:
+        """See whether somebody has gone since the last look; a peer that does not answer holds up the next one."""
+        gone = self._presence.find_gone(self._others, self.lost_after)
+        if gone != self._gone:
+            self._gone = gone
+            self._tell_who_is_there()
+
+    def _tell_who_is_there(self) -> None:
         if self.on_look is not None:
-            self.on_look([report.epoch for report in present.values()])
-        return {key: entries[key] for key in reports if key == self._local_public_key or key in present}
+            self.on_look([report for report in self._others if report.peer_id not in self._gone], self._gone)
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
         # hivemind would end at the first report that is none. It would count its own samples as it last reported them,
@@ -281,7 +297,11 @@ class ProgressTracker(_ProgressTracker):
                 logger.debug(f"No longer reading {self.training_progress_key}: {e!r}")
                 break
             reading = asyncio.ensure_future(_result_of(read))
-            await asyncio.wait({reading, shutdown}, return_when=asyncio.FIRST_COMPLETED)
+            while not reading.done() and not shutdown.done():
+                self._look_for_the_gone()
+                await asyncio.wait(
+                    {reading, shutdown}, timeout=ENDING_REFRESH_PERIOD, return_when=asyncio.FIRST_COMPLETED
+                )
             if not reading.done():
                 reading.cancel()
                 break

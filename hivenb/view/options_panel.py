@@ -44,7 +44,7 @@ _HEADINGS = {
     "compression": "Compression of what is sent",
     _SHARED: "The same for all peers",
     "rounds": "Rounds",
-    _MORE: "More: timeouts, its part in rounds",
+    _MORE: "Timeouts and more",
 }
 _WIDTHS = {"overlap": "235px", "memory": "200px", "compression": "310px", _SHARED: "310px", "rounds": "290px"}
 
@@ -191,7 +191,8 @@ def _expected(shapes: Shapes, options: Options, peers: int) -> str:
     if gradients and period != "an epoch":
         gradients += " an epoch"
     known = " and ".join(part for part in (gradients, parameters) if part)
-    return f"Each of {together} peers sends about {known}, and receives as much." if known else ""
+    each = f"Each of {peers} peers" if peers > 1 else "With a second peer, each"
+    return f"{each} sends about {known}, and receives as much." if known else ""
 
 
 def together(before: Options, after: Options, asked: str) -> str:

@@ -65,6 +65,8 @@ class Work:
     @property
     def network(self) -> dict[str, Any]:
         """Arguments of a DHT."""
+        if self.strategy.get("client_mode"):
+            return {}  # it listens nowhere
         address = self.place.address if self.place else "127.0.0.1"
         return {"host_maddrs": [f"/ip4/{address}/tcp/0"], "nat_port_map": False, "auto_nat": False}
 

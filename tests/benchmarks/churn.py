@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bench_peer import Work
 from swarm_bench import (
@@ -47,18 +48,30 @@ class Row:
     taking_part: str
 
 
-def measure(event: str, happen: Callable[[Peer], None] | None, epoch: float, step: float, alone: float) -> Row:
+@dataclass(frozen=True)
+class Event:
+    """What a third peer does.
+
+    :param happen: to it, which trains with the others from the start; without it, it joins
+    :param strategy: further arguments of its strategy
+    """
+
+    happen: Callable[[Peer], None] | None
+    strategy: dict[str, Any] = field(default_factory=dict)
+
+
+def measure(name: str, event: Event, epoch: float, step: float, alone: float) -> Row:
     """Two peers and what a third does to them.
 
-    :param happen: to the third, which trains with them from the start; without it, it joins
     :param alone: samples per second of one without hivemind
     """
+    happen = event.happen
     work = Work(target=2 * round(epoch / step) * Work.batch, step=step)
     with starting() as start:
         count = 2 if happen is None else 3
         others = [start(work, count=count)]
         others += [start(work, others, count=count)]
-        third = None if happen is None else start(work, others, count=count)
+        third = None if happen is None else start(replace(work, strategy=event.strategy), others, count=count)
         present = [*others, third] if third else others
         first = settled_epoch(present)
         for peer in present:
@@ -79,7 +92,7 @@ def measure(event: str, happen: Callable[[Peer], None] | None, epoch: float, ste
         found = figures(others, began, last)
         whole = max(lost(peer, began, last, 1 / alone) for peer in others)
         leave_all([*others, third] if happen is None else others)
-    return Row(event, count, usual, whole - usual * (last - began), found.longest, found.failed, taking_part)
+    return Row(name, count, usual, whole - usual * (last - began), found.longest, found.failed, taking_part)
 
 
 def _wait_until_it_takes_part(newcomer: Peer) -> str:
@@ -93,11 +106,13 @@ def _wait_until_it_takes_part(newcomer: Peer) -> str:
     return f"none within {PATIENCE:.0f} s, {len(newcomer.epochs)} epochs"
 
 
-EVENTS: dict[str, Callable[[Peer], None] | None] = {
-    "joins": None,
-    "is killed, all processes": lambda peer: peer.kill(),
-    "is killed, main process": lambda peer: peer.kill(whole_tree=False),
-    "leaves": lambda peer: peer.leave(),
+EVENTS = {
+    "joins": Event(None),
+    "is killed, all processes": Event(lambda peer: peer.kill()),
+    "is killed, main process": Event(lambda peer: peer.kill(whole_tree=False)),
+    "in client mode is killed": Event(lambda peer: peer.kill(), {"client_mode": True}),
+    "is cut off from the network": Event(lambda peer: peer.fall_silent()),
+    "leaves": Event(lambda peer: peer.leave()),
 }
 
 
@@ -120,9 +135,9 @@ def print_rows(rows: Sequence[Row]) -> None:
 def main(epoch: float, step: float, json: Path | None, quick: bool) -> int:
     alone = rate_alone(Work(target=1, step=step))
     rows = []
-    for event, happen in list(EVENTS.items())[: 1 if quick else None]:
-        say(f"a third peer {event} ...")
-        rows.append(measure(event, happen, epoch, step, alone))
+    for name, event in list(EVENTS.items())[: 1 if quick else None]:
+        say(f"a third peer {name} ...")
+        rows.append(measure(name, event, epoch, step, alone))
     print_rows(rows)
     write_json(json, rows, alone=alone)
     return 0

@@ -3,7 +3,7 @@
 Efficiency is samples per second of n peers over n times the rate of one; computing is a fixed wait in each step. The
 first two epochs of a peer are its start, and printed apart. With ``--plain``, the same swarms of plain
 ``hivemind.Optimizer`` with the same arguments are measured beside, and two peers with epochs of half a second. With
-``--churn``, what the others lose when a peer joins, is killed, or leaves.
+``--churn``, what the others lose when a peer joins, is killed, is cut off, or leaves.
 
     python tests/benchmarks/rounds.py --peers 2 4 8 --plain --json rounds.json
     python tests/benchmarks/rounds.py --churn

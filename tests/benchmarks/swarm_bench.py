@@ -107,6 +107,11 @@ class Peer:
         except psutil.NoSuchProcess:
             return []
 
+    def fall_silent(self) -> None:
+        """Stop all its processes, as if its network were cut: the others' connections stay."""
+        for process in self.tree():
+            process.suspend()
+
     def kill(self, whole_tree: bool = True) -> None:
         """End it by force, with its daemon and its averagers or alone."""
         doomed = self.tree()

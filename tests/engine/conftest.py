@@ -12,7 +12,9 @@ from tiny import LOOPBACK
 
 from hivenb.engine.averagers import GradientAverager
 from hivenb.engine.dht import DHT
+from hivenb.engine.expected_peers import Attendance, ExpectedPeers
 from hivenb.engine.optimizer import Optimizer
+from hivenb.engine.settled_averager import SettledAverager
 from hivenb.engine.tracker import ProgressTracker
 
 _runs = itertools.count(1)
@@ -72,6 +74,20 @@ def make_averager(run_id: str) -> Iterator[Callable[..., GradientAverager]]:
     for averager in made:
         if averager.is_alive():
             averager.shutdown()
+
+
+@pytest.fixture
+def expect_each_other() -> Callable[..., None]:
+    """Lets averagers know that all of them are at an epoch, as their trackers would."""
+
+    def expect(*averagers: SettledAverager, epoch: int = 0) -> None:
+        attendances = {averager: Attendance(averager.peer_id.to_bytes(), 0, epoch) for averager in averagers}
+        for averager in averagers:
+            averager.expect_peers(
+                ExpectedPeers(frozenset(attendances[one] for one in averagers if one is not averager))
+            )
+
+    return expect
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from hivenb.engine.averagers import (
     settled_factory,
 )
 from hivenb.engine.dht import DHT
-from hivenb.engine.epoch_matchmaking import ExpectedPeers
+from hivenb.engine.expected_peers import Attendance, ExpectedPeers
 from hivenb.engine.optimizer_state import initialize_optimizer_state
 from hivenb.engine.settled_averager import SettledAverager
 
@@ -246,7 +246,8 @@ def test_two_meet_long_before_the_matchmaking_time_is_over(dht: DHT, run_id: str
     try:
         for averager in pair.averagers:
             if isinstance(averager, SettledAverager):
-                averager.expect_peers(ExpectedPeers((0,)))
+                others = (one.peer_id.to_bytes() for one in pair.averagers if one is not averager)
+                averager.expect_peers(ExpectedPeers(frozenset(Attendance(other, 0, 0) for other in others)))
         started = time.monotonic()
         assert pair.average(1.0, 3.0) == [[2.0] * 3] * 2
         if other is GradientAverager:
@@ -284,16 +285,6 @@ class TestAlone:
         averager.retire()
         assert averager.schedule_step(timeout=120.0, scheduled_time=get_dht_time() + 60).cancelled()
         averager.retire()
-
-    def test_a_size_of_the_users_own_choice_stays(self, dht: DHT, run_id: str) -> None:
-        made = GradientAverager(
-            [torch.nn.Parameter(torch.zeros(3))], dht=dht, prefix=run_id, target_group_size=4, start=True
-        )
-        try:
-            made.expect_peers(ExpectedPeers((0,)))
-            assert made._expected is None
-        finally:
-            made.shutdown()
 
 
 def test_each_of_ours_is_a_settled_averager_behind_upstreams() -> None:

@@ -11,16 +11,18 @@ from typing import Any, cast
 import pytest
 import torch
 from hivemind.averaging.control import AveragingStage
+from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.averaging.partition import AllreduceException
 from hivemind.optim.grad_averager import GradientAverager as PlainGradientAverager
-from hivemind.p2p import P2PContext
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from hivenb.engine.averagers import GradientAverager
 from hivenb.engine.dht import DHT
-from hivenb.engine.epoch_matchmaking import LOOK_EVERY, EpochMatchmaking, epoch_of, is_marked, marked
+from hivenb.engine.epoch_matchmaking import SEARCH_EVERY, EpochMatchmaking, epoch_of, is_marked, marked
+from hivenb.engine.expected_peers import Attendance, ExpectedPeers
 
 Make = Callable[..., Any]
 
@@ -84,14 +86,14 @@ def test_a_peer_of_plain_hivemind_is_met_at_any_epoch(
     assert len(plain.result(40)) == len(ours.result(40)) == 2
 
 
-async def _matchmaking(own: DHT, run_id: str) -> EpochMatchmaking:
+async def _matchmaking(own: DHT, run_id: str, target_group_size: int | None = None) -> EpochMatchmaking:
     made = Matchmaking(
         cast(Any, SimpleNamespace(peer_id=own.peer_id)),
         b"schema",
         own,
         servicer_type=GradientAverager,
         prefix=run_id,
-        target_group_size=None,
+        target_group_size=target_group_size,
         min_group_size=2,
         min_matchmaking_time=5.0,
         request_timeout=2.0,
@@ -121,6 +123,86 @@ def test_who_asks_somebody_itself_answers_at_once_that_it_cannot_lead(dht: DHT, 
     asyncio.run(be_asked())
 
 
+@pytest.mark.parametrize(("chosen", "size"), [(None, 3), (4, 4)])
+def test_a_group_is_complete_with_those_who_are_there_or_with_as_many_as_the_user_has_chosen(
+    chosen: int | None, size: int, dht: DHT, run_id: str
+) -> None:
+    async def expect_two() -> int | None:
+        matchmaking = await _matchmaking(dht, run_id, chosen)
+        assert matchmaking.target_group_size == chosen
+        await matchmaking.expect(ExpectedPeers(frozenset({Attendance(b"one", 0, 0), Attendance(b"another", 0, 0)})))
+        return matchmaking.target_group_size
+
+    assert asyncio.run(expect_two()) == size
+
+
+def test_whoever_comes_unexpectedly_takes_nobodys_place(dht: DHT, joining_dht: DHT, run_id: str) -> None:
+    async def be_joined() -> None:
+        matchmaking = await _matchmaking(dht, run_id)
+        await matchmaking.expect(ExpectedPeers(frozenset({Attendance(joining_dht.peer_id.to_bytes(), 0, 0)})))
+        matchmaking.current_followers[PeerID(b"\x12\x20" + bytes(range(32)))] = averaging_pb2.JoinRequest()
+        assert matchmaking.target_group_size == 3
+        matchmaking.current_followers[joining_dht.peer_id] = averaging_pb2.JoinRequest()
+        assert matchmaking.target_group_size == 3
+
+    asyncio.run(be_joined())
+
+
+def test_a_group_does_not_wait_for_the_dht_to_know_that_it_has_met(
+    dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def be_declared(keys: GroupKeyManager, *args: Any, looking_for_group: bool = True) -> bool:
+        """As long as a node of the DHT does not answer."""
+        await asyncio.sleep(60)
+        return looking_for_group
+
+    async def withdraw() -> None:
+        keys = (await _matchmaking(dht, run_id)).group_key_manager
+        declaration = keys.current_key, dht.peer_id, get_dht_time() + 60.0
+        assert await asyncio.wait_for(keys.declare_averager(*declaration, looking_for_group=False), 10)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(keys.declare_averager(*declaration), 0.1)
+
+    monkeypatch.setattr(GroupKeyManager, "declare_averager", be_declared)
+    asyncio.run(withdraw())
+
+
+def test_whoever_has_gone_is_not_asked_to_lead(
+    dht: DHT, joining_dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[PeerID] = []
+
+    async def be_asked(matchmaking: Matchmaking, leader: PeerID) -> None:
+        asked.append(leader)
+
+    async def search() -> None:
+        matchmaking = await _matchmaking(dht, run_id)
+        await matchmaking._request_join_group(joining_dht.peer_id)
+        await matchmaking.expect(ExpectedPeers(frozenset(), gone=frozenset({joining_dht.peer_id.to_bytes()})))
+        await matchmaking._request_join_group(joining_dht.peer_id)
+
+    monkeypatch.setattr(Matchmaking, "_request_join_group", be_asked)
+    asyncio.run(search())
+    assert asked == [joining_dht.peer_id]
+
+
+def test_a_search_that_has_ended_asks_nobody_else(
+    dht: DHT, joining_dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def be_turned_away(matchmaking: Matchmaking, leader: PeerID) -> None:
+        """What hivemind makes of an answer that arrives at the moment in which it is cancelled."""
+
+    async def end_a_search() -> None:
+        matchmaking = await _matchmaking(dht, run_id)
+        assert await matchmaking._request_join_group(joining_dht.peer_id) is None
+        matchmaking.assembled_group.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await matchmaking._request_join_group(joining_dht.peer_id)
+
+    monkeypatch.setattr(Matchmaking, "_request_join_group", be_turned_away)
+    asyncio.run(end_a_search())
+
+
 def test_it_looks_for_peers_at_a_pace(dht: DHT, run_id: str) -> None:
     async def look() -> float:
         keys = (await _matchmaking(dht, run_id)).group_key_manager
@@ -129,4 +211,4 @@ def test_it_looks_for_peers_at_a_pace(dht: DHT, run_id: str) -> None:
             assert await keys.get_averagers(keys.current_key, only_active=True) == []
         return time.monotonic() - began
 
-    assert asyncio.run(look()) >= 3 * LOOK_EVERY
+    assert asyncio.run(look()) >= 3 * SEARCH_EVERY

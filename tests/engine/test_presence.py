@@ -1,33 +1,45 @@
-"""Who is there of those who have reported, as told by real DHTs that live or were killed."""
+"""Who is there of those who have reported, as told by real DHTs that live, were killed, or no longer answer."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time
 from tiny import LOOPBACK
 
 from hivenb.engine.dht import DHT
 from hivenb.engine.presence import Presence
+from hivenb.engine.tracker import LOST_AFTER
 
 
-def report(peer: DHT | PeerID, time: float = 1.0, client_mode: bool = False) -> LocalTrainingProgress:
+def report(peer: DHT | PeerID, client_mode: bool = False) -> LocalTrainingProgress:
     peer_id = peer if isinstance(peer, PeerID) else peer.peer_id
     return LocalTrainingProgress(
         peer_id=peer_id.to_bytes(),
         epoch=0,
         samples_accumulated=0,
         samples_per_second=1.0,
-        time=time,
+        time=get_dht_time(),
         client_mode=client_mode,
     )
 
 
+@pytest.fixture(params=[False, True], ids=["node", "client"])
+def is_client(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture
-def mortal_dht(dht: DHT) -> Iterator[DHT]:
-    opened = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK)
+def mortal_dht(dht: DHT, is_client: bool) -> Iterator[DHT]:
+    addresses = [str(a) for a in dht.get_visible_maddrs()]
+    network = {"client_mode": True} if is_client else LOOPBACK
+    opened = DHT(start=True, initial_peers=addresses, **network)
     yield opened
     if opened.is_alive():
         opened.shutdown()
@@ -37,32 +49,92 @@ def was_reached(presence: Presence, peer: DHT) -> bool:
     return presence._sightings[peer.peer_id.to_bytes()].was_reached
 
 
+def processes(own: DHT) -> list[psutil.Process]:
+    assert own.pid is not None
+    main = psutil.Process(own.pid)
+    return [main, *main.children(recursive=True)]
+
+
 def test_whoever_was_killed_is_gone_until_it_reports_again(
-    dht: DHT, joining_dht: DHT, mortal_dht: DHT, eventually: Callable[..., None]
+    dht: DHT, joining_dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
 ) -> None:
     presence = Presence(dht)
-    reports = [report(joining_dht), report(mortal_dht)]
-    eventually(lambda: presence.find_gone(reports) or all(was_reached(presence, o) for o in (joining_dht, mortal_dht)))
-    assert presence.find_gone(reports) == frozenset()
+    reports = [report(joining_dht), report(mortal_dht, client_mode=is_client)]
+    eventually(
+        lambda: (
+            presence.find_gone(reports, LOST_AFTER) or all(was_reached(presence, o) for o in (joining_dht, mortal_dht))
+        )
+    )
+    assert presence.find_gone(reports, LOST_AFTER) == frozenset()
     mortal_dht.kill()
     mortal_dht.join()
-    eventually(lambda: presence.find_gone(reports) == {mortal_dht.peer_id.to_bytes()})
-    assert presence.find_gone([report(joining_dht), report(mortal_dht, time=2.0)]) == frozenset()
-    assert presence.find_gone([report(joining_dht)]) == frozenset(), "not on the list any more"
+    eventually(lambda: presence.find_gone(reports, LOST_AFTER) == {mortal_dht.peer_id.to_bytes()})
+    newer = report(mortal_dht, client_mode=is_client)
+    assert presence.find_gone([report(joining_dht), newer], LOST_AFTER) == frozenset()
+    assert presence.find_gone([report(joining_dht)], LOST_AFTER) == frozenset(), "not on the list any more"
 
 
-def test_whoever_could_never_be_reached_may_be_there_for_others(dht: DHT, eventually: Callable[..., None]) -> None:
+def test_whoever_does_not_answer_for_long_is_gone(
+    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
+    """As when its network is cut: the connection stays."""
+    presence, reports = Presence(dht), [report(mortal_dht, client_mode=is_client)]
+    eventually(lambda: presence.find_gone(reports, LOST_AFTER) or was_reached(presence, mortal_dht))
+    stopped = processes(mortal_dht)
+    for process in stopped:
+        os.kill(process.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: presence.find_gone(reports, LOST_AFTER) == {mortal_dht.peer_id.to_bytes()})
+    finally:
+        for process in stopped:
+            os.kill(process.pid, signal.SIGCONT)
+
+
+def test_a_report_that_is_seen_late_says_nothing_of_now(
+    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
+    presence, first, last = Presence(dht), report(mortal_dht, is_client), report(mortal_dht, is_client)
+    eventually(lambda: presence.find_gone([first], LOST_AFTER) or was_reached(presence, mortal_dht))
+    mortal_dht.kill()
+    mortal_dht.join()
+    eventually(lambda: bool(presence.find_gone([first], LOST_AFTER)))
+    assert presence.find_gone([last], LOST_AFTER) == {mortal_dht.peer_id.to_bytes()}
+
+
+def test_one_whose_reports_come_before_its_answers_is_reached_all_the_same(
+    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
     presence = Presence(dht)
-    stranger = report(PeerID(b"\x12\x20" + bytes(range(32))))
-    presence.find_gone([stranger])
+    eventually(
+        lambda: presence.find_gone([report(mortal_dht, is_client)], LOST_AFTER) or was_reached(presence, mortal_dht)
+    )
+
+
+def test_whoever_could_never_be_reached_may_be_there_for_others(
+    dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
+    presence = Presence(dht)
+    stranger = report(PeerID(b"\x12\x20" + bytes(range(32))), client_mode=is_client)
+    presence.find_gone([stranger], LOST_AFTER)
     first = presence._sightings[stranger.peer_id].answer
     assert first is not None
     eventually(first.done)
     for _ in range(3):
-        assert presence.find_gone([stranger]) == frozenset()
+        assert presence.find_gone([stranger], LOST_AFTER) == frozenset()
 
 
-def test_a_client_is_not_asked(dht: DHT, joining_dht: DHT) -> None:
+def test_whoever_can_not_be_reached_and_reports_no_more_was_gone_before(
+    dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
     presence = Presence(dht)
-    assert presence.find_gone([report(joining_dht, client_mode=True)]) == frozenset()
-    assert not presence._sightings
+    dead = report(PeerID(b"\x12\x20" + bytes(range(32))), client_mode=is_client)
+    eventually(lambda: presence.find_gone([dead], LOST_AFTER) == {dead.peer_id})
+
+
+def test_one_that_a_look_misses_is_remembered(
+    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
+    presence, reports = Presence(dht), [report(mortal_dht, is_client)]
+    eventually(lambda: presence.find_gone(reports, LOST_AFTER) or was_reached(presence, mortal_dht))
+    assert presence.find_gone([], LOST_AFTER) == frozenset()
+    assert was_reached(presence, mortal_dht)

@@ -21,7 +21,9 @@ from tiny import LOOPBACK
 
 from hivenb.engine.averagers import GradientAverager
 from hivenb.engine.dht import DHT
-from hivenb.engine.epoch_matchmaking import ExpectedPeers
+
+#: Of averagers that would wait for a silent one for longer than any test lasts.
+DEADLINES = {"request_timeout": 2.0, "next_chunk_timeout": 300.0, "allreduce_timeout": 600.0}
 
 
 @pytest.fixture
@@ -36,22 +38,19 @@ def dhts(dht: DHT) -> Iterator[list[DHT]]:
 
 
 @pytest.fixture
-def averagers(dhts: list[DHT], make_averager: Callable[..., GradientAverager]) -> list[GradientAverager]:
+def averagers(
+    dhts: list[DHT], make_averager: Callable[..., GradientAverager], expect_each_other: Callable[..., None]
+) -> list[GradientAverager]:
     """Three that would wait for a silent one for longer than any test lasts."""
-    deadlines = {"request_timeout": 2.0, "next_chunk_timeout": 300.0, "allreduce_timeout": 600.0}
-    made = [make_averager(own, min_matchmaking_time=5.0, **deadlines) for own in dhts]
-    for averager in made:
-        averager.expect_peers(ExpectedPeers((1, 1)))
+    made = [make_averager(own, min_matchmaking_time=5.0, **DEADLINES) for own in dhts]
+    expect_each_other(*made, epoch=1)
     return made
 
 
 def test_the_others_go_on_without_it(averagers: list[GradientAverager], eventually: Callable[..., None]) -> None:
-    controls = [averager.schedule_step(gather=1, timeout=120.0) for averager in averagers]
-    eventually(lambda: all(control.stage is AveragingStage.AWAITING_TRIGGER for control in controls), 60)
+    controls = _meet(averagers, eventually)
     *living, dead = averagers
-    for victim in (dead, dead.dht):
-        os.kill(victim.pid, signal.SIGKILL)
-        victim.join()
+    _kill(dead)
     for value, (averager, control) in enumerate(zip(living, controls, strict=False), start=1):
         _begin(averager, control, value)
     for control in controls[:2]:
@@ -61,6 +60,22 @@ def test_the_others_go_on_without_it(averagers: list[GradientAverager], eventual
     for averager in living:
         with averager.get_tensors() as (gradient,):
             # as small as it is, one peer averages all of it; where that was the dead one, it stays as it was
+            assert sum(gradient.sub(1.5).abs() < 1e-6) in (0, 3)
+
+
+@pytest.mark.parametrize("leaver", [0, 2])
+def test_one_that_leaves_a_group_says_so(
+    averagers: list[GradientAverager], leaver: int, eventually: Callable[..., None]
+) -> None:
+    controls = _meet(averagers, eventually)
+    staying = [number for number in range(3) if number != leaver]
+    _begin(averagers[staying[0]], controls[staying[0]], 1.0)
+    controls[leaver].cancel()
+    _begin(averagers[staying[1]], controls[staying[1]], 2.0)
+    for number in staying:
+        assert controls[number].result(60).keys() >= {averagers[one].peer_id for one in staying}
+        with averagers[number].get_tensors() as (gradient,):
+            # as small as it is, one peer averages all of it; where that is the one that left, it stays as it was
             assert sum(gradient.sub(1.5).abs() < 1e-6) in (0, 3)
 
 
@@ -88,28 +103,25 @@ def test_one_that_dies_while_it_waits_for_a_slower_one_costs_nobody_the_round(
     tmp_path: Path,
     dhts: list[DHT],
     make_averager: Callable[..., GradientAverager],
+    expect_each_other: Callable[..., None],
     eventually: Callable[..., None],
 ) -> None:
-    deadlines = {"request_timeout": 2.0, "next_chunk_timeout": 300.0, "allreduce_timeout": 600.0}
     folders = [tmp_path / str(number) for number in range(3)]
     averagers = []
     for own, folder in zip(dhts, folders, strict=True):
         folder.mkdir()
         kind = type("NotingThere", (Noting,), {"folder": folder})
         # of so many numbers, each averages a part
-        averagers.append(make_averager(own, 300_000, kind, min_matchmaking_time=5.0, **deadlines))
-        averagers[-1].expect_peers(ExpectedPeers((1, 1)))
-    controls = [averager.schedule_step(gather=1, timeout=120.0) for averager in averagers]
-    eventually(lambda: all(control.stage is AveragingStage.AWAITING_TRIGGER for control in controls), 60)
+        averagers.append(make_averager(own, 300_000, kind, min_matchmaking_time=5.0, **DEADLINES))
+    expect_each_other(*averagers, epoch=1)
+    controls = _meet(averagers, eventually)
     quick, dying, slow = range(3)
     values = (0.0, 9.0, 3.0)
     for number in (quick, dying):
         _begin(averagers[number], controls[number], values[number])
     victim = averagers[dying].peer_id
     eventually((folders[quick] / f"received from {victim}").exists, 60)
-    for process in (averagers[dying], averagers[dying].dht):
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+    _kill(averagers[dying])
     eventually((folders[quick] / f"left by {victim}").exists, 60)
     _begin(averagers[slow], controls[slow], values[slow])
     for number in (quick, slow):
@@ -118,6 +130,19 @@ def test_one_that_dies_while_it_waits_for_a_slower_one_costs_nobody_the_round(
             # the part that the dead one was to average stays as it was; in that of the quick one, its data counts
             assert set(gradient.tolist()) == {values[number], 1.5, 4.0}
     controls[dying].cancel()
+
+
+def _meet(averagers: list[GradientAverager], eventually: Callable[..., None]) -> list[Any]:
+    """Their rounds, in which they have a group and wait for their triggers."""
+    controls = [averager.schedule_step(gather=1, timeout=120.0) for averager in averagers]
+    eventually(lambda: all(control.stage is AveragingStage.AWAITING_TRIGGER for control in controls), 60)
+    return controls
+
+
+def _kill(averager: GradientAverager) -> None:
+    for process in (averager, averager.dht):
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
 
 
 def _begin(averager: GradientAverager, control: Any, value: float) -> None:
@@ -129,24 +154,21 @@ def _begin(averager: GradientAverager, control: Any, value: float) -> None:
 
 
 def test_a_client_goes_on_if_who_averages_for_it_dies_while_it_sends(
-    dhts: list[DHT], make_averager: Callable[..., GradientAverager], eventually: Callable[..., None]
+    dhts: list[DHT],
+    make_averager: Callable[..., GradientAverager],
+    expect_each_other: Callable[..., None],
+    eventually: Callable[..., None],
 ) -> None:
-    deadlines = {"request_timeout": 2.0, "next_chunk_timeout": 300.0, "allreduce_timeout": 600.0}
     # more than the buffers on the way can hold
     dying, client = (
-        make_averager(own, 10_000_000, min_matchmaking_time=5.0, client_mode=client_mode, **deadlines)
+        make_averager(own, 10_000_000, min_matchmaking_time=5.0, client_mode=client_mode, **DEADLINES)
         for own, client_mode in zip(dhts, (False, True), strict=False)
     )
-    controls = []
-    for averager in (dying, client):
-        averager.expect_peers(ExpectedPeers((1,)))
-        controls.append(averager.schedule_step(gather=1, timeout=120.0))
-    eventually(lambda: all(control.stage is AveragingStage.AWAITING_TRIGGER for control in controls), 60)
+    expect_each_other(dying, client, epoch=1)
+    controls = _meet([dying, client], eventually)
     _begin(client, controls[1], 1.0)
     eventually(lambda: controls[1].stage is AveragingStage.RUNNING_ALLREDUCE, 60)
-    for process in (dying, dying.dht):
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+    _kill(dying)
     assert controls[1].result(60).keys() == {client.peer_id}
     with client.get_tensors() as (gradient,):
         assert bool(gradient.eq(1.0).all())
@@ -165,11 +187,10 @@ class Silent(GradientAverager):
 
 
 def test_one_that_does_not_answer_has_not_taken_part(
-    dhts: list[DHT], make_averager: Callable[..., GradientAverager]
+    dhts: list[DHT], make_averager: Callable[..., GradientAverager], expect_each_other: Callable[..., None]
 ) -> None:
     averagers = [make_averager(own, kind=Silent, min_matchmaking_time=5.0, next_chunk_timeout=1.0) for own in dhts[:2]]
-    for averager in averagers:
-        averager.expect_peers(ExpectedPeers((1,)))
+    expect_each_other(*averagers, epoch=1)
     for value, averager in enumerate(averagers, start=1):
         averager.parameters[0].grad = torch.full((3,), float(value))
         averager.accumulate_grads_(1)
@@ -204,5 +225,5 @@ def test_a_sender_that_dies_before_a_round_begins_leaves_it_to_the_others(
     asyncio.run(be_sent_a_part())
 
 
-async def _at_once(group_id: bytes) -> None:
-    """Return."""
+async def _at_once(group_id: bytes) -> bool:
+    return True

@@ -10,7 +10,6 @@ from hivemind.averaging.control import AveragingStage
 
 from hivenb.engine.averagers import GradientAverager
 from hivenb.engine.dht import DHT
-from hivenb.engine.epoch_matchmaking import ExpectedPeers
 
 
 class EndsAnotherRound(GradientAverager):
@@ -20,11 +19,15 @@ class EndsAnotherRound(GradientAverager):
 
 
 @pytest.fixture
-def averagers(dht: DHT, joining_dht: DHT, make_averager: Callable[..., GradientAverager]) -> list[GradientAverager]:
+def averagers(
+    dht: DHT,
+    joining_dht: DHT,
+    make_averager: Callable[..., GradientAverager],
+    expect_each_other: Callable[..., None],
+) -> list[GradientAverager]:
     timeouts = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "next_chunk_timeout": 60.0}
     made = [make_averager(own, 1000, EndsAnotherRound, **timeouts) for own in (dht, joining_dht)]
-    for averager in made:
-        averager.expect_peers(ExpectedPeers((1,)))
+    expect_each_other(*made, epoch=1)
     return made
 
 

@@ -121,7 +121,7 @@ class TestTracker:
 
     def test_tells_how_many_peers_there_are_also_while_an_epoch_ends(self, make_tracker: Any, eventually: Any) -> None:
         told: list[int] = []
-        tracker = make_tracker(on_look=lambda epochs: told.append(len(epochs)))
+        tracker = make_tracker(on_look=lambda reports, gone: told.append(len(reports)))
         tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
         eventually(lambda: told and told[-1] == 0)
         with tracker.pause_updates():

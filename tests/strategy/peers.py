@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from hivenb.engine.optimizer import EpochReport
@@ -215,3 +218,28 @@ def stop(peers: Sequence[Peer]) -> None:
         one.tell("stop")
     for one in peers:
         one.wait_for_end()
+
+
+def processes(peer: Peer, whole_tree: bool = True) -> list[psutil.Process]:
+    main = psutil.Process(peer.process.pid)
+    return [main, *(main.children(recursive=True) if whole_tree else [])]
+
+
+def kill(peer: Peer, whole_tree: bool) -> None:
+    for one in processes(peer, whole_tree):
+        os.kill(one.pid, signal.SIGKILL)
+    peer.process.join(20)
+
+
+@contextmanager
+def cut_off(peer: Peer) -> Iterator[None]:
+    """As when its network is cut, or its machine is gone: nobody is told that its connections have ended."""
+    stopped = processes(peer)
+    for one in stopped:
+        os.kill(one.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for one in stopped:
+            with suppress(ProcessLookupError):  # it has ended with its parent
+                os.kill(one.pid, signal.SIGKILL)

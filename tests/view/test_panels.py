@@ -232,7 +232,7 @@ def test_each_codec_says_what_it_makes_of_this_model_and_the_panel_what_an_epoch
     scene.options = scene.options.replace(use_local_updates=True, average_state_every=4)
     panel.update(facts.read(scene), "")
     assert words_of(panel._traffic.value) == (
-        "Each of 2 peers sends about 1.0 MB of parameters every 4 epochs, and receives as much."
+        "With a second peer, each sends about 1.0 MB of parameters every 4 epochs, and receives as much."
     )
 
 

@@ -1,0 +1,68 @@
+"""Which peers a round of averaging waits for: those that were there for its epoch, are no further, and are not gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hivemind.optim.progress_tracker import LocalTrainingProgress
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """Of a peer that is at the newest epoch or the one before, as whoever is further behind has to catch up first.
+
+    :param peer: its id
+    :param since: the first epoch for which it has been there without a break
+    :param epoch: that it has reported last
+    """
+
+    peer: bytes
+    since: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class ExpectedPeers:
+    """The other peers of a run that a round may wait for.
+
+    :param present: of them, those that can take part in rounds
+    :param gone: ids of those that have gone without a goodbye
+    :param ahead: by how much the number of a round is ahead of what its peers report while they look for each other
+    :param follows: by how much it is ahead of the epoch that its peers have trained in
+    """
+
+    present: frozenset[Attendance]
+    gone: frozenset[bytes] = frozenset()
+    ahead: int = 0
+    follows: int = 0
+
+    def of_round(self, epoch: int | None) -> frozenset[bytes]:
+        """Ids of those that come to a round of that epoch: neither who is further already nor who came later."""
+        return frozenset(
+            one.peer
+            for one in self.present
+            if epoch is None or (one.since <= epoch - self.follows and one.epoch <= epoch - self.ahead)
+        )
+
+
+class AttendanceList:
+    """Remembers since when each peer has been there. To be used by one thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Attendance] = {}
+
+    def call(self, reports: Sequence[LocalTrainingProgress]) -> frozenset[Attendance]:
+        """Those that are there and can take part in rounds.
+
+        :param reports: the newest one of each other peer
+        """
+        newest = max((report.epoch for report in reports), default=0)
+        # one that a look has missed is remembered for an epoch
+        self._known = {peer: known for peer, known in self._known.items() if known.epoch >= newest - 1}
+        present = [report for report in reports if report.epoch >= newest - 1]
+        for report in present:
+            known = self._known.get(report.peer_id)
+            since = report.epoch if known is None else min(known.since, report.epoch)
+            self._known[report.peer_id] = Attendance(report.peer_id, since, report.epoch)
+        return frozenset(self._known[report.peer_id] for report in present)

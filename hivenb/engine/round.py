@@ -1,0 +1,56 @@
+"""A round of averaging, as whoever waits for it sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from concurrent.futures import InvalidStateError
+from typing import Any, cast
+
+from hivemind.averaging.control import StepControl
+from hivemind.utils import MPFuture
+
+
+class Round(StepControl):
+    """A round of averaging that any thread may cancel, at any time and as often as it likes."""
+
+    _lock_cancelling = threading.Lock()
+
+    #: the epoch that it is a round of, which is what ours gather; infinite if it is of none
+    epoch: float
+
+    #: whether it was given up since this peer has left, or all others have
+    is_deserted = False
+
+    @classmethod
+    def of(cls, control: StepControl, gathered: Any) -> Round:
+        """The same round, which hivemind has made already.
+
+        :param gathered: what this peer sends to the others with it
+        """
+        control.__class__ = cls
+        control.epoch = gathered if isinstance(gathered, int) else math.inf
+        # nobody awaits it here, and hivemind/utils/mpfuture.py would run the main thread's loop to tell whoever does:
+        # an error in a thread with a loop of its own, such as the tracker's
+        control._loop = control._aio_event = None
+        return cast(Round, control)
+
+    def desert(self) -> None:
+        """Cancel it since there is nobody to average with."""
+        self.is_deserted = True
+        self.cancel()
+
+    def cancel(self) -> bool:
+        # Replaces hivemind/averaging/control.py:cancel, which sets a future without a look at whether it is set, and
+        # tells the averager before the round is cancelled: that one then sees none that is, searches on until the
+        # timeout, and takes part, without data, in the group of whoever comes meanwhile, such as a newcomer.
+        with self._lock_cancelling, contextlib.suppress(InvalidStateError):
+            if self.done() or not MPFuture.cancel(self):
+                return False
+            if self._trigger is not None:
+                self._trigger.cancel()
+            if self._cancel is not None:
+                self._cancel.set_result(None)
+            return True
+        return False

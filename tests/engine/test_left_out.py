@@ -1,0 +1,78 @@
+"""A peer whose gradients the others have averaged without it, while they wait for its state, does not look for long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hivemind.averaging.control import AveragingStage
+from tiny import TinyModel
+
+from hivenb.engine.averagers import GradientAverager
+from hivenb.engine.dht import DHT
+from hivenb.engine.expected_peers import Attendance, ExpectedPeers
+from hivenb.engine.optimizer import Optimizer
+from hivenb.engine.round import Round
+from hivenb.engine.scheduled_rounds import NEXT_TO_NOTHING
+
+Make = Callable[..., GradientAverager]
+
+
+def test_only_who_follows_nobody_and_leads_nobody_is_alone(
+    dht: DHT,
+    joining_dht: DHT,
+    make_averager: Make,
+    eventually: Callable[..., None],
+) -> None:
+    one, other = (make_averager(own, min_matchmaking_time=30.0) for own in (dht, joining_dht))
+    assert not one.is_alone(3), "it does not look for anybody"
+    for averager in (one, other):  # so that a group of two is not complete
+        averager.expect_peers(ExpectedPeers(frozenset({Attendance(b"a third one", 0, 3)})))
+    searches = [one.schedule_step(gather=3, timeout=60.0)]
+    eventually(lambda: one.is_alone(3))
+    assert not one.is_alone(2)
+    searches.append(other.schedule_step(gather=3, timeout=60.0))
+    eventually(lambda: not one.is_alone(3) and not other.is_alone(3))
+    for search in searches:
+        search.cancel()
+
+
+@pytest.fixture
+def optimizer(make_optimizer: Callable[..., Optimizer]) -> Optimizer:
+    made = make_optimizer(TinyModel().parameters(), averaging_timeout=60.0)
+    made.tracker.on_look = None  # which would end all searches of one that is alone
+    return made
+
+
+def round_of(averager: Any, epoch: int) -> Round:
+    """A search that will find nobody."""
+    search: Round = averager.schedule_step(gather=epoch, timeout=60.0)
+    return search
+
+
+def test_it_gives_up_when_the_others_wait_for_its_state(optimizer: Optimizer) -> None:
+    search, state = round_of(optimizer.grad_averager, 0), round_of(optimizer.state_averager, 1)
+    state.stage = AveragingStage.AWAITING_TRIGGER  # as if it had met them
+    optimizer._state_round_to_come = state
+    optimizer._average_gradients_and_load_into_optimizer(search)
+    assert search.cancelled()
+    assert optimizer._last_round == (1, "given up: the others have gone on without this peer")
+    assert state.weight == NEXT_TO_NOTHING
+    assert optimizer._should_load_state_from_peers()
+    state.cancel()
+
+
+def test_it_gives_up_when_all_others_have_ended_the_epoch(optimizer: Optimizer) -> None:
+    search = round_of(optimizer.grad_averager, 0)
+    optimizer._oldest_epoch = 1
+    assert optimizer._is_left_out(search)
+
+
+def test_it_looks_on_while_others_may_come(optimizer: Optimizer, eventually: Callable[..., None]) -> None:
+    search = round_of(optimizer.grad_averager, 0)
+    eventually(lambda: search.stage is AveragingStage.LOOKING_FOR_GROUP)
+    optimizer.averaging_timeout = 3.0
+    assert not optimizer._is_left_out(search)
+    assert not search.done()
+    search.cancel()
