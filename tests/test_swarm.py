@@ -94,7 +94,7 @@ def test_nothing_is_left_after_close(socket_folder):
 
 
 def test_a_swarm_whose_daemon_died_can_be_opened_anew(swarm, eventually):
-    psutil.Process(swarm.dht.pid).kill()
+    swarm.dht.kill()
     eventually(lambda: not swarm.is_open)
     with pytest.raises(SwarmError, match=r"process of the swarm .* has ended"):
         swarm.peers()

@@ -19,7 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hivemind.utils.mpfuture import MPFuture, SharedBytes
+
 _POLL_SECONDS = 1.0
+
+#: How long a process that is ended by force is waited for: to let go of a lock, and to be gone.
+_FORCE_SECONDS = 1.0
 
 #: Where children that are forked from now on write what they print, as a file descriptor; ``None`` for where their
 #: parent writes. In a notebook that would be whichever cell ran last.
@@ -139,6 +144,31 @@ class SettledProcess(mp.process.BaseProcess):
     def run(self) -> None:
         settle_as_child()
         super().run()
+
+    def terminate(self) -> None:
+        with shared_locks_held():
+            super().terminate()
+            self.join(_FORCE_SECONDS)
+
+    def kill(self) -> None:
+        with shared_locks_held():
+            super().kill()
+            self.join(_FORCE_SECONDS)
+
+
+@contextlib.contextmanager
+def shared_locks_held() -> Iterator[None]:
+    """Hold what all processes of hivemind's that one process has started share, so that none dies holding it.
+
+    The locks of ``hivemind/utils/mpfuture.py``, which are taken for each answer of one process to another, would stay
+    taken: nothing of hivemind's would ever answer again.
+    """
+    with contextlib.ExitStack() as held:
+        for lock in (MPFuture._initialization_lock, MPFuture._update_lock, SharedBytes._lock):
+            # one that is not to be had belongs to somebody who hangs, perhaps the very process to end
+            if lock.acquire(timeout=_FORCE_SECONDS):
+                held.callback(lock.release)
+        yield
 
 
 def tied_to_parent(command: list[str]) -> list[str]:

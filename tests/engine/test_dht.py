@@ -96,8 +96,7 @@ def test_a_request_for_nothing_known_does_no_harm(dht: DHT) -> None:
 def test_the_daemon_dies_with_the_process() -> None:
     dht = open_dht()
     daemon = daemon_of(dht).pid
-    os.kill(dht.pid, signal.SIGKILL)
-    dht.join(10)
+    dht.kill()
     assert wait_for_exit(daemon, 10)
 
 

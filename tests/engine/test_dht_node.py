@@ -145,7 +145,6 @@ class TestStoring:
         three += [open_dht(three), open_dht(three)]
         three[1].run_coroutine(partial(calls_in, partial(store, "kept", 2), partial(meet, "kept")))
         three[0].kill()
-        three[0].join(10)
         three[1].run_coroutine(partial(calls_in, partial(store, "kept", 3), partial(read, "kept")))
         record = three[2].get("kept", latest=True)
         assert record.value[three[1].peer_id.to_base58()].value == 3

@@ -385,7 +385,6 @@ def test_shutting_down_after_an_averager_was_killed(make_optimizer: Make) -> Non
     optimizer.begin()
     train(model, optimizer, 1, batch_size=8)
     optimizer.state_averager.kill()
-    optimizer.state_averager.join(10)
     optimizer.shutdown()
     assert not optimizer.grad_averager.is_alive()
     optimizer.tracker.join(10)

@@ -66,7 +66,6 @@ class TestReadPeers:
         dht = DHT(start=True, **LOOPBACK)
         try:
             dht.kill()
-            dht.join(10)
             with pytest.raises((SwarmError, OSError)):
                 read_peers(dht, run_id, 0.5)
         finally:

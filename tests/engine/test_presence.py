@@ -15,6 +15,7 @@ from tiny import LOOPBACK
 
 from hivenb.engine.dht import DHT
 from hivenb.engine.presence import Presence
+from hivenb.engine.processes import shared_locks_held
 from hivenb.engine.tracker import LOST_AFTER
 
 
@@ -67,7 +68,6 @@ def test_whoever_was_killed_is_gone_until_it_reports_again(
     )
     assert presence.find_gone(reports, LOST_AFTER) == frozenset()
     mortal_dht.kill()
-    mortal_dht.join()
     eventually(lambda: presence.find_gone(reports, LOST_AFTER) == {mortal_dht.peer_id.to_bytes()})
     newer = report(mortal_dht, client_mode=is_client)
     assert presence.find_gone([report(joining_dht), newer], LOST_AFTER) == frozenset()
@@ -81,8 +81,9 @@ def test_whoever_does_not_answer_for_long_is_gone(
     presence, reports = Presence(dht), [report(mortal_dht, client_mode=is_client)]
     eventually(lambda: presence.find_gone(reports, LOST_AFTER) or was_reached(presence, mortal_dht))
     stopped = processes(mortal_dht)
-    for process in stopped:
-        os.kill(process.pid, signal.SIGSTOP)
+    with shared_locks_held():
+        for process in stopped:
+            os.kill(process.pid, signal.SIGSTOP)
     try:
         eventually(lambda: presence.find_gone(reports, LOST_AFTER) == {mortal_dht.peer_id.to_bytes()})
     finally:
@@ -96,7 +97,6 @@ def test_a_report_that_is_seen_late_says_nothing_of_now(
     presence, first, last = Presence(dht), report(mortal_dht, is_client), report(mortal_dht, is_client)
     eventually(lambda: presence.find_gone([first], LOST_AFTER) or was_reached(presence, mortal_dht))
     mortal_dht.kill()
-    mortal_dht.join()
     eventually(lambda: bool(presence.find_gone([first], LOST_AFTER)))
     assert presence.find_gone([last], LOST_AFTER) == {mortal_dht.peer_id.to_bytes()}
 

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 
 import psutil
 import pytest
+from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
 from hivenb.engine import processes
 from hivenb.engine.processes import SettledProcess, interrupts_blocked, tied_to_parent, wait_for_exit
@@ -46,6 +48,24 @@ def parent() -> Iterator[Callable[[str], tuple[subprocess.Popen[str], int]]]:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def hold_a_lock_most_of_the_time(connection: Connection) -> None:
+    while True:
+        with SharedBytes._lock:
+            connection.send("mine")
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("end", [Child.kill, Child.terminate])
+def test_a_child_that_is_ended_by_force_takes_no_lock_along(end: Callable[[Child], None]) -> None:
+    ours, theirs = mp.Pipe()
+    child = Child(target=hold_a_lock_most_of_the_time, args=(theirs,), daemon=True)
+    child.start()
+    ours.recv()
+    end(child)
+    assert not child.is_alive()
+    assert MPFuture().cancel()
 
 
 @pytest.mark.parametrize("on_main_thread", [True, False])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,8 +139,7 @@ def _meet(averagers: list[GradientAverager], eventually: Callable[..., None]) ->
 
 def _kill(averager: GradientAverager) -> None:
     for process in (averager, averager.dht):
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        process.kill()
 
 
 def _begin(averager: GradientAverager, control: Any, value: float) -> None:
