@@ -99,12 +99,15 @@ class EpochMatchmaking(Matchmaking):
         matchmaking.group_key_manager.__class__ = PacedGroupKeyManager
         own = cast(EpochMatchmaking, matchmaking)
         own._chosen_size, own._expected, own._awaiting_trigger, own._peers_of_ours = chosen, None, {}, set()
+        own._following = None
         own._left, own._declined = deque(maxlen=REMEMBERED), deque(maxlen=REMEMBERED)
         return own
 
     group_key_manager: PacedGroupKeyManager
     _chosen_size: int | None
     _expected: ExpectedPeers | None
+    #: the last peer that was asked to lead, and the asking
+    _following: tuple[PeerID, asyncio.Task[GroupInfo | None]] | None
     #: groups that this peer is in and that it has not begun to average with, by their ids
     _awaiting_trigger: dict[bytes, tuple[StepControl, asyncio.Event, GroupInfo]]
     #: ids of groups that this peer was in and has left before it began to average with them
@@ -153,6 +156,8 @@ class EpochMatchmaking(Matchmaking):
     async def expect(self, peers: ExpectedPeers) -> None:
         """Let a group be complete as soon as these peers have met; one that is by now begins."""
         self._expected = peers
+        if self._following is not None and self._has_gone(self._following[0]):
+            await _give_up(self._following[1])
         async with self.lock_request_join_group:
             # hivemind looks at the size only when somebody joins, so one that has shrunk is looked at here
             if not self.is_looking_for_group or self.assembled_group.done():
@@ -163,12 +168,14 @@ class EpochMatchmaking(Matchmaking):
     async def _request_join_group(self, leader: PeerID) -> GroupInfo | None:
         if self._has_gone(leader):
             return None
-        group: GroupInfo | None = await super()._request_join_group(leader)
-        if group is None and self.assembled_group.done():
-            # The search has ended. Before Python 3.12, asyncio.wait_for forgets that it was cancelled if the answer has
-            # arrived at that moment; this peer would search on, and no later search would ever begin.
-            raise asyncio.CancelledError
-        return group
+        # on its own, so that the search may go on without it
+        following = asyncio.create_task(super()._request_join_group(leader))
+        self._following = leader, following
+        try:
+            await asyncio.wait({following})
+        finally:
+            await _give_up(following)
+        return None if following.cancelled() else following.result()
 
     async def leader_assemble_group(self) -> GroupInfo:
         return self._await_trigger(await super().leader_assemble_group())
@@ -236,3 +243,14 @@ class EpochMatchmaking(Matchmaking):
 
     def _has_gone(self, peer: PeerID) -> bool:
         return self._expected is not None and peer.to_bytes() in self._expected.gone
+
+
+async def _give_up(following: asyncio.Task[Any]) -> None:
+    """Cancel it until it has ended.
+
+    Before Python 3.12, ``asyncio.wait_for`` forgets that it was cancelled if what it waits for has arrived at that
+    moment; a peer would search on, and no later search of its would ever begin.
+    """
+    while not following.done():
+        following.cancel()
+        await asyncio.wait({following}, timeout=SEARCH_EVERY)

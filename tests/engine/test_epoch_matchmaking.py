@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -186,21 +187,47 @@ def test_whoever_has_gone_is_not_asked_to_lead(
     assert asked == [joining_dht.peer_id]
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """That a leader was asked, who is to begin some time, and who is heard just when nobody waits for it any more."""
+    was_asked = asyncio.Event()
+
+    async def wait_for_the_leader(matchmaking: Matchmaking, leader: PeerID) -> None:
+        was_asked.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(Matchmaking, "_request_join_group", wait_for_the_leader)
+    return was_asked
+
+
 def test_a_search_that_has_ended_asks_nobody_else(
-    dht: DHT, joining_dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch
+    dht: DHT, joining_dht: DHT, run_id: str, asked: asyncio.Event
 ) -> None:
-    async def be_turned_away(matchmaking: Matchmaking, leader: PeerID) -> None:
-        """What hivemind makes of an answer that arrives at the moment in which it is cancelled."""
-
     async def end_a_search() -> None:
-        matchmaking = await _matchmaking(dht, run_id)
-        assert await matchmaking._request_join_group(joining_dht.peer_id) is None
-        matchmaking.assembled_group.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await matchmaking._request_join_group(joining_dht.peer_id)
+        searching = asyncio.create_task((await _matchmaking(dht, run_id))._request_join_group(joining_dht.peer_id))
+        await asked.wait()
+        searching.cancel()
+        await asyncio.wait({searching}, timeout=10)
+        assert searching.cancelled()
 
-    monkeypatch.setattr(Matchmaking, "_request_join_group", be_turned_away)
     asyncio.run(end_a_search())
+
+
+def test_a_leader_that_has_gone_is_followed_no_longer(
+    dht: DHT, joining_dht: DHT, run_id: str, asked: asyncio.Event
+) -> None:
+    async def follow() -> None:
+        matchmaking = await _matchmaking(dht, run_id)
+        following = asyncio.create_task(matchmaking._request_join_group(joining_dht.peer_id))
+        await asked.wait()
+        await matchmaking.expect(ExpectedPeers(frozenset(), gone=frozenset({b"another"})))
+        assert not (await asyncio.wait({following}, timeout=0.5))[0]
+        await matchmaking.expect(ExpectedPeers(frozenset(), gone=frozenset({joining_dht.peer_id.to_bytes()})))
+        assert await asyncio.wait_for(following, 10) is None
+
+    asyncio.run(follow())
 
 
 def test_it_looks_for_peers_at_a_pace(dht: DHT, run_id: str) -> None:
