@@ -114,7 +114,8 @@ class Presence:
             self._ask(report, sighting, max(ANSWER_WITHIN, lost_after - ASK_AFTER))
 
     def _ask(self, report: LocalTrainingProgress, sighting: _Sighting, within: float) -> None:
-        if sum(other.answer is not None for other in self._sightings.values()) >= MAX_QUESTIONS:
+        answers = (other.answer for other in self._sightings.values())
+        if sum(answer is not None and not answer.done() for answer in answers) >= MAX_QUESTIONS:
             return
         sighting.asked_at = time.monotonic()
         question = partial(can_be_reached, PeerID(report.peer_id), report.client_mode, within)

@@ -60,13 +60,16 @@ def make_tracker(dht: DHT, run_id: str) -> Iterator[Callable[..., ProgressTracke
 
 @pytest.fixture
 def make_averager(run_id: str) -> Iterator[Callable[..., GradientAverager]]:
-    """Starts averagers of the gradients of one parameter, of so many numbers, and shuts them down."""
+    """Starts averagers of the gradients of one parameter, of such a shape, and shuts them down."""
     made: list[GradientAverager] = []
 
     def make(
-        dht: DHT, numbers: int = 3, kind: type[GradientAverager] = GradientAverager, **options: Any
+        dht: DHT,
+        shape: int | tuple[int, ...] = 3,
+        kind: Callable[..., GradientAverager] = GradientAverager,
+        **options: Any,
     ) -> GradientAverager:
-        parameters = [torch.nn.Parameter(torch.zeros(numbers))]
+        parameters = [torch.nn.Parameter(torch.zeros(shape))]
         made.append(kind(parameters, dht=dht, prefix=run_id, start=True, **options))
         return made[-1]
 

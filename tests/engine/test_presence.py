@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -13,8 +17,9 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 from tiny import LOOPBACK
 
+from hivenb.engine import presence as module
 from hivenb.engine.dht import DHT
-from hivenb.engine.presence import Presence
+from hivenb.engine.presence import MAX_QUESTIONS, Presence
 from hivenb.engine.processes import shared_locks_held
 from hivenb.engine.tracker import LOST_AFTER
 
@@ -138,3 +143,24 @@ def test_one_that_a_look_misses_is_remembered(
     eventually(lambda: presence.find_gone(reports, LOST_AFTER) or was_reached(presence, mortal_dht))
     assert presence.find_gone([], LOST_AFTER) == frozenset()
     assert was_reached(presence, mortal_dht)
+
+
+def test_whoever_was_not_asked_for_want_of_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a large swarm, those at the end of the list would never be asked."""
+    questions: list[Future[bool]] = []
+
+    def be_asked(question: partial[Any], return_future: bool) -> Future[bool]:
+        asked.append(question.args[0].to_bytes())
+        questions.append(Future())
+        return questions[-1]
+
+    monkeypatch.setattr(module, "ASK_AFTER", 0.0)
+    asked: list[bytes] = []
+    presence = Presence(cast(Any, SimpleNamespace(run_coroutine=be_asked)))
+    reports = [report(PeerID(b"\x12\x20" + bytes([number] * 32))) for number in range(MAX_QUESTIONS + 2)]
+    presence.find_gone(reports, LOST_AFTER)
+    assert asked == [one.peer_id for one in reports[:MAX_QUESTIONS]]
+    for question in questions:
+        question.set_result(True)
+    presence.find_gone(reports, LOST_AFTER)
+    assert asked[MAX_QUESTIONS : MAX_QUESTIONS + 2] == [one.peer_id for one in reports[MAX_QUESTIONS:]]

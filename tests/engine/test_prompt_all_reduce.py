@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
@@ -12,12 +13,13 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream b
 import pytest
 import torch
 from hivemind.averaging.control import AveragingStage
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import as_aiter
 from tiny import LOOPBACK
 
-from hivenb.engine.averagers import GradientAverager
+from hivenb.engine.averagers import GradientAverager, settled_factory
 from hivenb.engine.dht import DHT
 
 #: Of averagers that would wait for a silent one for longer than any test lasts.
@@ -75,6 +77,27 @@ def test_one_that_leaves_a_group_says_so(
         with averagers[number].get_tensors() as (gradient,):
             # as small as it is, one peer averages all of it; where that is the one that left, it stays as it was
             assert sum(gradient.sub(1.5).abs() < 1e-6) in (0, 3)
+
+
+def test_one_that_leaves_a_group_says_so_for_both_halves_of_a_round(
+    dhts: list[DHT],
+    make_averager: Callable[..., GradientAverager],
+    expect_each_other: Callable[..., None],
+    eventually: Callable[..., None],
+) -> None:
+    low_rank = settled_factory(partial(PowerSGDGradientAverager, averager_rank=1))
+    averagers = [
+        # in client mode it averages nothing for the others, who would notice its absence when they send to it
+        make_averager(own, (8, 8), low_rank, min_matchmaking_time=5.0, client_mode=is_leaving, **DEADLINES)
+        for own, is_leaving in zip(dhts, (True, False, False), strict=True)
+    ]
+    expect_each_other(*averagers, epoch=1)
+    leaving, *controls = _meet(averagers, eventually)
+    leaving.cancel()
+    for averager, control in zip(averagers[1:], controls, strict=True):
+        _begin(averager, control, 1.0)
+    for control in controls:
+        assert control.result(60).keys() >= {averager.peer_id for averager in averagers[1:]}
 
 
 class Noting(GradientAverager):

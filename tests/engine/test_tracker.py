@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +22,27 @@ from hivenb.engine.tracker import METADATA_EXPIRATION, ProgressTracker
 
 def store(dht: DHT, run_id: str, subkey: Any, value: Any) -> None:
     dht.store(f"{run_id}_progress", value, expiration_time=get_dht_time() + 60, subkey=subkey)
+
+
+@contextlib.contextmanager
+def silence(dht: DHT) -> Iterator[threading.Event]:
+    """Lets the network not answer; tells of the first read."""
+    reading = threading.Event()
+    answer = dht.get
+
+    def slow_get(*args: Any, **kwargs: Any) -> Any:
+        future = answer(*args, **kwargs)
+        if kwargs.get("return_future"):
+            reading.set()
+            slow: Any = type(future)()
+            return slow
+        return future
+
+    dht.get = slow_get  # type: ignore[method-assign]
+    try:
+        yield reading
+    finally:
+        del dht.get
 
 
 class TestTracker:
@@ -99,25 +122,25 @@ class TestTracker:
         self, dht: DHT, make_tracker: Any, eventually: Any
     ) -> None:
         tracker = make_tracker()
-        reading = threading.Event()
-        answer = dht.get
-
-        def slow_get(*args: Any, **kwargs: Any) -> Any:
-            future = answer(*args, **kwargs)
-            if kwargs.get("return_future"):
-                reading.set()
-                slow: Any = type(future)()
-                return slow  # of a network that never answers
-            return future
-
-        dht.get = slow_get  # type: ignore[method-assign]
-        try:
+        with silence(dht) as reading:
             assert reading.wait(20)
             acquired = tracker.lock_global_progress.acquire(timeout=5)
             assert acquired, "it holds the lock while it waits for the network"
             tracker.lock_global_progress.release()
-        finally:
-            del dht.get
+
+    def test_tells_who_has_gone_while_a_read_of_the_dht_waits_for_it(
+        self, dht: DHT, joining_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
+    ) -> None:
+        told: list[tuple[int, frozenset[bytes]]] = []
+        tracker = make_tracker(on_look=lambda reports, gone: told.append((len(reports), gone)))
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
+        report_and_vanish(joining_dht, run_id)
+        eventually(lambda: (1, frozenset()) in told)
+        eventually(lambda: tracker._presence._sightings[joining_dht.peer_id.to_bytes()].was_reached)
+        with silence(dht) as reading:
+            assert reading.wait(20)
+            joining_dht.kill()
+            eventually(lambda: told[-1] == (0, {joining_dht.peer_id.to_bytes()}))
 
     def test_tells_how_many_peers_there_are_also_while_an_epoch_ends(self, make_tracker: Any, eventually: Any) -> None:
         told: list[int] = []
