@@ -99,7 +99,7 @@ class EpochMatchmaking(Matchmaking):
         matchmaking.group_key_manager.__class__ = PacedGroupKeyManager
         own = cast(EpochMatchmaking, matchmaking)
         own._chosen_size, own._expected, own._awaiting_trigger, own._peers_of_ours = chosen, None, {}, set()
-        own._following = None
+        own._following, own._news = None, asyncio.get_running_loop().create_future()
         own._left, own._declined = deque(maxlen=REMEMBERED), deque(maxlen=REMEMBERED)
         return own
 
@@ -108,6 +108,8 @@ class EpochMatchmaking(Matchmaking):
     _expected: ExpectedPeers | None
     #: the last peer that was asked to lead, and the asking
     _following: tuple[PeerID, asyncio.Task[GroupInfo | None]] | None
+    #: that somebody has gone, has come, or has left a group
+    _news: asyncio.Future[None]
     #: groups that this peer is in and that it has not begun to average with, by their ids
     _awaiting_trigger: dict[bytes, tuple[StepControl, asyncio.Event, GroupInfo]]
     #: ids of groups that this peer was in and has left before it began to average with them
@@ -156,6 +158,7 @@ class EpochMatchmaking(Matchmaking):
     async def expect(self, peers: ExpectedPeers) -> None:
         """Let a group be complete as soon as these peers have met; one that is by now begins."""
         self._expected = peers
+        self._tell_news()
         if self._following is not None and self._has_gone(self._following[0]):
             await _give_up(self._following[1])
         async with self.lock_request_join_group:
@@ -232,6 +235,16 @@ class EpochMatchmaking(Matchmaking):
     def decline(self, group_id: bytes, peer: PeerID) -> None:
         """Know that a peer has left a group."""
         self._declined.append((group_id, peer))
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        news, self._news = self._news, asyncio.get_running_loop().create_future()
+        news.set_result(None)
+
+    async def hears_of_somebody(self, seconds: float) -> bool:
+        """Wait until somebody has gone, has come, or has left a group; whether that was so within so many seconds."""
+        heard, _ = await asyncio.wait({self._news}, timeout=seconds)
+        return bool(heard)
 
     def takes_part(self, peer: PeerID, group_id: bytes) -> bool:
         """Whether something is to be expected from a peer, as far as is known.

@@ -25,8 +25,8 @@ from hivenb.engine.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_
 logger = get_logger(__name__)
 
 
-#: Seconds between two looks whether the others are still there, and for an attempt to dial one.
-LOOK_EVERY = 0.5
+#: Seconds without news of anybody after which the others are dialled, and for each attempt.
+DIAL_AFTER = 0.5
 
 
 class PromptReducer(TensorPartReducer):
@@ -84,38 +84,43 @@ class PromptAllReduceRunner(AllReduceRunner):
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         exchange = self._exchanges[peer_id] = asyncio.create_task(super()._communicate_with_peer(peer_id))
+        if peer_id in self._left_out:
+            exchange.cancel()
         try:
             await exchange
         except (Exception, asyncio.CancelledError) as e:
             self.failed_reducers.add(peer_id)
+            # hivemind's method has done so, unless it was cancelled before it began
+            self.tensor_part_container.register_failed_reducer(self.ordered_peer_ids.index(peer_id))
             if isinstance(e, (P2PDaemonError, OSError)) and peer_id in self.sender_peer_ids:
                 await self._ban_sender(peer_id)
             raise
 
     async def _leave_out_the_gone(self) -> None:
+        is_to_dial = False  # the data of nearly all rounds arrives before
         while True:
-            await asyncio.sleep(LOOK_EVERY)  # first, too: the data of nearly all rounds arrives before
             for peer, mode in zip(self.ordered_peer_ids, self.modes, strict=True):
-                if peer in self._left_out or peer == self.peer_id or not await self._has_gone(peer, mode):
+                if peer in self._left_out or peer == self.peer_id or not await self._has_gone(peer, mode, is_to_dial):
                     continue
                 self._left_out.add(peer)
                 if peer in self._exchanges:
                     self._exchanges[peer].cancel()
                 if self.tensor_part_reducer.num_parts > 0 and peer in self.sender_peer_ids:
                     await self._ban_sender(peer)
+            is_to_dial = not await self._matchmaking.hears_of_somebody(DIAL_AFTER)
 
-    async def _has_gone(self, peer: PeerID, mode: AveragingMode) -> bool:
+    async def _has_gone(self, peer: PeerID, mode: AveragingMode, is_to_dial: bool) -> bool:
         if peer in self._heard_at:
             # its answers may be late since it sends its data over a slow link
             is_silent = time.monotonic() - self._heard_at[peer] > (self.sender_timeout or math.inf) / 2
             return is_silent and not self._matchmaking.takes_part(peer, self.group_id)
         if not self._matchmaking.takes_part(peer, self.group_id):
             return True
-        return mode is not AveragingMode.CLIENT and not await self._can_be_dialled(peer)
+        return is_to_dial and mode is not AveragingMode.CLIENT and not await self._can_be_dialled(peer)
 
     async def _can_be_dialled(self, peer: PeerID) -> bool:
         try:
-            await asyncio.wait_for(self._p2p._client.connect(peer, []), LOOK_EVERY)
+            await asyncio.wait_for(self._p2p._client.connect(peer, []), DIAL_AFTER)
         except asyncio.TimeoutError:
             return True  # as far as can be told
         except (P2PDaemonError, OSError, EOFError) as e:

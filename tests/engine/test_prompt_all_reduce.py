@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,8 +21,11 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import as_aiter
 from tiny import LOOPBACK
 
+from hivenb.engine import prompt_all_reduce as module
 from hivenb.engine.averagers import GradientAverager, settled_factory
 from hivenb.engine.dht import DHT
+from hivenb.engine.expected_peers import ExpectedPeers
+from hivenb.engine.processes import shared_locks_held
 
 #: Of averagers that would wait for a silent one for longer than any test lasts.
 DEADLINES = {"request_timeout": 2.0, "next_chunk_timeout": 300.0, "allreduce_timeout": 600.0}
@@ -61,6 +66,49 @@ def test_the_others_go_on_without_it(averagers: list[GradientAverager], eventual
         with averager.get_tensors() as (gradient,):
             # as small as it is, one peer averages all of it; where that was the dead one, it stays as it was
             assert sum(gradient.sub(1.5).abs() < 1e-6) in (0, 3)
+
+
+@pytest.fixture
+def nobody_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By averagers that are made afterwards."""
+    monkeypatch.setattr(module, "DIAL_AFTER", 600.0)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known before", "heard then"])
+def test_one_that_has_gone_is_left_out_as_soon_as_that_is_known(
+    is_known: bool,
+    nobody_is_dialled: None,
+    dhts: list[DHT],
+    make_averager: Callable[..., GradientAverager],
+    expect_each_other: Callable[..., None],
+    eventually: Callable[..., None],
+) -> None:
+    """Of one whose network was cut, nobody would find it out by dialling it, either."""
+    # of so many numbers, each averages a part
+    averagers = [make_averager(own, 300_000, min_matchmaking_time=5.0, **DEADLINES) for own in dhts]
+    expect_each_other(*averagers, epoch=1)
+    controls = _meet(averagers, eventually)
+    *living, silent = averagers
+
+    def know() -> None:
+        for averager in living:
+            averager.expect_peers(ExpectedPeers(frozenset(), gone=frozenset({silent.peer_id.to_bytes()})))
+
+    with shared_locks_held():
+        for process in (silent, silent.dht):
+            os.kill(process.pid, signal.SIGSTOP)
+    try:
+        if is_known:
+            know()
+        for value, (averager, control) in enumerate(zip(living, controls, strict=False), start=1):
+            _begin(averager, control, value)
+        if not is_known:
+            know()
+        for control in controls[:2]:
+            assert control.result(60).keys() == {averager.peer_id for averager in living}
+    finally:
+        _kill(silent)
+        controls[2].cancel()
 
 
 @pytest.mark.parametrize("leaver", [0, 2])

@@ -204,8 +204,8 @@ def test_ours_and_plain_hivemind_understand_each_others_states(
     eventually: Callable[..., None],
 ) -> None:
     # of several messages, since hivemind cuts tensors into pieces of 2**16 bytes
-    giver = make_averager(dht, numbers=100_000, kind=giving, declare_state_period=0.5)
-    taker = make_averager(joining_dht, numbers=100_000, kind=taking, allow_state_sharing=False)
+    giver = make_averager(dht, shape=100_000, kind=giving, declare_state_period=0.5)
+    taker = make_averager(joining_dht, shape=100_000, kind=taking, allow_state_sharing=False)
     with giver.get_tensors() as (gradient,):
         gradient.copy_(torch.arange(100_000))
     downloaded: list[Any] = []
