@@ -100,6 +100,10 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
             if control.stage is not AveragingStage.RUNNING_ALLREDUCE:
                 control.desert()
 
+    def shutdown(self) -> None:
+        self.retire()  # a search that is under way would go on until the process is ended by force
+        super().shutdown()
+
     def __del__(self) -> None:
         if hasattr(self, "_parent_pid"):  # else the constructor has failed, and hivemind's method would print that
             super().__del__()
@@ -207,6 +211,7 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
         # (_run, in _run_internal, is the loop that waits for this very task)
         others = {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") != "_run"}
         others -= {asyncio.current_task()}
+        asyncio.get_running_loop().set_exception_handler(_complain_unless_cancelled)
         for task in others:
             task.cancel()
         if others:
@@ -284,6 +289,15 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
                 break
         except (P2PDaemonError, P2PHandlerError, OSError, EOFError) as e:
             logger.debug(f"{peer} could not be told that this peer has left a group: {e!r}")
+
+
+def _complain_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Of an error that nobody else has seen.
+
+    Before Python 3.12, asyncio/streams.py takes a request that is cancelled for such an error.
+    """
+    if not isinstance(context.get("exception"), asyncio.CancelledError):
+        loop.default_exception_handler(context)
 
 
 def _keep_tasks_alive() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import copy
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage
@@ -29,7 +35,7 @@ from hivenb.engine.averagers import (
 from hivenb.engine.dht import DHT
 from hivenb.engine.expected_peers import Attendance, ExpectedPeers
 from hivenb.engine.optimizer_state import initialize_optimizer_state
-from hivenb.engine.settled_averager import SettledAverager
+from hivenb.engine.settled_averager import SettledAverager, _complain_unless_cancelled
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=0.1),
@@ -254,6 +260,66 @@ def test_two_meet_long_before_the_matchmaking_time_is_over(dht: DHT, run_id: str
             assert time.monotonic() - started < 30, "they waited out matchmaking_time for nobody"
     finally:
         pair.close()
+
+
+#: Two that wait for each other in a group that is not complete, and end.
+ENDING = """
+import time, torch
+from hivenb.engine.averagers import GradientAverager
+from hivenb.engine.dht import DHT
+from hivenb.engine.expected_peers import Attendance, ExpectedPeers
+from tiny import LOOPBACK
+
+dhts = [DHT(start=True, **LOOPBACK)]
+dhts += [DHT(start=True, initial_peers=list(map(str, dhts[0].get_visible_maddrs())), **LOOPBACK)]
+averagers = [
+    GradientAverager([torch.nn.Parameter(torch.zeros(3))], dht=own, prefix="run", min_matchmaking_time=60.0, start=True)
+    for own in dhts
+]
+for averager in averagers:
+    averager.expect_peers(ExpectedPeers(frozenset({Attendance(b"a third one", 0, 0)})))
+searches = [averager.schedule_step(gather=0, timeout=120.0) for averager in averagers]
+while any(averager.is_alone(0) for averager in averagers):
+    time.sleep(0.02)
+for one in averagers + dhts:
+    one.shutdown()
+assert all(search.cancelled() for search in searches)
+"""
+
+
+def test_one_that_ends_while_it_answers_somebody_does_so_at_once() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(tiny.__file__).parent)}
+    ended = subprocess.run([sys.executable, "-c", ENDING], env=environment, capture_output=True, text=True, timeout=90)
+    assert ended.returncode == 0, ended.stderr
+    assert "the hard way" not in ended.stderr
+
+
+def test_a_request_that_is_cancelled_is_no_error_and_all_else_is(caplog: pytest.LogCaptureFixture) -> None:
+    async def cancel_a_request() -> None:
+        begun = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            begun.set()
+            try:
+                await reader.read()
+            finally:
+                writer.close()
+
+        asyncio.get_running_loop().set_exception_handler(_complain_unless_cancelled)
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        await begun.wait()
+        requests = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for request in requests:
+            request.cancel()
+        await asyncio.wait(requests)
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0)
+        writer.close()
+        server.close()
+
+    asyncio.run(cancel_a_request())
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
 
 
 class TestAlone:
