@@ -99,7 +99,7 @@ class EpochMatchmaking(Matchmaking):
         matchmaking.group_key_manager.__class__ = PacedGroupKeyManager
         own = cast(EpochMatchmaking, matchmaking)
         own._chosen_size, own._expected, own._awaiting_trigger, own._peers_of_ours = chosen, None, {}, set()
-        own._following, own._news = None, asyncio.get_running_loop().create_future()
+        own._following, own.news = None, asyncio.get_running_loop().create_future()
         own._left, own._declined = deque(maxlen=REMEMBERED), deque(maxlen=REMEMBERED)
         return own
 
@@ -108,8 +108,8 @@ class EpochMatchmaking(Matchmaking):
     _expected: ExpectedPeers | None
     #: the last peer that was asked to lead, and the asking
     _following: tuple[PeerID, asyncio.Task[GroupInfo | None]] | None
-    #: that somebody has gone, has come, or has left a group
-    _news: asyncio.Future[None]
+    #: done when somebody has gone, has come, or has left a group; then there is another one
+    news: asyncio.Future[None]
     #: groups that this peer is in and that it has not begun to average with, by their ids
     _awaiting_trigger: dict[bytes, tuple[StepControl, asyncio.Event, GroupInfo]]
     #: ids of groups that this peer was in and has left before it began to average with them
@@ -238,13 +238,8 @@ class EpochMatchmaking(Matchmaking):
         self._tell_news()
 
     def _tell_news(self) -> None:
-        news, self._news = self._news, asyncio.get_running_loop().create_future()
+        news, self.news = self.news, asyncio.get_running_loop().create_future()
         news.set_result(None)
-
-    async def hears_of_somebody(self, seconds: float) -> bool:
-        """Wait until somebody has gone, has come, or has left a group; whether that was so within so many seconds."""
-        heard, _ = await asyncio.wait({self._news}, timeout=seconds)
-        return bool(heard)
 
     def takes_part(self, peer: PeerID, group_id: bytes) -> bool:
         """Whether something is to be expected from a peer, as far as is known.
@@ -259,11 +254,19 @@ class EpochMatchmaking(Matchmaking):
 
 
 async def _give_up(following: asyncio.Task[Any]) -> None:
-    """Cancel it until it has ended.
+    """Cancel it until it has ended, whoever gives up waiting for that meanwhile.
 
     Before Python 3.12, ``asyncio.wait_for`` forgets that it was cancelled if what it waits for has arrived at that
     moment; a peer would search on, and no later search of its would ever begin.
     """
+    is_cancelled = False
     while not following.done():
         following.cancel()
-        await asyncio.wait({following}, timeout=SEARCH_EVERY)
+        try:
+            await asyncio.wait({following}, timeout=SEARCH_EVERY)
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if not following.cancelled():
+        following.exception()  # else asyncio complains that nobody has asked for it
+    if is_cancelled:
+        raise asyncio.CancelledError

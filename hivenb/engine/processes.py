@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hivemind.utils.asyncio import _AsyncContextWrapper
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
 _POLL_SECONDS = 1.0
@@ -49,6 +50,7 @@ def settle_as_child(parent_pid: int | None = None) -> None:
     :param parent_pid: the process to outlive by no means; by default the one that forked this process
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what its parent does then
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if parent_pid is None:
         # not getppid(), if there is a choice: the parent may have been killed in between
@@ -149,6 +151,9 @@ class SettledProcess(mp.process.BaseProcess):
         with shared_locks_held():
             super().terminate()
             self.join(_FORCE_SECONDS)
+            if self.is_alive():  # it is stopped, or listens to no signal
+                super().kill()
+                self.join(_FORCE_SECONDS)
 
     def kill(self) -> None:
         with shared_locks_held():
@@ -160,11 +165,12 @@ class SettledProcess(mp.process.BaseProcess):
 def shared_locks_held() -> Iterator[None]:
     """Hold what all processes of hivemind's that one process has started share, so that none dies holding it.
 
-    The locks of ``hivemind/utils/mpfuture.py``, which are taken for each answer of one process to another, would stay
-    taken: nothing of hivemind's would ever answer again.
+    Locks of ``hivemind/utils/mpfuture.py``, which are taken for each answer of one process to another, and of
+    ``hivemind/utils/asyncio.py`` would stay taken: nothing of hivemind's would ever answer again.
     """
+    locks = MPFuture._initialization_lock, MPFuture._update_lock, SharedBytes._lock, _AsyncContextWrapper.EXECUTOR_LOCK
     with contextlib.ExitStack() as held:
-        for lock in (MPFuture._initialization_lock, MPFuture._update_lock, SharedBytes._lock):
+        for lock in locks:
             # one that is not to be had belongs to somebody who hangs, perhaps the very process to end
             if lock.acquire(timeout=_FORCE_SECONDS):
                 held.callback(lock.release)

@@ -25,7 +25,7 @@ from hivenb.engine.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_
 logger = get_logger(__name__)
 
 
-#: Seconds without news of anybody after which the others are dialled, and for each attempt.
+#: Seconds after which the others are dialled, again and again, and for each attempt.
 DIAL_AFTER = 0.5
 
 
@@ -90,15 +90,19 @@ class PromptAllReduceRunner(AllReduceRunner):
             await exchange
         except (Exception, asyncio.CancelledError) as e:
             self.failed_reducers.add(peer_id)
-            # hivemind's method has done so, unless it was cancelled before it began
-            self.tensor_part_container.register_failed_reducer(self.ordered_peer_ids.index(peer_id))
+            if not self.tensor_part_container.finished.is_set():
+                # hivemind's method has done so, unless it was cancelled before it began
+                self.tensor_part_container.register_failed_reducer(self.ordered_peer_ids.index(peer_id))
             if isinstance(e, (P2PDaemonError, OSError)) and peer_id in self.sender_peer_ids:
                 await self._ban_sender(peer_id)
             raise
 
     async def _leave_out_the_gone(self) -> None:
-        is_to_dial = False  # the data of nearly all rounds arrives before
+        dialled_at = time.monotonic()  # not at once: the data of nearly all rounds arrives before
         while True:
+            news, is_to_dial = self._matchmaking.news, time.monotonic() - dialled_at >= DIAL_AFTER
+            if is_to_dial:
+                dialled_at = time.monotonic()
             for peer, mode in zip(self.ordered_peer_ids, self.modes, strict=True):
                 if peer in self._left_out or peer == self.peer_id or not await self._has_gone(peer, mode, is_to_dial):
                     continue
@@ -107,7 +111,7 @@ class PromptAllReduceRunner(AllReduceRunner):
                     self._exchanges[peer].cancel()
                 if self.tensor_part_reducer.num_parts > 0 and peer in self.sender_peer_ids:
                     await self._ban_sender(peer)
-            is_to_dial = not await self._matchmaking.hears_of_somebody(DIAL_AFTER)
+            await asyncio.wait({news}, timeout=max(0.0, dialled_at + DIAL_AFTER - time.monotonic()))
 
     async def _has_gone(self, peer: PeerID, mode: AveragingMode, is_to_dial: bool) -> bool:
         if peer in self._heard_at:

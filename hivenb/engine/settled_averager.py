@@ -101,7 +101,9 @@ class SettledAverager(SettledProcess, DecentralizedAverager):
                 control.desert()
 
     def shutdown(self) -> None:
-        self.retire()  # a search that is under way would go on until the process is ended by force
+        self._retired = True
+        for control in self._known_rounds():
+            control.desert()  # hivemind would begin it anew, until the process is ended by force
         super().shutdown()
 
     def __del__(self) -> None:

@@ -187,12 +187,15 @@ def test_whoever_has_gone_is_not_asked_to_lead(
     assert asked == [joining_dht.peer_id]
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+@pytest.fixture(params=[False, True], ids=["asked itself", "asked after another one"])
+def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """That a leader was asked, who is to begin some time, and who is heard just when nobody waits for it any more."""
-    was_asked = asyncio.Event()
+    was_asked, redirected = asyncio.Event(), iter([request.param, False])
 
     async def wait_for_the_leader(matchmaking: Matchmaking, leader: PeerID) -> None:
+        if next(redirected):
+            await matchmaking._request_join_group(leader)
+            return
         was_asked.set()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
@@ -211,6 +214,7 @@ def test_a_search_that_has_ended_asks_nobody_else(
         searching.cancel()
         await asyncio.wait({searching}, timeout=10)
         assert searching.cancelled()
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "somebody is still being asked"
 
     asyncio.run(end_a_search())
 

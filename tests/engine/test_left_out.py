@@ -80,35 +80,43 @@ def test_it_looks_on_while_others_may_come(optimizer: Optimizer, eventually: Cal
     search.cancel()
 
 
-def test_one_that_has_not_caught_up_yet_looks_for_no_round(optimizer: Optimizer) -> None:
+def test_one_that_has_not_caught_up_yet_looks_for_no_round(
+    optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
     """The others are in it already."""
-    see_others_at(optimizer, epoch=0)
-    assert optimizer._is_round_due
-    see_others_at(optimizer, epoch=2)
+    see_others_at(0, optimizer, monkeypatch)
+    eventually(lambda: optimizer._is_round_due)
+    see_others_at(2, optimizer, monkeypatch)
+    eventually(lambda: optimizer.tracker.global_epoch == 2)
     assert not optimizer._is_round_due
 
 
 def test_a_helper_that_comes_too_late_leaves_its_rounds_and_goes_on_with_the_others(
-    make_optimizer: Callable[..., Optimizer],
+    make_optimizer: Callable[..., Optimizer], monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
     helper = make_optimizer(TinyModel().parameters(), averaging_timeout=60.0, auxiliary=True)
     helper.tracker.on_look = None
     helper.scheduled_grads = search = round_of(helper.grad_averager, 0)
-    see_others_at(helper, epoch=2)
+    see_others_at(2, helper, monkeypatch)
+    eventually(lambda: helper.tracker.global_epoch == 2)
     helper.step()
     assert search.cancelled()
     assert helper.scheduled_grads is None
     assert helper.local_epoch == 2
 
 
-def see_others_at(optimizer: Optimizer, epoch: int) -> None:
-    """Makes an optimizer believe in another peer, which is about to end that epoch."""
-    optimizer.tracker.global_progress = GlobalTrainingProgress(
-        epoch,
-        samples_accumulated=4,
-        target_batch_size=8,
-        num_peers=2,
-        num_clients=0,
-        eta_next_epoch=get_dht_time(),
-        next_fetch_time=get_dht_time() + 60.0,
-    )
+def see_others_at(epoch: int, optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes an optimizer believe, from its next look on, in another peer that is about to end that epoch."""
+
+    def parse(entries: Any) -> GlobalTrainingProgress:
+        return GlobalTrainingProgress(
+            epoch,
+            samples_accumulated=4,
+            target_batch_size=8,
+            num_peers=2,
+            num_clients=0,
+            eta_next_epoch=get_dht_time(),
+            next_fetch_time=get_dht_time() + 0.1,
+        )
+
+    monkeypatch.setattr(optimizer.tracker, "_parse_swarm_progress_data", parse)

@@ -78,14 +78,19 @@ def nobody_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_has_gone_is_left_out_as_soon_as_that_is_known(
     is_known: bool,
     nobody_is_dialled: None,
+    tmp_path: Path,
     dhts: list[DHT],
     make_averager: Callable[..., GradientAverager],
     expect_each_other: Callable[..., None],
     eventually: Callable[..., None],
 ) -> None:
     """Of one whose network was cut, nobody would find it out by dialling it, either."""
+    noting = type("NotingThere", (Noting,), {"folder": tmp_path})
     # of so many numbers, each averages a part
-    averagers = [make_averager(own, 300_000, min_matchmaking_time=5.0, **DEADLINES) for own in dhts]
+    averagers = [
+        make_averager(own, 300_000, kind, min_matchmaking_time=5.0, **DEADLINES)
+        for own, kind in zip(dhts, (noting, GradientAverager, GradientAverager), strict=True)
+    ]
     expect_each_other(*averagers, epoch=1)
     controls = _meet(averagers, eventually)
     *living, silent = averagers
@@ -103,6 +108,7 @@ def test_one_that_has_gone_is_left_out_as_soon_as_that_is_known(
         for value, (averager, control) in enumerate(zip(living, controls, strict=False), start=1):
             _begin(averager, control, value)
         if not is_known:
+            eventually((tmp_path / f"received from {living[1].peer_id}").exists, 60)
             know()
         for control in controls[:2]:
             assert control.result(60).keys() == {averager.peer_id for averager in living}
