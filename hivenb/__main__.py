@@ -2,7 +2,7 @@
 
 import sys
 
-from hivenb.cli import main
+from hivenb.app.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,35 +1,5 @@
-"""The Trainer of a run: what it is created with unless told otherwise."""
+"""What a run's Trainer is created with. It lives in :mod:`hivenb.run.trainer`; this import path stays."""
 
-from __future__ import annotations
+from hivenb.run.trainer import TRAINER_DEFAULTS
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import lightning
-from lightning.pytorch.callbacks import Callback
-
-#: What the Trainer of a run is created with unless told otherwise: no printing from a background thread, no files.
-TRAINER_DEFAULTS: dict[str, Any] = {
-    "accelerator": "auto",
-    "devices": 1,
-    "max_epochs": -1,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "enable_checkpointing": False,
-    "logger": False,
-    "num_sanity_val_steps": 0,
-}
-
-
-def make_trainer(strategy: Any, folder: str, given: Mapping[str, Any], callbacks: Sequence[Callback]) -> Any:
-    """A Trainer with what was given, over :data:`TRAINER_DEFAULTS`.
-
-    :param folder: for its files
-    :param given: keyword arguments of ``lightning.Trainer``
-    :param callbacks: that come after the given ones
-    :raises Exception: what Lightning says if it cannot make one of them
-    """
-    kwargs = {**TRAINER_DEFAULTS, "default_root_dir": folder, **given}
-    own = kwargs.pop("callbacks", None) or []
-    own = list(own) if isinstance(own, (list, tuple)) else [own]
-    return lightning.Trainer(strategy=strategy, callbacks=[*own, *callbacks], **kwargs)
+__all__ = ["TRAINER_DEFAULTS"]

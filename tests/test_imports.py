@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +14,8 @@ MODULES = sorted(path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.r
 #: What draws and displays; only hivenb.view may need it.
 DISPLAYS = ("IPython", "ipywidgets", "matplotlib", "traitlets")
 
-#: The only modules outside of hivenb.view that may know of it, and then only when they are asked to show something.
-KNOW_THE_VIEW = ("__init__", "cli", "demo", "lab")
-
 #: Run as scripts: they do their work on import.
-SCRIPTS = ("engine/_exec_tied", "__main__")
+SCRIPTS = ("engine/process/_exec_tied", "__main__")
 
 
 def python(code: str, *arguments: str) -> list[str]:
@@ -58,38 +54,10 @@ for name in [name for name in sys.modules if name.split(".")[0] in {DISPLAYS!r}]
 for name in {DISPLAYS!r}:
     sys.modules[name] = None  # an import of it is an ImportError
 for name in sys.argv[1:]:
-    importlib.import_module("hivenb." + name if name != "__init__" else "hivenb")
+    importlib.import_module(("hivenb." + name).removesuffix(".__init__"))
 print(len(sys.argv))
 """
     assert python(code, *core) == [str(len(core) + 1)]
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if m.parts[0] != "view"], ids=str)
-def test_nothing_outside_of_the_view_imports_it(module):
-    tree = ast.parse((PACKAGE / module.with_suffix(".py")).read_text())
-    anywhere = {name for node in ast.walk(tree) for name in imported(node)}
-    at_the_top = {name for node in tree.body for name in imported(node)}
-    view = {name for name in anywhere if name.startswith("hivenb.view")}
-    if module.name not in KNOW_THE_VIEW:
-        assert view == set()
-    assert {name.split(".")[0] for name in anywhere}.isdisjoint(DISPLAYS)
-    if module.name == "__init__":
-        assert not any(name.startswith("hivenb.") for name in at_the_top)
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if m.parts[0] == "engine"], ids=str)
-def test_the_engine_knows_nothing_of_what_is_built_on_it(module):
-    tree = ast.parse((PACKAGE / module.with_suffix(".py")).read_text())
-    ours = {name for node in ast.walk(tree) for name in imported(node) if name.startswith("hivenb.")}
-    assert {name for name in ours if not name.startswith(("hivenb.engine", "hivenb.errors"))} == set()
-
-
-def imported(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom) and node.module:
-        return [f"{node.module}.{alias.name}" for alias in node.names]
-    return []
 
 
 def test_elsewhere_than_on_linux_only_the_use_is_an_error():
@@ -100,7 +68,7 @@ import hivenb
 from hivenb.errors import PlatformError
 options = hivenb.Options(target_batch_size=64)
 try:
-    from hivenb.environment import require_linux
+    from hivenb.system.environment import require_linux
     require_linux()
 except PlatformError as e:
     print("Linux" in str(e) and "darwin" in str(e))

@@ -52,7 +52,7 @@ def test_the_wheel_carries_every_module_and_the_licence(wheel):
 
 def test_the_wheel_installs_the_command(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "hivenb = hivenb.cli:main" in wheel.read(name).decode()
+    assert "hivenb = hivenb.app.cli:main" in wheel.read(name).decode()
 
 
 def test_notebooks_are_found_from_a_wheel(wheel, tmp_path):
@@ -60,7 +60,7 @@ def test_notebooks_are_found_from_a_wheel(wheel, tmp_path):
     if not there:
         pytest.skip("there is no notebook yet")
     wheel.extractall(tmp_path)
-    script = "from hivenb.environment import notebook; import sys; print(notebook(sys.argv[1]))"
+    script = "from hivenb.system.environment import notebook; import sys; print(notebook(sys.argv[1]))"
     for name in there:
         done = subprocess.run(
             [sys.executable, "-c", script, name],

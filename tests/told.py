@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hivenb.advice import Advice, advise
+from hivenb.figures.advice import Advice, advise
 from hivenb.history import History
 from hivenb.options import Options
 

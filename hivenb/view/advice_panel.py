@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hivenb.advice import Advice, in_words
-from hivenb.recent_rounds import LEAST_ROUNDS
+from hivenb.figures.advice import Advice, in_words
+from hivenb.figures.recent_rounds import LEAST_ROUNDS
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.facts import Facts
 from hivenb.view.style import note, safe

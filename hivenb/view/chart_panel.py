@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hivenb.history import Snapshot
+from hivenb.figures.history import Snapshot
 from hivenb.view.charts import ChartImage
 from hivenb.view.clock import AXES
 from hivenb.view.display import require_ipywidgets

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hivenb.history import Event, Snapshot
+from hivenb.figures.history import Event, Snapshot
 from hivenb.view import theme
 from hivenb.view.clock import Clock, clock
 from hivenb.view.panels import Line, Panel, limits, logarithm, merged, panels, smoothed, with_gaps

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hivenb.history import Snapshot
+from hivenb.figures.history import Snapshot
 
 AXES = ("time", "epochs", "samples")
 

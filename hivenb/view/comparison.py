@@ -8,12 +8,12 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hivenb.comparison import Comparison, Outcome, run_each
+from hivenb.run.comparison import Comparison, Outcome, run_each
 from hivenb.view import theme, words
 from hivenb.view.text import table
 
 if TYPE_CHECKING:
-    from hivenb.options import Options
+    from hivenb.options.options import Options
 
 _HEAD = ("options", "time/epoch", "stalled", "bytes/epoch", "memory", "final loss")
 _WIDTH, _HEIGHT, _DPI = 9.0, 3.2, 110

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import HivenbError, OptionsError
-from hivenb.local_peer_count import local_peer_count
-from hivenb.round_size import tensor_shapes
+from hivenb.figures.predicted_traffic import tensor_shapes
+from hivenb.run.local_peer_count import local_peer_count
 from hivenb.view import display, facts, text
 from hivenb.view.advice_panel import AdvicePanel
 from hivenb.view.chart_panel import ChartPanel
@@ -21,7 +21,7 @@ from hivenb.view.run_panel import RunPanel
 from hivenb.view.still import Still
 
 if TYPE_CHECKING:
-    from hivenb.training import TrainingRun
+    from hivenb.run.training import TrainingRun
 
 #: A cell that is run again leaves its former dashboard behind, drawing for nobody.
 MAX_LIVE = 3

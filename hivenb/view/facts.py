@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hivenb.advice import Advice, advise
-from hivenb.history import Snapshot
-from hivenb.local_peer_count import LocalCount, local_peer_count
+from hivenb.figures.advice import Advice, advise
+from hivenb.figures.history import Snapshot
+from hivenb.run.local_peer_count import LocalCount, local_peer_count
 
 if TYPE_CHECKING:
-    from hivenb.options import Options
-    from hivenb.roster import Member
-    from hivenb.run_status import RunStatus
-    from hivenb.training import TrainingRun
+    from hivenb.options.options import Options
+    from hivenb.run.status import RunStatus
+    from hivenb.run.training import TrainingRun
+    from hivenb.swarm.roster import Member
 
 
 @dataclass(frozen=True)

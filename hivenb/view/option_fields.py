@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hivenb.compression import CODECS, missing_package
-from hivenb.gradient_averagers import PowerSGD, power_sgd
-from hivenb.option_checks import CODEC_FIELDS
-from hivenb.options import FIELDS
-from hivenb.round_size import encoded_size
+from hivenb.figures.predicted_traffic import encoded_size
+from hivenb.options.checks import CODEC_FIELDS
+from hivenb.options.gradient_averager_choice import PowerSGD, power_sgd
+from hivenb.options.options import FIELDS
 from hivenb.view import words
 from hivenb.view.display import require_ipywidgets
 

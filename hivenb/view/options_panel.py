@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hivenb.options import FIELDS
-from hivenb.round_size import epoch_bytes
+from hivenb.figures.predicted_traffic import epoch_bytes
+from hivenb.options.options import FIELDS
 from hivenb.view import words
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.facts import Facts
@@ -14,7 +14,7 @@ from hivenb.view.option_fields import OWN_OBJECT, Field, Shapes, field
 from hivenb.view.style import heading, note, trouble
 
 if TYPE_CHECKING:
-    from hivenb.options import Options
+    from hivenb.options.options import Options
 
 #: The group of those on which all peers of a run have to agree, and of those that are rarely needed.
 _SHARED, _MORE = "all peers", "more"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hivenb.history import Event, Snapshot
-from hivenb.traffic import per_epoch
+from hivenb.figures.history import Event, Snapshot
+from hivenb.figures.measured_traffic import per_epoch
 from hivenb.view import theme, words
 from hivenb.view.shares import shares
 

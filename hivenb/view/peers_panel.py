@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hivenb.monitor import short_id
-from hivenb.roster import Presence
+from hivenb.run.monitor import short_id
+from hivenb.swarm.roster import Presence
 from hivenb.view import words
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.facts import Facts
@@ -14,8 +14,8 @@ from hivenb.view.style import note, safe, trouble
 from hivenb.view.text import NO_PEERS
 
 if TYPE_CHECKING:
-    from hivenb.local_peer_count import LocalCount
-    from hivenb.roster import Member
+    from hivenb.run.local_peer_count import LocalCount
+    from hivenb.swarm.roster import Member
 
 #: A page that shows thousands of rows is of no use, and slow.
 MAX_ROWS = 100

@@ -12,7 +12,7 @@ from hivenb.view.style import copy_button, note, safe, sheet, trouble
 from hivenb.view.text import progress
 
 if TYPE_CHECKING:
-    from hivenb.run_status import RunStatus
+    from hivenb.run.status import RunStatus
 
 #: Which buttons can be pressed in which state.
 ENABLED: Mapping[str, frozenset[str]] = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hivenb.history import Series, Snapshot
+from hivenb.figures.history import Series, Snapshot
 
 #: More intervals than this cannot be told apart in a chart.
 _MOST = 120

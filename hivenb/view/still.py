@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hivenb.view.charts import ChartImage
 
 if TYPE_CHECKING:
-    from hivenb.training import TrainingRun
+    from hivenb.run.training import TrainingRun
 
 _EVENT = "post_run_cell"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hivenb.advice import Advice
-from hivenb.history import Snapshot
-from hivenb.monitor import short_id
+from hivenb.figures.advice import Advice
+from hivenb.figures.history import Snapshot
+from hivenb.run.monitor import short_id
 from hivenb.view import words
 
 if TYPE_CHECKING:
-    from hivenb.roster import Member
-    from hivenb.run_status import RunStatus
+    from hivenb.run.status import RunStatus
+    from hivenb.swarm.roster import Member
 
 NO_PEERS = (
     "no peers yet: start the run, and give others the invite, or add two peers on this machine with "

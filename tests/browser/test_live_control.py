@@ -22,7 +22,7 @@ CELLS = (
     "hivenb.Dashboard(run)",
     """
 import json, os, threading, time
-from hivenb.traffic import per_epoch
+from hivenb.figures.measured_traffic import per_epoch
 def tell():
     while True:
         seen = run.history.snapshot()

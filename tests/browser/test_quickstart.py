@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from hivenb.environment import notebook
+from hivenb.system.environment import notebook
 
 from .conftest import wait_for
 

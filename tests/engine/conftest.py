@@ -10,12 +10,12 @@ import pytest
 import torch
 from tiny import LOOPBACK
 
-from hivenb.engine.averagers import GradientAverager
-from hivenb.engine.dht import DHT
-from hivenb.engine.expected_peers import Attendance, ExpectedPeers
-from hivenb.engine.optimizer import Optimizer
-from hivenb.engine.settled_averager import SettledAverager
-from hivenb.engine.tracker import ProgressTracker
+from hivenb.engine.averagers.gradient_averagers import GradientAverager
+from hivenb.engine.dht.dht import DHT
+from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.progress.tracker import ProgressTracker
+from hivenb.engine.rounds.averager import AveragerBase
+from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
 
 _runs = itertools.count(1)
 
@@ -83,7 +83,7 @@ def make_averager(run_id: str) -> Iterator[Callable[..., GradientAverager]]:
 def expect_each_other() -> Callable[..., None]:
     """Lets averagers know that all of them are at an epoch, as their trackers would."""
 
-    def expect(*averagers: SettledAverager, epoch: int = 0) -> None:
+    def expect(*averagers: AveragerBase, epoch: int = 0) -> None:
         attendances = {averager: Attendance(averager.peer_id.to_bytes(), 0, epoch) for averager in averagers}
         for averager in averagers:
             averager.expect_peers(

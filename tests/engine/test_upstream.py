@@ -22,7 +22,7 @@ from hivemind.optim import grad_averager, optimizer, progress_tracker, state_ave
 from hivemind.p2p import P2P, ServicerBase
 from tiny import TinyModel, samples
 
-from hivenb.engine.dht import DHT
+from hivenb.engine.dht.dht import DHT
 
 
 def source(function: Callable[..., Any]) -> str:
@@ -33,7 +33,7 @@ def source(function: Callable[..., Any]) -> str:
 
 class TestProcesses:
     def test_the_averagers_start_method_is_the_default_one(self) -> None:
-        assert issubclass(DecentralizedAverager, mp.Process), "SettledProcess._Popen and _after_fork may go"
+        assert issubclass(DecentralizedAverager, mp.Process), "ChildProcess._Popen and _after_fork may go"
 
     @pytest.mark.parametrize("run", [hivemind.DHT.run, DecentralizedAverager.run, DecentralizedAverager._run_internal])
     def test_nothing_ties_a_child_to_its_parent(self, run: Callable[..., Any]) -> None:
@@ -71,7 +71,7 @@ class TestAverager:
         thread = threading.Thread(target=start)
         thread.start()
         thread.join(60)
-        assert isinstance(raised[0], ValueError), "SettledAverager.run_in_background may go"
+        assert isinstance(raised[0], ValueError), "AveragerBase.run_in_background may go"
         assert "signal only works in main thread" in str(raised[0])
 
     def test_the_name_of_a_subclass_is_a_part_of_the_names_of_its_rpcs(self) -> None:
@@ -79,7 +79,7 @@ class TestAverager:
             pass
 
         names = [kind._get_handle_name(None, "rpc_join_group") for kind in (DecentralizedAverager, Own)]
-        assert names[0] != names[1], "SettledAverager._get_handle_name may go"
+        assert names[0] != names[1], "AveragerBase._get_handle_name may go"
         assert isinstance(inspect.getattr_static(ServicerBase, "_get_handle_name"), classmethod)
 
     def test_the_size_of_a_group_is_looked_at_only_when_somebody_joins(self) -> None:
@@ -103,15 +103,15 @@ class TestAverager:
 
     def test_a_round_that_ends_opens_the_door_of_the_next_one(self) -> None:
         register = source(DecentralizedAverager._register_allreduce_group)
-        assert register.endswith("self._pending_groups_registered.set()"), "SettledAverager.rpc_aggregate_part may go"
+        assert register.endswith("self._pending_groups_registered.set()"), "AveragerBase.rpc_aggregate_part may go"
 
     def test_a_sender_that_cannot_be_dialled_is_waited_for(self) -> None:
         communicate = source(AllReduceRunner._communicate_with_peer)
-        assert "_ban_sender" not in communicate, "PromptAllReduceRunner may go"
+        assert "_ban_sender" not in communicate, "FaultTolerantRunner may go"
 
     def test_a_sender_that_leaves_takes_the_average_of_all_with_it(self) -> None:
         accumulate = source(TensorPartReducer.accumulate_part)
-        assert accumulate.endswith("return await current_part_future"), "PromptReducer may go"
+        assert accumulate.endswith("return await current_part_future"), "FaultTolerantReducer may go"
 
     def test_a_client_waits_until_all_was_sent_even_to_the_dead(self) -> None:
         communicate = source(AllReduceRunner._communicate_with_peer)
@@ -153,13 +153,13 @@ class TestNode:
 class TestGradientAverager:
     def test_sums_are_set_to_zero_before_they_are_written(self) -> None:
         reset = source(grad_averager.GradientAverager.reset_accumulated_grads_)
-        assert "grad_buf.zero_()" in reset, "WeighedBySamples.reset_accumulated_grads_ may go"
+        assert "grad_buf.zero_()" in reset, "AccumulatesBySamples.reset_accumulated_grads_ may go"
 
     def test_batches_count_alike_whatever_their_sizes(self) -> None:
         load = source(grad_averager.GradientAverager.load_accumulators_into_averager_)
-        assert "1.0 / self.local_times_accumulated" in load, "WeighedBySamples may go"
+        assert "1.0 / self.local_times_accumulated" in load, "AccumulatesBySamples may go"
         accumulate = source(grad_averager.GradientAverager.accumulate_grads_)
-        assert "alpha = float(batch_size) / self._anchor_batch_size" in accumulate, "WeighedBySamples may go"
+        assert "alpha = float(batch_size) / self._anchor_batch_size" in accumulate, "AccumulatesBySamples may go"
 
     def test_it_does_not_get_the_options_of_averagers(self) -> None:
         init = source(optimizer.Optimizer.__init__)

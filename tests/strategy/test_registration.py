@@ -11,8 +11,8 @@ from tiny import QUIET, TinyModel, loader, samples
 from torch.utils.data import DataLoader, TensorDataset
 
 import hivenb
-from hivenb.registration import REGISTERED_TARGET_BATCH_SIZE, make_known
 from hivenb.strategy import HivemindStrategy
+from hivenb.strategy.trainer_registry import REGISTERED_TARGET_BATCH_SIZE, make_known
 
 
 def test_a_trainer_takes_it_by_its_name() -> None:

@@ -14,9 +14,9 @@ import torch
 
 from hivenb.history import History
 from hivenb.options import Options
-from hivenb.roster import Member, Presence
-from hivenb.run_status import RunState, RunStatus
+from hivenb.run.status import RunState, RunStatus
 from hivenb.swarm import PeerInfo
+from hivenb.swarm.roster import Member, Presence
 
 STATUS = RunStatus(
     state=RunState.READY,

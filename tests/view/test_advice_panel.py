@@ -9,8 +9,8 @@ from typing import Any
 import ipywidgets
 import pytest
 
-from hivenb.advice import Advice
 from hivenb.errors import SwarmError
+from hivenb.figures.advice import Advice
 from hivenb.history import History
 from hivenb.view import facts
 from hivenb.view.advice_panel import NOTHING, AdvicePanel, advice_html

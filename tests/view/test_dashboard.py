@@ -13,7 +13,7 @@ import ipywidgets
 import pytest
 
 from hivenb.errors import HivenbError, SwarmError
-from hivenb.run_status import RunState
+from hivenb.run.status import RunState
 from hivenb.view.dashboard import MAX_LIVE, Dashboard
 
 PNG = b"\x89PNG\r\n\x1a\n"

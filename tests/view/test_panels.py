@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hivenb.gradient_averagers import PowerSGD
-from hivenb.local_peer_count import LocalCount
+from hivenb.figures.predicted_traffic import tensor_shapes
 from hivenb.options import FIELDS, Options
-from hivenb.round_size import tensor_shapes
-from hivenb.run_status import RunState
+from hivenb.options.gradient_averager_choice import PowerSGD
+from hivenb.run.local_peer_count import LocalCount
+from hivenb.run.status import RunState
 from hivenb.view import facts
 from hivenb.view.log_panel import CodePanel, LogPanel, log_html
 from hivenb.view.options_panel import SHOWN, OptionsPanel, together

@@ -12,7 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 
-from hivenb.run_status import RunState
+from hivenb.run.status import RunState
 from hivenb.view.display import VIEW
 from hivenb.view.still import Still
 

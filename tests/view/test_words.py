@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hivenb.run_status import RunState
+from hivenb.run.status import RunState
 from hivenb.view import theme, words
 
 

@@ -1,0 +1,11 @@
+"""What the server of local peers imports before it forks them; see :mod:`hivenb.peers.local_peers`."""
+
+from __future__ import annotations
+
+import gc
+
+import hivenb.app.local_peer  # noqa: F401 - for the peers, which share its memory
+
+# A peer's collections of garbage write to all objects that they look at, and would make a copy of each for the peer.
+gc.collect()
+gc.freeze()

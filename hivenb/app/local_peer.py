@@ -1,0 +1,117 @@
+"""The inside of a local peer: a process forked from a server that has imported all this before."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing as mp
+import os
+import sys
+import tempfile
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import hivemind.utils.asyncio
+import torch
+from hivemind.utils import MPFuture
+from torch.utils.data import DataLoader
+
+from hivenb.engine.process.child_process import redirect_output, settle_as_child
+from hivenb.options.options import Options
+from hivenb.peers.local_peers import PeerRecipe
+from hivenb.run.status import RunState
+from hivenb.run.training import TrainingRun
+from hivenb.swarm.swarm import Swarm
+from hivenb.system.logs import collect_logs
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at whether the run has ended by itself; orders are obeyed at once.
+_ORDER_INTERVAL = 1.0
+
+
+class _Follower(TrainingRun):
+    """A run that takes its options from the one in another process that added it, and is never the host."""
+
+    _may_host = False
+
+    def train_with(self, options: Options) -> None:
+        """Train, or train on, with these options."""
+        self._options.follow(_trains_in_full(options))
+        self.resume()
+
+
+def _trains_in_full(options: Options) -> Options:
+    """The same for a peer that trains and can be reached, whatever else the run itself has become for the others."""
+    return options.replace(client_mode=None, auxiliary=False)
+
+
+def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path: str) -> None:
+    """Train until told to leave, until the run has ended, or until the parent is gone."""
+    settle_as_child(parent_pid)
+    os.setsid()
+    _forget_the_server()
+    _write_to(log_path)
+    tempfile.tempdir = os.path.dirname(log_path)  # a killed peer cannot tidy up; its parent does, here
+    recipe: PeerRecipe = cloudpickle.loads(packed_recipe)
+    torch.set_num_threads(1)  # peers of one machine share its cores
+    torch.manual_seed(recipe.seed)
+    _reseed(recipe.data, recipe.seed)
+    try:
+        with Swarm.join(recipe.initial_peers) as swarm:
+            run = _Follower(
+                recipe.model,
+                recipe.data,
+                swarm=swarm,
+                options=_trains_in_full(recipe.options),
+                **{**recipe.trainer_kwargs, "limit_val_batches": 0},
+            )
+            run.start()
+            run.pause()  # until the run in the notebook starts; everything is set up by then
+            run.wait_for(RunState.PAUSED)
+            connection.send(("ready", swarm.peer_id))
+            _obey(connection, run)
+    except Exception as e:
+        logger.exception("this peer failed")
+        with contextlib.suppress(OSError):
+            connection.send(("failed", f"{type(e).__name__}: {e}"))
+        sys.exit(1)
+
+
+def _obey(connection: Connection, run: _Follower) -> None:
+    """Train when told to, and return when told to leave or when the run has ended.
+
+    :raises Exception: what ended the run
+    """
+    while run.status.state.is_active:
+        if connection.poll(_ORDER_INTERVAL):
+            order, options = connection.recv()
+            if order == "train":
+                run.train_with(cloudpickle.loads(options))
+            elif order == "leave":
+                run.stop()
+    run.wait()
+
+
+def _write_to(log_path: str) -> None:
+    """Let all that this process and its children print or log go to a file, not into a cell of the notebook."""
+    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    redirect_output(descriptor)
+    os.close(descriptor)
+    collect_logs().echo = sys.stderr
+
+
+def _forget_the_server() -> None:
+    """Drop what this process shares with its siblings by way of fork: locks and the start method."""
+    mp.set_start_method("fork", force=True)
+    # a sibling killed while it holds one of these would stop all others for good
+    MPFuture.reset_backend()
+    hivemind.utils.asyncio._AsyncContextWrapper.EXECUTOR_LOCK = mp.Lock()
+
+
+def _reseed(data: Any, seed: int) -> None:
+    """Give a DataLoader with a random generator of its own another order than its siblings'."""
+    if isinstance(data, DataLoader):
+        for generator in {data.generator, getattr(data.sampler, "generator", None)} - {None}:
+            generator.manual_seed(seed)

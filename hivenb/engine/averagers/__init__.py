@@ -1,0 +1,1 @@
+"""The averagers of gradients and of the training state."""

@@ -1,0 +1,56 @@
+"""Gradient averagers that can be born on any thread, and how those of a user's own choice become such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hivemind.optim.grad_averager import GradientAverager as _GradientAverager
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _PowerSGDGradientAverager
+
+from hivenb.engine.averagers.gradient_buffers import AccumulatesBySamples
+from hivenb.engine.averagers.power_sgd import KeepsFewComponents
+from hivenb.engine.rounds.averager import AveragerBase
+from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantAllReduce
+from hivenb.engine.rounds.tensor_parts import PartsCutAlike
+
+
+class GradientAverager(AccumulatesBySamples, PartsCutAlike, FaultTolerantAllReduce, _GradientAverager, AveragerBase):
+    """``hivemind``'s ``GradientAverager`` that can be created on any thread."""
+
+
+class PowerSGDGradientAverager(
+    AccumulatesBySamples,
+    PartsCutAlike,
+    KeepsFewComponents,
+    FaultTolerantAllReduce,
+    _PowerSGDGradientAverager,
+    AveragerBase,
+):
+    """``hivemind``'s ``PowerSGDGradientAverager`` that can be created on any thread."""
+
+
+def own_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The same factory of a gradient averager, so that what it makes can be created on any thread.
+
+    :param factory: a subclass of ``hivemind.optim.grad_averager.GradientAverager``, a ``functools.partial`` of one,
+      or ``None`` for the default
+    :raises TypeError: if it is neither; such a factory makes its averager start where we cannot reach it
+    """
+    if factory is None:
+        return GradientAverager
+    if isinstance(factory, partial):
+        return partial(own_factory(factory.func), *factory.args, **factory.keywords)
+    if not (isinstance(factory, type) and issubclass(factory, _GradientAverager)):
+        raise TypeError(
+            f"grad_averager_factory is {factory!r}; it must be a subclass of "
+            "hivemind.optim.grad_averager.GradientAverager or a functools.partial of one, such as "
+            "partial(PowerSGDGradientAverager, averager_rank=32)"
+        )
+    if issubclass(factory, AveragerBase):
+        return factory
+    mixins: tuple[type, ...] = (AccumulatesBySamples, PartsCutAlike)
+    if issubclass(factory, _PowerSGDGradientAverager):
+        mixins += (KeepsFewComponents,)
+    return type(factory.__name__, (*mixins, FaultTolerantAllReduce, factory, AveragerBase), {})

@@ -1,0 +1,115 @@
+"""The averager of parameters and optimizer statistics, which changes nothing but what it is asked to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
+
+from hivenb.engine.averagers.torch_optimizer_state import (
+    group_settings,
+    initialize_optimizer_state,
+    initialized_by,
+    restore_group_settings,
+    state_mismatch,
+)
+from hivenb.engine.rounds.averager import AveragerBase
+from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantAllReduce
+from hivenb.engine.rounds.tensor_parts import PartsCutAlike
+from hivenb.errors import SwarmError
+
+
+class _CheckedDownload(AveragerBase):
+    """Base to put *behind* hivemind's state averager: a state of another structure is an error."""
+
+    optimizer: torch.optim.Optimizer
+    extra_tensors: Any
+
+    def load_state_from_peers(self, *args: Any, **kwargs: Any) -> Any:
+        # hivemind/optim/state_averager.py:load_optimizer_state checks nothing: with a scheduler at one peer and none
+        # at the other, each number lands in the place of another one
+        loaded = super().load_state_from_peers(*args, **kwargs)
+        mismatch = None if loaded is None else state_mismatch(self.optimizer, self.extra_tensors, *loaded)
+        if mismatch is not None:
+            raise SwarmError(
+                f"the state of the swarm does not fit this peer: {mismatch}. All peers need the same model, optimizer "
+                "and parameter groups, and either all or none of them a scheduler"
+            )
+        return loaded
+
+
+class TrainingStateAverager(PartsCutAlike, FaultTolerantAllReduce, _TrainingStateAverager, _CheckedDownload):
+    """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
+
+    _steps_to_come = 0
+
+    def _init_components(
+        self,
+        param_groups: Any,
+        optimizer_or_factory: Any,
+        scheduler_or_factory: Any,
+        initialize_optimizer: bool | None,
+    ) -> tuple[torch.optim.Optimizer, Any]:
+        # Works around hivemind/optim/state_averager.py:initialize_optimizer_state_, a real step with zero gradients
+        # that decays the weights and counts as the first one in Adam's bias correction.
+        if initialize_optimizer is not False:
+            if isinstance(optimizer_or_factory, torch.optim.Optimizer):
+                initialize_optimizer_state(optimizer_or_factory)
+            else:
+                optimizer_or_factory = initialized_by(optimizer_or_factory)
+        optimizer, scheduler = super()._init_components(param_groups, optimizer_or_factory, scheduler_or_factory, False)
+        self._hooks = (
+            optimizer.register_step_pre_hook(self._leave_out_frozen_parameters),
+            optimizer.register_step_post_hook(self._put_gradients_back),
+        )
+        return optimizer, scheduler
+
+    def let_go_of_optimizer(self) -> None:
+        """Take the hooks off the torch optimizer, which another averager is to go on with."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _leave_out_frozen_parameters(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        # hivemind/optim/grad_averager.py gives each parameter a gradient, of zeros if need be, and weight decay
+        # would change those that are not to be trained
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._left_out = []
+        for main, parameter in zip(self.main_parameters, parameters, strict=True):
+            if not main.requires_grad:
+                self._left_out.append((parameter, parameter.grad))
+                parameter.grad = None
+
+    def _put_gradients_back(self, *args: Any) -> None:
+        for parameter, gradient in self._left_out:
+            parameter.grad = gradient
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("increment_epoch") and kwargs.get("optimizer_step"):
+            self._steps_to_come = 1  # hivemind counts the epoch at once and makes the step of the optimizer later
+        return super().step(*args, **kwargs)
+
+    def _update_scheduler(self) -> None:
+        super()._update_scheduler()
+        self._steps_to_come = 0
+
+    def get_current_state(self) -> tuple[Any, Any, Any]:
+        # hivemind/optim/state_averager.py:get_current_state gives away the optimizer's own tensors, which change while
+        # they are sent, under the number of an epoch whose step they may still lack
+        with self.lock_optimizer:
+            metadata, tensors, infos = super().get_current_state()
+            metadata["epoch"] -= self._steps_to_come
+            return metadata, tuple(tensor.clone() for tensor in tensors), infos
+
+    def load_state_from_peers(self, **kwargs: Any) -> None:
+        # hivemind/optim/state_averager.py:load_state_from_peers takes over the peer's learning rate, and then steps
+        # the scheduler from there once for each epoch: ExponentialLR, for one, would decay twice
+        scheduler, self.scheduler = self.scheduler, None
+        settings = group_settings(self.optimizer)
+        try:
+            super().load_state_from_peers(**kwargs)
+        finally:
+            self.scheduler = scheduler
+        if scheduler is not None:
+            restore_group_settings(self.optimizer, settings)
+            self._update_scheduler()

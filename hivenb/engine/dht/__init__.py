@@ -1,0 +1,1 @@
+"""The DHT: its process, its node, and records in it."""

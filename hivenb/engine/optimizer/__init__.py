@@ -1,0 +1,1 @@
+"""hivemind's optimizer, which ends epochs, and what it needs for that."""

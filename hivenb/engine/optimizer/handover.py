@@ -1,0 +1,123 @@
+"""From one optimizer to its successor with other settings, in the middle of an epoch, with nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.progress.tracker import ProgressTracker
+
+
+@dataclass(frozen=True)
+class Handover:
+    """All that the successor of an optimizer goes on with. The swarm sees one peer throughout.
+
+    :param tracker: which goes on reporting and reading the swarm's progress
+    :param optimizer: the torch optimizer, with its state and settings
+    :param parameters: of the model, in the groups of that optimizer
+    :param scheduler: bound to that optimizer, or ``None``
+    :param epoch: of the swarm
+    :param gradients: the mean over the samples of the present epoch, one for each parameter; ``None`` without any
+    :param samples: that this peer has put into the present epoch
+    :param has_begun: whether the peer takes part already
+    """
+
+    tracker: ProgressTracker
+    optimizer: torch.optim.Optimizer
+    parameters: tuple[tuple[torch.Tensor, ...], ...]
+    scheduler: Any
+    epoch: int
+    gradients: tuple[torch.Tensor, ...] | None
+    samples: int
+    has_begun: bool
+
+
+def release(optimizer: Optimizer) -> Handover:
+    """End an optimizer between two steps, all but its progress tracker, and keep what its successor needs."""
+    optimizer.finish_delayed_updates()
+    optimizer.leave_rounds()
+    averager = optimizer.grad_averager
+    handover = Handover(
+        tracker=optimizer.tracker,
+        optimizer=optimizer.opt,
+        parameters=tuple(tuple(group["params"]) for group in optimizer.param_groups),
+        scheduler=optimizer.state_averager.scheduler,
+        epoch=optimizer.local_epoch,
+        gradients=None if averager is None else averager.mean_gradients(),
+        samples=optimizer.local_progress.samples_accumulated,
+        has_begun=optimizer.has_begun,
+    )
+    optimizer.end_averagers()
+    return handover
+
+
+def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bool, **settings: Any) -> Optimizer:
+    """Make the successor of an optimizer.
+
+    :param handover: what :func:`release` gave; it can be taken over again if making the successor fails
+    :param make: makes an optimizer from keyword arguments
+    :param offload: whether the successor is to keep its state in host memory
+    :param settings: its keyword arguments
+    """
+    groups = [
+        {**group, "params": list(parameters)}
+        for group, parameters in zip(handover.optimizer.param_groups, handover.parameters, strict=True)
+    ]
+    if offload:
+        successor = make(
+            tracker=handover.tracker,
+            optimizer=partial(rehome, handover.optimizer),
+            params=groups,
+            scheduler=lambda _: handover.scheduler,
+            offload_optimizer=True,
+            **settings,
+        )
+    else:
+        successor = make(
+            tracker=handover.tracker,
+            optimizer=rehome(handover.optimizer, groups),
+            scheduler=handover.scheduler,
+            offload_optimizer=False,
+            **settings,
+        )
+    successor.go_on_at(handover.epoch)
+    if successor.grad_averager is not None and handover.gradients is not None:
+        successor.grad_averager.set_mean_gradients(handover.gradients, handover.samples)
+    if handover.has_begun:
+        successor.begin()
+    return successor
+
+
+def rehome(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]) -> torch.optim.Optimizer:
+    """Let a torch optimizer go on with other tensors, to which its parameters and state are moved.
+
+    :param optimizer: keeps its settings, schedulers and hooks
+    :param groups: parameter groups with as many tensors of the same shapes, maybe on another device
+    :returns: the same optimizer
+    """
+    for own, given in zip(optimizer.param_groups, groups, strict=True):
+        new_parameters = list(given["params"])
+        for old, new in zip(own["params"], new_parameters, strict=True):
+            if old is new:
+                continue
+            with torch.no_grad():
+                new.copy_(old)
+            if old in optimizer.state:
+                on_device = bool(own.get("fused") or own.get("capturable"))
+                state = optimizer.state.pop(old)
+                optimizer.state[new] = {name: _moved(value, old, new, on_device) for name, value in state.items()}
+        own["params"] = new_parameters
+    return optimizer
+
+
+def _moved(value: Any, old: torch.Tensor, new: torch.Tensor, on_device: bool) -> Any:
+    if not torch.is_tensor(value):
+        return value
+    if value.shape == old.shape and value.is_floating_point() and value.dim():
+        return value.to(device=new.device, dtype=new.dtype)
+    return value.to(new.device) if value.dim() or on_device else value.cpu()  # a count of steps

@@ -1,0 +1,1 @@
+"""Processes of this machine: how children are forked, and that none outlives its parent."""

@@ -1,0 +1,126 @@
+"""Children that a keyboard interrupt cannot hit, that print into no cell, and that none of hivemind's locks dies with.
+
+Jupyter sends SIGINT to the whole process group of a kernel. So each child ignores it from its first instruction on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing as mp
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from hivemind.utils.asyncio import _AsyncContextWrapper
+from hivemind.utils.mpfuture import MPFuture, SharedBytes
+
+from hivenb.engine.process.end_with_parent import end_with
+
+#: How long a process that is ended by force is waited for: to let go of a lock, and to be gone.
+_FORCE_SECONDS = 1.0
+
+#: Where children that are forked from now on write what they print, as a file descriptor; ``None`` for where their
+#: parent writes. In a notebook that would be whichever cell ran last.
+child_output: int | None = None
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Hold SIGINT back on this thread; a child forked meanwhile starts with it held back too."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def settle_as_child(parent_pid: int | None = None) -> None:
+    """Make the calling process a well-behaved child: deaf to SIGINT, silent, and gone once its parent is gone.
+
+    To be called on the main thread of the child, before anything else.
+
+    :param parent_pid: the process to outlive by no means; by default the one that forked this process
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what its parent does then
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if parent_pid is None:
+        # not getppid(), if there is a choice: the parent may have been killed in between
+        parent = mp.parent_process()
+        parent_pid = os.getppid() if parent is None or parent.pid is None else parent.pid
+    end_with(parent_pid)
+    if child_output is not None:
+        redirect_output(child_output)
+
+
+def redirect_output(descriptor: int) -> None:
+    """Let all that this process prints, and the children it will have, go to a file descriptor, line by line."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(descriptor, number)
+        # not only the descriptor: a kernel's sys.stdout sends what it is given to the notebook by itself
+        setattr(sys, name, os.fdopen(os.dup(number), "w", buffering=1, errors="replace"))
+
+
+class ChildProcess(mp.process.BaseProcess):
+    """Mixin for hivemind's processes: forked whatever the default start method is, and settled before they run.
+
+    Works around ``hivemind/averaging/averager.py`` (``DecentralizedAverager`` uses the default start method, under
+    which it cannot be pickled from Python 3.14 on) and the lack of any tie to the parent in both of hivemind's
+    process classes.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return mp.context.ForkProcess._Popen(process_obj)
+
+    @staticmethod
+    def _after_fork() -> None:
+        # that of the default start method does nothing if that is spawn: the child would then hand out descriptors in
+        # its parent's name, and who waits for the answer to such a message would wait for ever
+        mp.context.ForkProcess._after_fork()  # type: ignore[attr-defined]
+
+    def start(self) -> None:
+        # a collection of garbage writes to all objects that it looks at, and so copies the pages that parent and
+        # child share; what is frozen it does not look at
+        gc.freeze()
+        try:
+            with interrupts_blocked():
+                super().start()
+        finally:
+            gc.unfreeze()
+
+    def run(self) -> None:
+        settle_as_child()
+        super().run()
+
+    def terminate(self) -> None:
+        with shared_locks_held():
+            super().terminate()
+            self.join(_FORCE_SECONDS)
+            if self.is_alive():  # it is stopped, or listens to no signal
+                super().kill()
+                self.join(_FORCE_SECONDS)
+
+    def kill(self) -> None:
+        with shared_locks_held():
+            super().kill()
+            self.join(_FORCE_SECONDS)
+
+
+@contextlib.contextmanager
+def shared_locks_held() -> Iterator[None]:
+    """Hold what all processes of hivemind's that one process has started share, so that none dies holding it.
+
+    Locks of ``hivemind/utils/mpfuture.py``, which are taken for each answer of one process to another, and of
+    ``hivemind/utils/asyncio.py`` would stay taken: nothing of hivemind's would ever answer again.
+    """
+    locks = MPFuture._initialization_lock, MPFuture._update_lock, SharedBytes._lock, _AsyncContextWrapper.EXECUTOR_LOCK
+    with contextlib.ExitStack() as held:
+        for lock in locks:
+            # one that is not to be had belongs to somebody who hangs, perhaps the very process to end
+            if lock.acquire(timeout=_FORCE_SECONDS):
+                held.callback(lock.release)
+        yield

@@ -1,0 +1,1 @@
+"""How far the peers of a run are, and who of them is there."""

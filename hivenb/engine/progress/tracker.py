@@ -1,0 +1,331 @@
+"""Progress of the swarm: read without making the training thread wait."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hivemind
+from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress
+from hivemind.optim.progress_tracker import ProgressTracker as _ProgressTracker
+from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
+
+from hivenb.engine.progress.peer_reports import parse_report
+from hivenb.engine.progress.presence import Presence
+
+logger = get_logger(__name__)
+
+#: Seconds for which a peer's last report counts. A peer that is there renews it after half of that, so one that
+#: left without a goodbye is forgotten within this time (hivemind's own default is 60).
+METADATA_EXPIRATION = 20.0
+
+#: Seconds between two reports of one epoch, of which all peers' DHTs check the signature. The others know the speed of
+#: this peer and reckon with it meanwhile: it reports early only when they are misled.
+REPORT_PERIODS = (0.1, 1.0)
+
+#: Seconds of this peer's work by which it may be ahead of what the others reckon with, or behind.
+MISLED_BY = 0.1
+
+#: Seconds between two looks whether there is something to be reported.
+_TICK = 0.02
+
+#: Seconds between two looks at least: that others have ended the epoch is to be seen at once (hivemind's own is 0.5).
+MIN_REFRESH_PERIOD = 0.1
+
+#: Seconds between two looks at least for each peer that is there: each has all their reports checked by the others.
+REFRESH_PERIOD_OF_PEER = 0.05
+
+#: Seconds between two looks while this peer ends an epoch, in case somebody it waits for has gone. A look costs the
+#: peers of a run a core for about as long as a round of averaging does, and would slow it down.
+ENDING_REFRESH_PERIOD = 0.5
+
+#: Seconds between two looks for others while this peer believes to be alone (hivemind's own default is 3).
+DEFAULT_REFRESH_PERIOD = 0.5
+
+#: Seconds between two looks at most: a newcomer is to be seen before its second epoch (hivemind's own is 10).
+MAX_REFRESH_PERIOD = 3.0
+
+#: Seconds without a batch after which a peer takes itself off the list, unless its batches take about as long: it may
+#: validate, upload a file or be stuck, and each round of the others would wait for it.
+SILENCE = 10.0
+
+#: Seconds without a report or an answer after which a peer has gone, unless told otherwise.
+LOST_AFTER = 4.0
+
+#: Seconds; an estimate beyond this comes from a speed of nothing.
+_ENDLESS = 1e6
+
+
+class ProgressTracker(_ProgressTracker):
+    """``hivemind``'s ``ProgressTracker`` whose lock is never held over a read of the DHT, and that can step aside.
+
+    :param on_look: called on the tracker's thread each time the swarm was looked at, with the newest reports of the
+      other peers that are there, and the ids of those that have gone without a goodbye
+    """
+
+    def __init__(
+        self,
+        dht: hivemind.DHT,
+        *args: Any,
+        metadata_expiration: float = METADATA_EXPIRATION,
+        min_refresh_period: float = MIN_REFRESH_PERIOD,
+        default_refresh_period: float = DEFAULT_REFRESH_PERIOD,
+        max_refresh_period: float = MAX_REFRESH_PERIOD,
+        on_look: Callable[[Sequence[LocalTrainingProgress], frozenset[bytes]], None] | None = None,
+        **kwargs: Any,
+    ):
+        self._announced, self._aside = threading.Event(), threading.Event()
+        self._lock_counting = threading.Lock()
+        self._counted_at, self._longest_pause = math.inf, 0.0
+        self._batch_size = 0
+        #: whether all peers train on only when this one has ended its epoch, too
+        self.is_waited_for = False
+        self.on_look = on_look
+        #: seconds without a report or an answer after which a peer has gone
+        self.lost_after = LOST_AFTER
+        self._presence = Presence(dht)
+        self._others: list[LocalTrainingProgress] = []
+        self._gone: frozenset[bytes] = frozenset()
+        super().__init__(
+            dht,
+            *args,
+            metadata_expiration=metadata_expiration,
+            min_refresh_period=min_refresh_period,
+            default_refresh_period=default_refresh_period,
+            max_refresh_period=max_refresh_period,
+            **kwargs,
+        )
+
+    def set_live(self, *, performance_ema_alpha: float, **settings: Any) -> None:
+        """Change settings while it works.
+
+        :param performance_ema_alpha: weight of the newest measurement of this peer's speed
+        :param settings: of those in :data:`LIVE_SETTINGS`; the others get their defaults. All else stays as it is
+        """
+        self.performance_ema.alpha = performance_ema_alpha
+        for name, default in LIVE_SETTINGS.items():
+            setattr(self, name, settings.get(name, default))
+
+    def announce(self) -> None:
+        """Put this peer on the swarm's list before its first samples, and look at once who else is there.
+
+        Peers that start together then share their first epoch, instead of each going through it alone.
+        """
+        self._announced.set()
+        self.should_report_progress.set()
+        self.global_progress.next_fetch_time = 0.0
+        self.global_state_updated.set()
+
+    def step_aside(self) -> None:
+        """Take this peer off the swarm's list, so that no group waits for it, until it reports progress again."""
+        self._aside.set()
+        self.should_report_progress.set()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        try:
+            super().shutdown(timeout)
+        except OSError as e:  # the DHT was closed first
+            logger.debug(f"No goodbye to {self.training_progress_key}: {e!r}")
+
+    def report_local_progress(self, local_epoch: int, samples_accumulated: int, **kwargs: Any) -> None:
+        self._aside.clear()
+        with self._lock_counting:
+            self._batch_size = max(0, samples_accumulated - self.local_progress.samples_accumulated)
+            super().report_local_progress(local_epoch, samples_accumulated, **kwargs)
+        pause = time.monotonic() - self._counted_at  # none before the first
+        self._longest_pause = max(0.9 * self._longest_pause, pause)
+        self._counted_at = time.monotonic()
+
+    def _get_local_progress(self, local_epoch: int, samples_accumulated: int) -> LocalTrainingProgress:
+        # hivemind/optim/progress_tracker.py checks the types of its own numbers: a third of what a step takes
+        return LocalTrainingProgress.construct(
+            peer_id=self.dht.peer_id.to_bytes(),
+            epoch=local_epoch,
+            samples_accumulated=samples_accumulated,
+            samples_per_second=self.performance_ema.samples_per_second,
+            time=get_dht_time(),
+            client_mode=self.client_mode,
+        )
+
+    @property
+    def _is_away(self) -> bool:
+        """Whether it has stepped aside, or has counted no batch for long, by its own longest pauses."""
+        return self._aside.is_set() or time.monotonic() - self._counted_at > max(SILENCE, 2 * self._longest_pause)
+
+    @property
+    def ready_to_update_epoch(self) -> bool:
+        """Whether this peer can end its epoch right away. With others, also when they are estimated to be done."""
+        progress = self.global_progress
+        if progress.num_peers > 1:
+            return super().ready_to_update_epoch or get_dht_time() + self._early_by >= progress.eta_next_epoch
+        # nothing to be estimated: an epoch of a peer that is alone has as many samples as it should
+        return progress.epoch > self.local_progress.epoch or progress.samples_accumulated >= self.target_batch_size
+
+    @property
+    def _early_by(self) -> float:
+        """Seconds before the end of an epoch in which this peer begins no further batch, if all others wait for it.
+
+        Half a batch: it ends its epoch at whichever end of a batch is nearest to that of the epoch. hivemind's peers
+        begin a last one in any case, for which all wait, and have some samples more than they should in each epoch.
+        """
+        if not self.is_waited_for:
+            return 0.0
+        return self._batch_size / self.performance_ema.samples_per_second / 2
+
+    def _entries_of(self, record: Any) -> dict[Any, ValueWithExpiration]:
+        """What those peers have reported that are there, by their public keys."""
+        entries = record.value if isinstance(record, ValueWithExpiration) and isinstance(record.value, dict) else {}
+        reports = {key: report for key, entry in entries.items() if (report := parse_report(entry.value)) is not None}
+        self._others = [report for key, report in reports.items() if key != self._local_public_key]
+        self._gone = self._presence.find_gone(self._others, self.lost_after)
+        self._tell_who_is_there()
+        return {key: entries[key] for key, report in reports.items() if report.peer_id not in self._gone}
+
+    def _look_for_the_gone(self) -> None:
+        """See whether somebody has gone since the last look; a peer that does not answer holds up the next one."""
+        gone = self._presence.find_gone(self._others, self.lost_after)
+        if gone != self._gone:
+            self._gone = gone
+            self._tell_who_is_there()
+
+    def _tell_who_is_there(self) -> None:
+        if self.on_look is not None:
+            self.on_look([report for report in self._others if report.peer_id not in self._gone], self._gone)
+
+    def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
+        # hivemind would end at the first report that is none. It would count its own samples as it last reported them,
+        # and take somebody else for itself, being alone, where it is not on the list yet
+        entries = metadata.items() if isinstance(metadata, dict) else ()
+        metadata = {key: entry for key, entry in entries if parse_report(entry.value) is not None}
+        if not self._is_away:
+            metadata[self._local_public_key] = ValueWithExpiration(self.local_progress.dict(), math.inf)
+        progress = super()._parse_swarm_progress_data(metadata)
+        is_unknown = progress.eta_next_epoch - get_dht_time() > _ENDLESS
+        if progress.num_peers <= 1 or is_unknown:
+            # hivemind would wait for max_refresh_period: it finds a peer, which is this one, or peers that have just
+            # begun and whose speed is not known yet, and whose first epoch is over by then
+            progress.next_fetch_time = get_dht_time() + self.default_refresh_period
+        soonest = min(REFRESH_PERIOD_OF_PEER * progress.num_peers, self.max_refresh_period)
+        progress.next_fetch_time = max(progress.next_fetch_time, get_dht_time() + soonest)
+        return progress
+
+    def run(self) -> None:
+        # Replaces hivemind/optim/progress_tracker.py:run, which never closes its loop: three descriptors for each
+        # training, and an error when the loop is collected as garbage after its sockets
+        try:
+            asyncio.run(self._report_and_fetch())
+        finally:
+            self.shutdown_complete.set()
+
+    async def _report_and_fetch(self) -> None:
+        await asyncio.gather(self._progress_reporter(), self._progress_fetcher())
+
+    async def _progress_reporter(self) -> None:
+        # Replaces hivemind/optim/progress_tracker.py:_progress_reporter, which cannot be told to withdraw its report
+        # and ends with a traceback when the DHT is closed first.
+        loop = asyncio.get_running_loop()
+        last_report, last_active_epoch, known = -math.inf, -math.inf, self.local_progress
+        stored: Any = concurrent.futures.Future()
+        stored.set_result(None)
+        while not self.shutdown_triggered.is_set():
+            pause = max(0.0, last_report + min(self.metadata_expiration, SILENCE) / 2 - get_dht_time())
+            await loop.run_in_executor(None, self.should_report_progress.wait, pause)
+            self.should_report_progress.clear()
+            while not self.shutdown_triggered.is_set() and (
+                not stored.done() or not self._is_report_due(known, get_dht_time() - last_report)
+            ):
+                await asyncio.sleep(_TICK)
+            progress, last_report = self.local_progress, get_dht_time()
+            if progress.samples_accumulated > 0 or progress.epoch != known.epoch or self._announced.is_set():
+                self._announced.clear()
+                last_active_epoch = self.global_epoch
+            known = progress
+            if last_active_epoch < self.global_epoch - 1:
+                continue  # an auxiliary peer, or one that has long stopped training
+            try:
+                stored = self.dht.store(
+                    key=self.training_progress_key,
+                    subkey=self._local_public_key,
+                    value=None if self._is_away else progress.dict(),
+                    expiration_time=last_report + self.metadata_expiration,
+                    return_future=True,
+                )
+            except OSError as e:
+                logger.debug(f"No longer reporting {self.training_progress_key}: {e!r}")
+                return
+
+    def _is_report_due(self, known: LocalTrainingProgress, age: float) -> bool:
+        """Whether to report again.
+
+        :param known: what the others know of this peer
+        :param age: of that, in seconds
+        """
+        now = self.local_progress
+        if now.epoch != known.epoch or self._announced.is_set() or self._aside.is_set():
+            return True
+        reckoned = known.samples_accumulated + (now.time - known.time) * known.samples_per_second
+        is_misled = abs(now.samples_accumulated - reckoned) > MISLED_BY * now.samples_per_second
+        return age >= REPORT_PERIODS[0 if is_misled else 1]
+
+    def __del__(self) -> None:
+        """Nothing: a tracker at work is held by its thread, and hivemind's method fails after a failed constructor."""
+
+    async def _progress_fetcher(self) -> None:
+        # Replaces hivemind/optim/progress_tracker.py:_progress_fetcher, which reads the DHT under the lock that the
+        # training thread needs at the end of each epoch: 0.2 to 0.8 s of standing still.
+        loop = asyncio.get_running_loop()
+        shutdown = loop.run_in_executor(None, self.shutdown_triggered.wait)
+        looked_at = -math.inf
+        while not self.shutdown_triggered.is_set():
+            pause = max(0.0, self.global_progress.next_fetch_time - get_dht_time())
+            if await loop.run_in_executor(None, self.global_state_updated.wait, pause):
+                self.global_state_updated.clear()
+                continue
+            if self.lock_global_progress.locked() and time.monotonic() - looked_at < ENDING_REFRESH_PERIOD:
+                await asyncio.sleep(_TICK)
+                continue
+            looked_at = time.monotonic()
+            try:
+                read = self.dht.get(self.training_progress_key, latest=True, return_future=True)
+            except OSError as e:  # the DHT was closed first
+                logger.debug(f"No longer reading {self.training_progress_key}: {e!r}")
+                break
+            reading = asyncio.ensure_future(_result_of(read))
+            while not reading.done() and not shutdown.done():
+                self._look_for_the_gone()
+                await asyncio.wait(
+                    {reading, shutdown}, timeout=ENDING_REFRESH_PERIOD, return_when=asyncio.FIRST_COMPLETED
+                )
+            if not reading.done():
+                reading.cancel()
+                break
+            record = reading.result()
+            entries = self._entries_of(record)
+            if not self.lock_global_progress.acquire(blocking=False):
+                continue  # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
+            try:
+                # parsed under the locks, against the epoch and the samples that this peer has reached by now
+                with self._lock_counting:
+                    self.global_progress = self._parse_swarm_progress_data(entries)
+                self.fetched_global_progress_this_epoch.set()
+            finally:
+                self.lock_global_progress.release()
+
+
+#: What of a tracker can be changed while it works, with the defaults.
+LIVE_SETTINGS = {
+    parameter.name: parameter.default
+    for method in (_ProgressTracker.__init__, ProgressTracker.__init__)
+    for parameter in inspect.signature(method).parameters.values()
+    if parameter.name.endswith("_period") or parameter.name.startswith(("expected_drift_", "metadata_"))
+}
+
+
+async def _result_of(future: Any) -> Any:
+    return await future

@@ -1,0 +1,1 @@
+"""Rounds of averaging: who meets whom, and what they exchange."""

@@ -1,0 +1,322 @@
+"""What each averager of ours is: born on any thread, met by plain hivemind's, and waiting for nobody who has left."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import math
+import threading
+import weakref
+from functools import partial
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
+
+from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID, ServicerBase, StubBase
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MPFuture, get_logger
+from hivemind.utils.asyncio import achain, as_aiter
+
+from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - a peer without one decodes others' messages, too
+from hivenb.engine.process.child_process import ChildProcess
+from hivenb.engine.rounds.expected_peers import ExpectedPeers
+from hivenb.engine.rounds.matchmaking import EpochMatchmaking, marked
+from hivenb.engine.rounds.round import Round
+from hivenb.engine.rounds.stream_ends import (
+    CLOSED_WITHIN,
+    STATE_LEFT_OPEN,
+    download_state,
+    is_end_of_state,
+    left_open,
+    with_end,
+)
+
+logger = get_logger(__name__)
+
+#: Looks at the swarm in a row that find nobody else before a search for a group is given up; one may miss a record.
+ALONE_AFTER = 2
+
+#: Seconds that an averager's process may take to change its settings, or to begin to look for a group.
+ANSWER_TIMEOUT = 10.0
+
+
+class AveragerBase(ChildProcess, DecentralizedAverager):
+    """Base to put *behind* a class of hivemind's averagers: what creating one, and waiting for it, should be like.
+
+    Behind, because hivemind's classes reach :meth:`step` through ``super()``.
+    """
+
+    _rounds: weakref.WeakSet[Round]
+
+    #: the tracker looks at the rounds while the thread that trains adds one
+    _lock_rounds = threading.Lock()
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        self._rounds = weakref.WeakSet()
+        self._expected: ExpectedPeers | None = None
+        self._seen_alone = 0
+        self._retired = False
+        #: whether the user has chosen ``target_group_size``, so that a large swarm averages in several groups
+        self.group_size_is_fixed = kwargs.get("target_group_size") is not None
+        super().__init__(*args, **kwargs)
+
+    def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
+        # Replaces hivemind/averaging/averager.py:DecentralizedAverager.run_in_background, which sets SIGINT to be
+        # ignored in the caller: an error off the main thread, and the end of the interrupt button on it.
+        self.start()
+        if await_ready:
+            self.wait_until_ready(timeout)
+
+    @classmethod
+    def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
+        # hivemind/p2p/servicer.py makes the class's name a part of the name of each RPC, and peers of plain
+        # hivemind know the names of hivemind's own classes only.
+        upstream = next(base for base in cls.__mro__ if base.__module__.startswith("hivemind."))
+        return ServicerBase._get_handle_name.__func__(upstream, namespace, method_name)
+
+    # -- in the process that trains -----------------------------------------------------------------------------
+
+    def step(self, gather: Any = None, *, wait: bool = True, **kwargs: Any) -> Any:
+        control = Round.of(super().step(gather, wait=False, **kwargs), gather)
+        with self._lock_rounds:
+            self._rounds.add(control)
+        if self._retired:
+            control.desert()
+        return control.result() if wait else control
+
+    @property
+    def has_retired(self) -> bool:
+        """Whether it takes part in no rounds any more."""
+        return self._retired
+
+    def retire(self) -> None:
+        """Give up the rounds that still look for a group, and all later ones, so that nobody waits for them.
+
+        A round whose peers are exchanging data already comes to its end. May be called from any thread.
+        """
+        self._retired = True
+        for control in self._known_rounds():
+            if control.stage is not AveragingStage.RUNNING_ALLREDUCE:
+                control.desert()
+
+    def shutdown(self) -> None:
+        self._retired = True
+        for control in self._known_rounds():
+            control.desert()  # hivemind would begin it anew, until the process is ended by force
+        super().shutdown()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_parent_pid"):  # else the constructor has failed, and hivemind's method would print that
+            super().__del__()
+
+    def expect_peers(self, peers: ExpectedPeers) -> None:
+        """Let a group be complete as soon as these have met, instead of after ``matchmaking_time``.
+
+        A ``target_group_size`` of the user's own choice stays as it is. Nothing is expected from those that have gone.
+        """
+        # a look that finds nobody at all may have failed
+        if peers != self._expected and (peers.present or peers.gone):
+            self._expected = peers
+            self._outer_pipe.send(("_expect_peers", [peers], {}))
+        self._seen_alone = 0 if peers.present else self._seen_alone + 1
+        if self._seen_alone >= ALONE_AFTER:
+            for search in self._searches():
+                search.desert()
+
+    def give_up_searches(self, before: float = math.inf) -> bool:
+        """Cancel the rounds that look for a group, all those of epochs before one; whether there were any.
+
+        hivemind would look until their timeout, whether everybody else has left or is at another epoch by now.
+        """
+        searches = self._searches(before)
+        for search in searches:
+            search.cancel()
+        return bool(searches)
+
+    def is_alone(self, epoch: float) -> bool:
+        """Whether it looks for a group for the round of an epoch, and has met nobody, as far as its process answers."""
+        if not self.is_alive():
+            return False
+        answer: MPFuture[bool] = MPFuture()
+        self._outer_pipe.send(("_tell_whether_alone", [epoch], {"answer": answer}))
+        try:
+            return answer.result(ANSWER_TIMEOUT)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            return False
+
+    def _searches(self, before: float = math.inf) -> list[Round]:
+        return [
+            one for one in self._known_rounds() if one.stage is AveragingStage.LOOKING_FOR_GROUP and one.epoch < before
+        ]
+
+    def _known_rounds(self) -> list[Round]:
+        with self._lock_rounds:
+            return list(self._rounds)
+
+    def set_live(self, *, attributes: dict[str, Any], matchmaking: dict[str, Any], allreduce: dict[str, Any]) -> None:
+        """Change settings here and in the averager's own process, from the next round on.
+
+        :param attributes: of the averager
+        :param matchmaking: attributes of its matchmaking
+        :param allreduce: arguments of its rounds, such as the codec
+        :raises TimeoutError: if that process does not answer
+        """
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        self.matchmaking_kwargs.update(matchmaking)
+        self.allreduce_kwargs.update(allreduce)
+        done: MPFuture[None] = MPFuture()
+        self._outer_pipe.send(("_set_live", [attributes, matchmaking, allreduce], {"done": done}))
+        done.result(ANSWER_TIMEOUT)
+
+    # -- in the averager's own process --------------------------------------------------------------------------
+
+    @property
+    def _matchmaking(self) -> EpochMatchmaking:
+        return self._own_matchmaking
+
+    @_matchmaking.setter
+    def _matchmaking(self, made: Matchmaking) -> None:
+        # hivemind/averaging/averager.py:_run_internal knows its own class only
+        self._own_matchmaking = EpochMatchmaking.of(made)
+
+    async def add_p2p_handlers(self, *args: Any, **kwargs: Any) -> None:
+        _keep_tasks_alive()
+        await super().add_p2p_handlers(*args, **kwargs)
+
+    async def _expect_peers(self, peers: ExpectedPeers) -> None:
+        await self._matchmaking.expect(peers)
+
+    async def _tell_whether_alone(self, epoch: float, answer: Any) -> None:
+        answer.set_result(self._matchmaking.is_alone(epoch))
+
+    async def _set_live(
+        self, attributes: dict[str, Any], matchmaking: dict[str, Any], allreduce: dict[str, Any], done: Any
+    ) -> None:
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        self.allreduce_kwargs.update(allreduce)
+        for name, value in matchmaking.items():
+            setattr(self._matchmaking, name, value)
+            setattr(self._matchmaking.potential_leaders, name, value)
+        done.set_result(None)
+
+    async def _shutdown(self, timeout: float | None) -> None:
+        # hivemind/averaging/averager.py:_shutdown takes the future of a group that is at work for the group
+        groups = [group for group in self._running_groups.values() if group.done() and not group.cancelled()]
+        self._running_groups.clear()
+        for group in groups:
+            group.result().finalize(cancel=True)
+        await super()._shutdown(timeout)
+        # hivemind leaves its other tasks behind, and asyncio complains of each of them at the end of the process
+        # (_run, in _run_internal, is the loop that waits for this very task)
+        others = {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") != "_run"}
+        others -= {asyncio.current_task()}
+        asyncio.get_running_loop().set_exception_handler(_complain_unless_cancelled)
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=timeout)
+        await self._p2p.shutdown()  # removes its socket from /tmp
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        # hivemind/averaging/averager.py:rpc_aggregate_part turns away whoever is quicker than this peer if the round
+        # before the present one has ended since that was agreed on: with rounds in the background, as good as always
+        request = await anext(stream)
+        if request.code == averaging_pb2.CANCELLED:
+            self._matchmaking.decline(request.group_id, context.remote_id)
+            return
+        takes_part = await self._matchmaking.wait_for_trigger(request.group_id)
+        if request.group_id not in self._running_groups:
+            if not takes_part or not self._matchmaking.is_looking_for_group:
+                # it has left the group, maybe before it learned that it was in one
+                await self._decline(request.group_id, context.remote_id)
+                yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+                return
+            await self._pending_groups_registered.wait()
+        if (group := self._running_groups.get(request.group_id)) is not None:
+            # hivemind awaits the future itself, which is cancelled, for all, with the request of a sender that dies
+            await asyncio.wait({group})
+        async for message in super().rpc_aggregate_part(achain(as_aiter(request), stream), context):
+            yield message
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        responses = super().rpc_join_group(request, context)
+        # one that ends with the welcome is not answered to its end: this peer leaves
+        async for message in left_open(responses, CLOSED_WITHIN, lambda last: last.code != averaging_pb2.ACCEPTED):
+            yield message
+
+    async def rpc_download_state(
+        self, request: averaging_pb2.DownloadRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(context.remote_id) else STATE_LEFT_OPEN
+        state = with_end(super().rpc_download_state(request, context))
+        async for message in left_open(state, seconds, is_end_of_state):
+            yield message
+
+    @classmethod
+    def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> StubBase:
+        stub = super().get_stub(p2p, peer, namespace=namespace)
+        stub.rpc_download_state = partial(download_state, stub.rpc_download_state)
+        return stub
+
+    async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
+        _keep_tasks_alive()  # a client has no handlers
+        step._data_for_gather = marked(step.data_for_gather)
+        try:
+            await super()._step(step=step, future_for_init=future_for_init)
+        except Exception as e:
+            # whoever asked for the round has the error in its future; here it would only be printed by asyncio
+            logger.debug(f"A round of averaging ended with {e!r}")
+        finally:
+            left = self._matchmaking.leave(step)
+            await asyncio.gather(*(self._decline(group.group_id, peer) for group in left for peer in group.peer_ids))
+
+    async def _decline(self, group_id: bytes, peer: PeerID) -> None:
+        """Tell a peer that this one does not average with a group that it was in, so that nobody waits for its data.
+
+        hivemind's peers understand that, too.
+        """
+        if peer == self.peer_id:
+            return
+        message = averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED, group_id=group_id)
+        try:
+            stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
+            async for _ in await stub.rpc_aggregate_part(as_aiter(message)):
+                break
+        except (P2PDaemonError, P2PHandlerError, OSError, EOFError) as e:
+            logger.debug(f"{peer} could not be told that this peer has left a group: {e!r}")
+
+
+def _complain_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Of an error that nobody else has seen.
+
+    Before Python 3.12, asyncio/streams.py takes a request that is cancelled for such an error.
+    """
+    if not isinstance(context.get("exception"), asyncio.CancelledError):
+        loop.default_exception_handler(context)
+
+
+def _keep_tasks_alive() -> None:
+    """Let the running loop hold each of its tasks until it is done; may be called again.
+
+    asyncio holds them weakly, and hivemind/averaging/averager.py:_run_internal only the newest one. A round that has
+    met its peers and waits for its trigger, or a peer's request that waits for that round, would be collected as
+    garbage: the peer then waits for averaging_timeout, and the others for a peer that has never really left.
+    """
+    asyncio.get_running_loop().set_task_factory(_make_kept_task)
+
+
+_kept_tasks: set[asyncio.Task[Any]] = set()
+
+
+def _make_kept_task(loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
+    task = asyncio.Task(coro, loop=loop, **kwargs)
+    _kept_tasks.add(task)
+    task.add_done_callback(_kept_tasks.discard)
+    return task

@@ -1,0 +1,197 @@
+"""All-reduce that waits for nobody who has gone, and says who has taken part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.partition import TensorPartReducer
+from hivemind.p2p import P2PContext, P2PDaemonError, PeerID, StubBase
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_dht_time, get_logger
+from hivemind.utils.asyncio import as_aiter, azip
+
+from hivenb.engine.rounds.matchmaking import EpochMatchmaking
+from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_parts, left_open
+
+logger = get_logger(__name__)
+
+
+#: Seconds after which the others are dialled, again and again, and for each attempt.
+DIAL_AFTER = 0.5
+
+
+class FaultTolerantReducer(TensorPartReducer):
+    """``hivemind``'s ``TensorPartReducer`` of which no sender that leaves takes the others' averages away."""
+
+    async def accumulate_part(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # All senders of a part wait for one future. Of a sender that is gone, the request is cancelled, and asyncio
+        # cancels what it waits for with it; the others would wait until allreduce_timeout
+        return await asyncio.shield(super().accumulate_part(*args, **kwargs))
+
+
+class FaultTolerantRunner(AllReduceRunner):
+    """``hivemind``'s ``AllReduceRunner`` that expects nothing from a peer that has gone or has left the group.
+
+    hivemind waits for its data until ``sender_timeout``, by default the whole matchmaking time, and for its averages
+    twice as long.
+
+    :param matchmaking: which knows who that is, and who is not one of plain hivemind
+    """
+
+    def __init__(self, *, matchmaking: EpochMatchmaking, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._matchmaking = matchmaking
+        self._exchanges: dict[PeerID, asyncio.Task[None]] = {}
+        self._left_out: set[PeerID] = set()
+        #: when something has last arrived from a peer
+        self._heard_at: dict[PeerID, float] = {}
+        self.tensor_part_reducer.__class__ = FaultTolerantReducer  # which hivemind has made already
+        #: peers whose averages have not arrived, so that this one keeps its own values in their place
+        self.failed_reducers: set[PeerID] = set()
+
+    async def run(self) -> AsyncIterator[torch.Tensor]:
+        looking = asyncio.create_task(self._leave_out_the_gone())
+        try:
+            async for delta in super().run():
+                yield delta
+        finally:
+            looking.cancel()
+
+    def _get_peer_stub(self, peer: PeerID) -> StubBase:
+        stub = super()._get_peer_stub(peer)
+        count = self.tensor_part_container.num_parts_by_peer[self.ordered_peer_ids.index(peer)]
+        call = stub.rpc_aggregate_part
+
+        async def exchange(parts: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+            return self._noting(peer, await aggregate_parts(call, count, parts))
+
+        stub.rpc_aggregate_part = exchange
+        return stub
+
+    async def _noting(self, peer: PeerID, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for message in messages:
+            self._heard_at[peer] = time.monotonic()
+            yield message
+
+    async def _communicate_with_peer(self, peer_id: PeerID) -> None:
+        exchange = self._exchanges[peer_id] = asyncio.create_task(super()._communicate_with_peer(peer_id))
+        if peer_id in self._left_out:
+            exchange.cancel()
+        try:
+            await exchange
+        except (Exception, asyncio.CancelledError) as e:
+            self.failed_reducers.add(peer_id)
+            if not self.tensor_part_container.finished.is_set():
+                # hivemind's method has done so, unless it was cancelled before it began
+                self.tensor_part_container.register_failed_reducer(self.ordered_peer_ids.index(peer_id))
+            if isinstance(e, (P2PDaemonError, OSError)) and peer_id in self.sender_peer_ids:
+                await self._ban_sender(peer_id)
+            raise
+
+    async def _leave_out_the_gone(self) -> None:
+        dialled_at = time.monotonic()  # not at once: the data of nearly all rounds arrives before
+        while True:
+            news, is_to_dial = self._matchmaking.news, time.monotonic() - dialled_at >= DIAL_AFTER
+            if is_to_dial:
+                dialled_at = time.monotonic()
+            for peer, mode in zip(self.ordered_peer_ids, self.modes, strict=True):
+                if peer in self._left_out or peer == self.peer_id or not await self._has_gone(peer, mode, is_to_dial):
+                    continue
+                self._left_out.add(peer)
+                if peer in self._exchanges:
+                    self._exchanges[peer].cancel()
+                if self.tensor_part_reducer.num_parts > 0 and peer in self.sender_peer_ids:
+                    await self._ban_sender(peer)
+            await asyncio.wait({news}, timeout=max(0.0, dialled_at + DIAL_AFTER - time.monotonic()))
+
+    async def _has_gone(self, peer: PeerID, mode: AveragingMode, is_to_dial: bool) -> bool:
+        if peer in self._heard_at:
+            # its answers may be late since it sends its data over a slow link
+            is_silent = time.monotonic() - self._heard_at[peer] > (self.sender_timeout or math.inf) / 2
+            return is_silent and not self._matchmaking.takes_part(peer, self.group_id)
+        if not self._matchmaking.takes_part(peer, self.group_id):
+            return True
+        return is_to_dial and mode is not AveragingMode.CLIENT and not await self._can_be_dialled(peer)
+
+    async def _can_be_dialled(self, peer: PeerID) -> bool:
+        try:
+            await asyncio.wait_for(self._p2p._client.connect(peer, []), DIAL_AFTER)
+        except asyncio.TimeoutError:
+            return True  # as far as can be told
+        except (P2PDaemonError, OSError, EOFError) as e:
+            logger.debug(f"{peer} has left the group: {e!r}")
+            return False
+        return True
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        sender = context.remote_id
+        seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(sender) else PARTS_LEFT_OPEN
+        responses = super().rpc_aggregate_part(self._noting(sender, stream), context)
+        async for message in left_open(responses, seconds, lambda _: self._has_all_of(sender)):
+            yield message
+
+    def _has_all_of(self, sender: PeerID) -> bool:
+        received = self.tensor_part_reducer.num_parts_received[self.sender_peer_ids.index(sender)]
+        return received == self.tensor_part_reducer.num_parts > 0
+
+    async def _ban_sender(self, peer_id: PeerID) -> None:
+        if self._has_all_of(peer_id):
+            return  # it may close the stream as soon as it has its averages
+        await super()._ban_sender(peer_id)
+        if self.active_senders | self.banned_senders >= set(self.sender_peer_ids):
+            self.all_senders_started.set()  # nobody is left to be waited for
+
+
+class FaultTolerantAllReduce(DecentralizedAverager):
+    """Mixin to put *before* a class of hivemind's averagers: a peer that dies costs its part, and no time."""
+
+    _matchmaking: EpochMatchmaking
+
+    @contextlib.contextmanager
+    def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
+        with super()._register_allreduce_group(group_info):
+            self._matchmaking.begin(group_info.group_id)
+            yield
+
+    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
+        self._unreached: set[PeerID] = set()
+        gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+        return {peer: value for peer, value in gathered.items() if peer not in self._unreached}
+
+    async def _run_allreduce_inplace_(
+        self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
+    ) -> None:
+        # Replaces the method of hivemind/averaging/averager.py, which makes a runner of hivemind's own class.
+        group_id = group_info.group_id if group_id is None else group_id
+        runner = FaultTolerantRunner(
+            p2p=self._p2p,
+            servicer_type=type(self),
+            prefix=self.prefix,
+            tensors=tensors,
+            group_id=group_id,
+            ordered_peer_ids=group_info.peer_ids,
+            matchmaking=self._matchmaking,
+            **kwargs,
+        )
+        self._running_groups[group_id].set_result(runner)
+        try:
+            if runner.modes[group_info.peer_ids.index(self.peer_id)] is AveragingMode.AUX:
+                async for _ in runner:
+                    raise ValueError("a peer that only helps does not average anything of its own")
+                return
+            async for tensor, update in azip(as_aiter(*tensors), runner):
+                tensor.add_(update, alpha=self._averaging_alpha)
+                self.last_updated = get_dht_time()
+        finally:
+            self._unreached |= runner.banned_senders | runner.failed_reducers

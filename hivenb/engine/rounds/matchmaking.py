@@ -1,0 +1,272 @@
+"""Matchmaking of peers that are at the same epoch, know how many they are, and wait for each other's trigger."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.key_manager import GroupKeyManager
+from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MSGPackSerializer
+
+from hivenb.engine.rounds.expected_peers import ExpectedPeers
+
+#: What hivemind's averager sends to its group with each round: bandwidth, mode, the caller's own.
+UPSTREAM_FIELDS = 3
+
+#: What ours add to it; a peer of plain hivemind reads the fields that it knows and no further.
+MARK = "hivenb"
+
+#: Groups of which it is remembered who has left them.
+REMEMBERED = 64
+
+#: Seconds between two looks for peers to average with.
+SEARCH_EVERY = 0.1
+
+
+def marked(gather: bytes) -> bytes:
+    """What a peer sends to its group, with the mark of ours."""
+    return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), MARK])
+
+
+def is_marked(record: list[Any]) -> bool:
+    """Whether a peer of ours has sent that record."""
+    return MARK in record[UPSTREAM_FIELDS:]
+
+
+def epoch_of(gather: bytes) -> int | None:
+    """The epoch whose round a peer of ours looks for; ``None`` if it does not say, or is not one of ours."""
+    try:
+        record = MSGPackSerializer.loads(gather)
+        epoch = MSGPackSerializer.loads(record[UPSTREAM_FIELDS - 1]) if is_marked(record) else None
+    except (ValueError, TypeError, IndexError):  # anybody may send anything
+        return None
+    return epoch if isinstance(epoch, int) else None
+
+
+class PacedGroupKeyManager(GroupKeyManager):
+    """``hivemind``'s ``GroupKeyManager`` that looks for peers no more often than it has to, and lets no group wait.
+
+    hivemind's peers look without a pause until they have found a group, which keeps a core busy. Then they do not begin
+    to average until the DHT knows that they no longer look: three seconds, if one of its nodes does not answer.
+    """
+
+    _looked_at = _found_at = -math.inf
+    _withdrawing: asyncio.Task[bool] | None = None
+
+    async def get_averagers(self, *args: Any, **kwargs: Any) -> list[tuple[PeerID, float]]:
+        await asyncio.sleep(self._looked_at + SEARCH_EVERY - time.monotonic())
+        self._looked_at = time.monotonic()
+        found = await super().get_averagers(*args, **kwargs)
+        self._found_at = time.monotonic()
+        return found
+
+    @property
+    def has_just_looked(self) -> bool:
+        """Whether it knows who is there now; the DHT takes its time while one of its nodes does not answer."""
+        return time.monotonic() - self._found_at < 5 * SEARCH_EVERY
+
+    async def declare_averager(self, *args: Any, looking_for_group: bool = True, **kwargs: Any) -> bool:
+        declaring = super().declare_averager(*args, looking_for_group=looking_for_group, **kwargs)
+        if looking_for_group:
+            return await declaring
+        # one that comes too late is overruled by the next declaration, which expires later
+        self._withdrawing = asyncio.create_task(declaring)
+        self._withdrawing.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks for it
+        return True
+
+
+class EpochMatchmaking(Matchmaking):
+    """``hivemind``'s matchmaking, in which a leader turns away whoever is at another epoch.
+
+    hivemind's peers do not ask. One that has just joined, or has missed a round, then fills a place in the group of
+    the others' next round: they wait for it, and average their gradients with those of an epoch that is over.
+    """
+
+    @classmethod
+    def of(cls, matchmaking: Matchmaking) -> EpochMatchmaking:
+        """The same matchmaking, which hivemind has made already."""
+        chosen = matchmaking.__dict__.pop("target_group_size")
+        matchmaking.__class__ = cls
+        matchmaking.group_key_manager.__class__ = PacedGroupKeyManager
+        own = cast(EpochMatchmaking, matchmaking)
+        own._chosen_size, own._expected, own._awaiting_trigger, own._peers_of_ours = chosen, None, {}, set()
+        own._following, own.news = None, asyncio.get_running_loop().create_future()
+        own._left, own._declined = deque(maxlen=REMEMBERED), deque(maxlen=REMEMBERED)
+        return own
+
+    group_key_manager: PacedGroupKeyManager
+    _chosen_size: int | None
+    _expected: ExpectedPeers | None
+    #: the last peer that was asked to lead, and the asking
+    _following: tuple[PeerID, asyncio.Task[GroupInfo | None]] | None
+    #: done when somebody has gone, has come, or has left a group; then there is another one
+    news: asyncio.Future[None]
+    #: groups that this peer is in and that it has not begun to average with, by their ids
+    _awaiting_trigger: dict[bytes, tuple[StepControl, asyncio.Event, GroupInfo]]
+    #: ids of groups that this peer was in and has left before it began to average with them
+    _left: deque[bytes]
+    #: groups that others have left so, by their ids
+    _declined: deque[tuple[bytes, PeerID]]
+    #: peers that have said which epoch's round they look for, in a group with this one
+    _peers_of_ours: set[PeerID]
+
+    @property
+    def target_group_size(self) -> int | None:
+        """Peers with which a group is complete: as many as the user has chosen, or all that can come to the round.
+
+        Whoever comes unexpectedly, such as one that the tracker has not seen yet, takes nobody's place.
+        """
+        if self._chosen_size is not None or self._expected is None:
+            return self._chosen_size
+        step = self.step_control
+        expected = self._expected.of_round(None if step is None else epoch_of(step.data_for_gather))
+        present = {self.peer_id, *self.current_followers}
+        # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
+        return max(2, len(expected | {peer.to_bytes() for peer in present}))
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        # Who is to lead is whoever began to look first; who does not look has an infinite time here. hivemind says so
+        # only after the answer to a request of its own: two that ask each other, since one had not heard that the other
+        # has begun anew, wait until request_timeout, and then until one of them begins anew again.
+        if self.potential_leaders.declared_expiration_time > (request.expiration or math.inf):
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_EXPIRATION_TIME)
+            return
+        async for message in super().rpc_join_group(request, context):
+            yield message
+
+    def _check_reasons_to_reject(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> averaging_pb2.MessageFromLeader | None:
+        reason = super()._check_reasons_to_reject(request, context)
+        if reason is None and self.step_control is not None:
+            own, theirs = epoch_of(self.step_control.data_for_gather), epoch_of(request.gather)
+            if own is not None and theirs is not None and own != theirs:
+                return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
+        return reason
+
+    async def expect(self, peers: ExpectedPeers) -> None:
+        """Let a group be complete as soon as these peers have met; one that is by now begins."""
+        self._expected = peers
+        self._tell_news()
+        if self._following is not None and self._has_gone(self._following[0]):
+            await _give_up(self._following[1])
+        async with self.lock_request_join_group:
+            # hivemind looks at the size only when somebody joins, so one that has shrunk is looked at here
+            if not self.is_looking_for_group or self.assembled_group.done():
+                return
+            if self.target_group_size is not None and len(self.current_followers) + 1 >= self.target_group_size:
+                await self.leader_assemble_group()
+
+    async def _request_join_group(self, leader: PeerID) -> GroupInfo | None:
+        if self._has_gone(leader):
+            return None
+        # on its own, so that the search may go on without it
+        following = asyncio.create_task(super()._request_join_group(leader))
+        self._following = leader, following
+        try:
+            await asyncio.wait({following})
+        finally:
+            await _give_up(following)
+        return None if following.cancelled() else following.result()
+
+    async def leader_assemble_group(self) -> GroupInfo:
+        return self._await_trigger(await super().leader_assemble_group())
+
+    async def follower_assemble_group(self, leader: PeerID, msg: averaging_pb2.MessageFromLeader) -> GroupInfo:
+        return self._await_trigger(await super().follower_assemble_group(leader, msg))
+
+    def _await_trigger(self, group: GroupInfo) -> GroupInfo:
+        self._awaiting_trigger[group.group_id] = self.step_control, asyncio.Event(), group
+        sent = zip(group.peer_ids, group.gathered, strict=True)
+        self._peers_of_ours.update(peer for peer, gather in sent if epoch_of(gather) is not None)
+        return group
+
+    def is_alone(self, epoch: float) -> bool:
+        """Whether this peer looks for a group for the round of an epoch, follows nobody and leads nobody."""
+        step = self.step_control
+        is_looking = self.is_looking_for_group and self.group_key_manager.has_just_looked
+        is_looking = is_looking and step is not None and epoch_of(step.data_for_gather) == epoch
+        has_met = self.assembled_group.done() or self.current_leader or self.current_followers
+        return is_looking and not has_met and not self.lock_request_join_group.locked()  # else it is being answered
+
+    def is_of_ours(self, peer: PeerID) -> bool:
+        """Whether a peer is known not to be one of plain hivemind, since it has been in a group with this one."""
+        return peer in self._peers_of_ours
+
+    def begin(self, group_id: bytes) -> None:
+        """Let those in that have sent data for a group already."""
+        if group_id in self._awaiting_trigger:
+            _, begun, _ = self._awaiting_trigger.pop(group_id)
+            begun.set()
+
+    def leave(self, step: StepControl) -> list[GroupInfo]:
+        """Send those away who wait for a group of that round: it is over, or it has failed.
+
+        :returns: the groups that this peer has left before it began to average with them
+        """
+        left = [group for own, _, group in self._awaiting_trigger.values() if own is step]
+        for group in left:
+            self._left.append(group.group_id)
+            self.begin(group.group_id)
+        return left
+
+    async def wait_for_trigger(self, group_id: bytes) -> bool:
+        """Return when this peer has begun to average with a group, at once if it waits for no trigger.
+
+        :param group_id: as whoever sends data names it, maybe with a suffix for a phase of the round
+        :returns: whether it takes part, as far as that can be told
+        """
+        waiting = [begun for own_id, (_, begun, _) in self._awaiting_trigger.items() if group_id.startswith(own_id)]
+        for begun in waiting:
+            await begun.wait()
+        return not any(group_id.startswith(left) for left in self._left)
+
+    def decline(self, group_id: bytes, peer: PeerID) -> None:
+        """Know that a peer has left a group."""
+        self._declined.append((group_id, peer))
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        news, self.news = self.news, asyncio.get_running_loop().create_future()
+        news.set_result(None)
+
+    def takes_part(self, peer: PeerID, group_id: bytes) -> bool:
+        """Whether something is to be expected from a peer, as far as is known.
+
+        :param group_id: maybe with a suffix for a phase of the round
+        """
+        has_left = any(one == peer and group_id.startswith(left) for left, one in self._declined)
+        return not has_left and not self._has_gone(peer)
+
+    def _has_gone(self, peer: PeerID) -> bool:
+        return self._expected is not None and peer.to_bytes() in self._expected.gone
+
+
+async def _give_up(following: asyncio.Task[Any]) -> None:
+    """Cancel it until it has ended, whoever gives up waiting for that meanwhile.
+
+    Before Python 3.12, ``asyncio.wait_for`` forgets that it was cancelled if what it waits for has arrived at that
+    moment; a peer would search on, and no later search of its would ever begin.
+    """
+    is_cancelled = False
+    while not following.done():
+        following.cancel()
+        try:
+            await asyncio.wait({following}, timeout=SEARCH_EVERY)
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if not following.cancelled():
+        following.exception()  # else asyncio complains that nobody has asked for it
+    if is_cancelled:
+        raise asyncio.CancelledError

@@ -1,0 +1,335 @@
+"""What a run has seen so far: bounded series of numbers and a list of events.
+
+Training threads write, any number of views read. A view gets a :class:`Snapshot` that never changes, so text,
+picture, widget and dataframe drawn from one snapshot always agree.
+"""
+
+from __future__ import annotations
+
+import math
+import time as _time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hivenb.errors import HivenbError, MissingDependencyError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EVENT_KINDS = ("run", "option", "peer", "round")
+MAX_EVENTS = 500
+MAX_SERIES = 64
+
+_TIME, _EPOCH, _SAMPLES, _MEAN, _LOW, _HIGH, _COUNT = range(7)
+_COLUMNS = 7
+_FIRST_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened at one moment and deserves a mark on the chart.
+
+    :param time: seconds since the history's ``started_at``
+    :param kind: ``"run"``, ``"option"``, ``"peer"`` or ``"round"``
+    :param text: a few words
+    """
+
+    time: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One named series. All arrays have the same length and are read-only.
+
+    A point stands for one recorded value, or, in a long series, for a bucket of neighbours: ``values`` is
+    then their mean, ``lows`` and ``highs`` their extremes, and the rest is that of the bucket's last value.
+
+    :param times: seconds since the history's ``started_at``
+    :param epochs: swarm epochs done
+    :param samples: samples that the recorder counted at that point
+    :param counts: how many finite values each point stands for
+    """
+
+    name: str
+    times: np.ndarray
+    epochs: np.ndarray
+    samples: np.ndarray
+    values: np.ndarray
+    lows: np.ndarray
+    highs: np.ndarray
+    counts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A history at one moment; it never changes.
+
+    :param version: the history's version at that moment
+    :param started_at: unix time, in seconds, of the first thing recorded; all other times count from here
+    :param series: name to :class:`Series`
+    :param events: oldest first
+    """
+
+    version: int
+    started_at: float
+    series: Mapping[str, Series]
+    events: tuple[Event, ...]
+    _last: Mapping[str, float] = field(repr=False)
+
+    def last(self, name: str) -> float | None:
+        """The value recorded last under ``name`` (itself, not a bucket's mean), or None if there is none."""
+        return self._last.get(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which does not take read-only views of dicts."""
+        return Snapshot, (self.version, self.started_at, dict(self.series), self.events, dict(self._last))
+
+
+def require_pandas() -> Any:
+    """pandas, which only those need who want a table.
+
+    :raises MissingDependencyError: when it is not installed
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingDependencyError(
+            "to_dataframe() needs pandas, which is not installed: pip install pandas. "
+            "Without it, a history's snapshot().series holds the same numbers as numpy arrays."
+        ) from error
+    return pd
+
+
+class History:
+    """Bounded, thread-safe series and events of one run.
+
+    :param capacity: points kept per series, at least 2. When a series is full, neighbours are merged two by
+        two and from then on each point stands for twice as many values: a series always spans the whole run.
+    :raises HivenbError: when ``capacity`` is less than 2
+    """
+
+    def __init__(self, capacity: int = 2048) -> None:
+        if capacity < 2:
+            raise HivenbError(f"capacity={capacity!r} is too small for a history; use 2 or more (2048 is usual).")
+        self._capacity = capacity + capacity % 2
+        self._lock = Lock()
+        self._version = 0
+        self._started_at: float | None = None
+        self._created_at = _time.time()
+        self._series: dict[str, _Buckets] = {}
+        self._events: deque[tuple[float, str, str]] = deque(maxlen=MAX_EVENTS)
+        self._overflowed = False
+        self._snapshot: Snapshot | None = None
+
+    @property
+    def version(self) -> int:
+        """A number that grows with every change."""
+        return self._version
+
+    def record(self, name: str, value: float, *, epoch: int = 0, samples: int = 0, time: float | None = None) -> None:
+        """Add one value to a series; the series is made at its first value.
+
+        A run may have at most 64 series: values of further ones are left out, and one event says so.
+
+        :param name: of the series, for example ``"loss"``
+        :param value: anything that ``float`` takes
+        :param epoch: swarm epochs done
+        :param samples: samples counted so far, by whatever count the recorder keeps
+        :param time: unix time in seconds; now by default
+        """
+        number = float(value)
+        with self._lock:
+            if time is None:
+                time = _time.time()
+            buckets = self._series.get(name)
+            if buckets is None:
+                if len(self._series) >= MAX_SERIES:
+                    self._note_overflow(name, time)
+                    return
+                buckets = self._series[name] = _Buckets(self._capacity)
+            if self._started_at is None:
+                self._started_at = time
+            buckets.add(number, epoch, samples, time)
+            self._version += 1
+
+    def mark(self, kind: str, text: str, *, time: float | None = None) -> None:
+        """Note an event. The newest 500 are kept.
+
+        :param kind: ``"run"``, ``"option"``, ``"peer"`` or ``"round"``
+        :param text: a few words, such as ``"float16 gradients"``
+        :param time: unix time in seconds; now by default
+        :raises HivenbError: when the kind is none of these
+        """
+        if kind not in EVENT_KINDS:
+            raise HivenbError(f"kind={kind!r} is no kind of event; use one of {', '.join(EVENT_KINDS)}.")
+        with self._lock:
+            if time is None:
+                time = _time.time()
+            if self._started_at is None:
+                self._started_at = time
+            self._events.append((time, kind, str(text)))
+            self._version += 1
+
+    def snapshot(self) -> Snapshot:
+        """All that is known now, as a value that never changes. Cheap, and free while nothing has changed."""
+        with self._lock:
+            if self._snapshot is None or self._snapshot.version != self._version:
+                start = self._created_at if self._started_at is None else self._started_at
+                self._snapshot = Snapshot(
+                    version=self._version,
+                    started_at=start,
+                    series=MappingProxyType({name: b.series(name, start) for name, b in self._series.items()}),
+                    events=tuple(Event(when - start, kind, text) for when, kind, text in self._events),
+                    _last=MappingProxyType({name: b.last for name, b in self._series.items()}),
+                )
+            return self._snapshot
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """All series in one long table.
+
+        :returns: pandas.DataFrame with the columns ``time`` (seconds since the run's first record), ``name``,
+        ``value``, ``epoch`` and ``samples``, a row for each kept point, series after series
+
+        :raises MissingDependencyError: when pandas is not installed
+        """
+        pd = require_pandas()
+        series = list(self.snapshot().series.values())
+        columns: dict[str, Any] = {
+            "time": _joined([s.times for s in series], np.float64),
+            "name": [s.name for s in series for _ in range(len(s))],
+            "value": _joined([s.values for s in series], np.float64),
+            "epoch": _joined([s.epochs for s in series], np.int64),
+            "samples": _joined([s.samples for s in series], np.int64),
+        }
+        return pd.DataFrame(columns)
+
+    def __repr__(self) -> str:
+        with self._lock:
+            names = sorted(self._series)
+        return f"History({', '.join(names)})" if names else "History(empty)"
+
+    def _note_overflow(self, name: str, time: float) -> None:
+        if not self._overflowed:
+            self._overflowed = True
+            self._events.append((time, "run", f"more than {MAX_SERIES} series: {name} and others left out"))
+            self._version += 1
+
+
+class _Buckets:
+    """The points of one series: closed buckets as rows of an array, and one that is still being filled."""
+
+    __slots__ = ("_cached", "_capacity", "_filled", "_open", "_rows", "_stride", "_taken", "last")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._rows = np.empty((min(_FIRST_ROWS, capacity), _COLUMNS))
+        self._filled = 0
+        self._stride = 1  # values per closed bucket
+        self._taken = 0  # values in the open one
+        self._open = (0.0,) * _COLUMNS
+        self._cached: tuple[float, Series] | None = None
+        self.last = math.nan
+
+    def add(self, value: float, epoch: int, samples: int, time: float) -> None:
+        self.last = value
+        self._cached = None
+        if self._taken == 0:
+            count = 1.0 if math.isfinite(value) else 0.0
+            self._open = (time, epoch, samples, value, value, value, count)
+        else:
+            self._open = _extended(self._open, value, epoch, samples, time)
+        self._taken += 1
+        if self._taken == self._stride:
+            self._close_bucket()
+
+    def _close_bucket(self) -> None:
+        if self._filled == len(self._rows):
+            if self._filled < self._capacity:
+                grown = np.empty((min(2 * self._filled, self._capacity), _COLUMNS))
+                grown[: self._filled] = self._rows
+                self._rows = grown
+            else:
+                half = _merged_pairs(self._rows)
+                self._filled = len(half)
+                self._rows[: self._filled] = half
+                self._stride *= 2
+                # The bucket at hand is now half of a larger one: leave it open.
+                return
+        self._rows[self._filled] = self._open
+        self._filled += 1
+        self._taken = 0
+
+    def series(self, name: str, start: float) -> Series:
+        if self._cached is not None and self._cached[0] == start:
+            return self._cached[1]
+        rows = self._rows[: self._filled]
+        if self._taken:
+            rows = np.vstack([rows, self._open])
+        made = Series(
+            name,
+            times=_frozen(rows[:, _TIME] - start),
+            epochs=_frozen(rows[:, _EPOCH].astype(np.int64)),
+            samples=_frozen(rows[:, _SAMPLES].astype(np.int64)),
+            values=_frozen(rows[:, _MEAN].copy()),
+            lows=_frozen(rows[:, _LOW].copy()),
+            highs=_frozen(rows[:, _HIGH].copy()),
+            counts=_frozen(rows[:, _COUNT].astype(np.int64)),
+        )
+        self._cached = (start, made)
+        return made
+
+
+def _extended(bucket: tuple[float, ...], value: float, epoch: int, samples: int, time: float) -> tuple[float, ...]:
+    _, _, _, mean, low, high, count = bucket
+    if not math.isfinite(value):
+        # One diverged batch must not wipe out its finite neighbours; Snapshot.last still reports it.
+        return (time, epoch, samples, mean, low, high, count)
+    if count == 0:
+        return (time, epoch, samples, value, value, value, 1.0)
+    mean += (value - mean) / (count + 1)
+    return (
+        time,
+        epoch,
+        samples,
+        mean,
+        value if value < low else low,
+        value if value > high else high,
+        count + 1,
+    )
+
+
+def _merged_pairs(rows: np.ndarray) -> np.ndarray:
+    """Half as many rows, each made of two neighbours."""
+    left, right = rows[0::2], rows[1::2]
+    merged = right.copy()
+    count = left[:, _COUNT] + right[:, _COUNT]
+    both = (left[:, _COUNT] > 0) & (right[:, _COUNT] > 0)
+    only_left = (left[:, _COUNT] > 0) & (right[:, _COUNT] == 0)
+    for column in (_MEAN, _LOW, _HIGH):
+        merged[only_left, column] = left[only_left, column]
+    weight = right[both, _COUNT] / count[both]
+    merged[both, _MEAN] = left[both, _MEAN] * (1 - weight) + right[both, _MEAN] * weight
+    merged[both, _LOW] = np.minimum(left[both, _LOW], right[both, _LOW])
+    merged[both, _HIGH] = np.maximum(left[both, _HIGH], right[both, _HIGH])
+    merged[:, _COUNT] = count
+    return merged
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def _joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)

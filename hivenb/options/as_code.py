@@ -1,0 +1,139 @@
+"""Writes options as Python: the plain Lightning script that does what the widgets show."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from hivenb.compression import CODECS, codec_code, public_home
+from hivenb.errors import OptionsError
+from hivenb.options.checks import CODEC_FIELDS
+
+_COMPRESSION = "hivenb.compression"
+
+
+class NoTextError(Exception):
+    """A value cannot be written as Python; the message says what it is."""
+
+
+def strategy_script(arguments: Mapping[str, Any], *, model: str, data: str) -> str:
+    """A script that trains with `hivenb.HivemindStrategy`.
+
+    :param arguments: the strategy's keyword arguments; codecs by name or as objects
+    :param model: the Python expression for the LightningModule
+    :param data: the Python expression(s) for what follows it in ``trainer.fit``
+    :returns: valid Python; an argument that has no text is a comment that asks for it
+    """
+    imports: dict[str, str] = {}
+    lines = []
+    for name, value in arguments.items():
+        try:
+            needed, text = codec_expression(value) if name in CODEC_FIELDS else expression(value)
+            imports = _together(imports, needed)
+        except NoTextError as reason:
+            lines.append(f"    # {name}: {reason} goes here")
+            continue
+        lines.append(f"    {name}={text},")
+    own = {name: home for name, home in imports.items() if home == _COMPRESSION}
+    standard = {name: home for name, home in imports.items() if home.partition(".")[0] in sys.stdlib_module_names}
+    others = {name: home for name, home in imports.items() if name not in own and name not in standard}
+    return "\n".join(
+        [
+            *_import_lines(standard),
+            *([""] if standard else []),
+            "import lightning",
+            *_import_lines(others),
+            "",
+            "from hivenb import HivemindStrategy",
+            *_import_lines(own),
+            "",
+            f"# `{model}` is your LightningModule, `{data}` your data.",
+            "strategy = HivemindStrategy(",
+            *lines,
+            ")",
+            'trainer = lightning.Trainer(strategy=strategy, accelerator="auto", devices=1)',
+            f"trainer.fit({model}, {data})",
+            "",
+        ]
+    )
+
+
+def codec_expression(value: Any) -> tuple[dict[str, str], str]:
+    """Python that makes a codec, and the modules of the names to import for it."""
+    try:
+        names, text = codec_code(value)
+    except OptionsError as error:
+        raise NoTextError(f"a codec of your own ({type(value).__qualname__})") from error
+    return dict.fromkeys(names, _COMPRESSION), text
+
+
+def expression(value: Any) -> tuple[dict[str, str], str]:
+    """Python that makes a value, and the modules of the names to import for it.
+
+    :raises NoTextError: when there is none
+    """
+    imports: dict[str, str] = {}
+
+    def inner(part: Any) -> str:
+        needed, text = expression(part)
+        imports.update(_together(imports, needed))
+        return text
+
+    if isinstance(value, float) and not math.isfinite(value):
+        return imports, f'float("{value}")'
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return imports, repr(value)
+    if type(value) is list:
+        return imports, f"[{', '.join(map(inner, value))}]"
+    if type(value) is tuple:
+        return imports, f"({', '.join(map(inner, value))}{',' if len(value) == 1 else ''})"
+    if type(value) is dict:
+        return imports, "{" + ", ".join(f"{inner(key)}: {inner(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, functools.partial):
+        arguments = [inner(value.func), *map(inner, value.args)]
+        arguments += [f"{name}={inner(part)}" for name, part in value.keywords.items()]
+        return _together(imports, {"partial": "functools"}), f"partial({', '.join(arguments)})"
+    return _imported(value)
+
+
+def describe(value: Any) -> str:
+    """A short text for a value, the same in every process: code where there is any, else what it is."""
+    try:
+        if isinstance(value, str) and value in CODECS:
+            return repr(value)
+        if not isinstance(value, (str, type)) and hasattr(value, "estimate_compression_ratio"):
+            return codec_expression(value)[1]
+        return expression(value)[1]
+    except NoTextError as reason:
+        return f"<{reason}>"
+
+
+def _imported(value: Any) -> tuple[dict[str, str], str]:
+    """A class or function by the name it has in its module."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise NoTextError(f"an object of your own ({type(value).__qualname__})")
+    first = name.partition(".")[0]
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if module == "__main__" or found is not value:
+        raise NoTextError(f"your own {name if name.isidentifier() else 'function'}")
+    if module == "builtins":
+        return {}, name
+    return {first: _COMPRESSION if public_home(first) == module else module}, name
+
+
+def _together(imports: Mapping[str, str], needed: Mapping[str, str]) -> dict[str, str]:
+    for name, home in needed.items():
+        if imports.get(name, home) != home:
+            raise NoTextError(f"{home}.{name}, not {imports[name]}.{name},")
+    return {**imports, **needed}
+
+
+def _import_lines(imports: Mapping[str, str]) -> list[str]:
+    homes = sorted(set(imports.values()))
+    return [f"from {home} import {', '.join(sorted(n for n, h in imports.items() if h == home))}" for home in homes]

@@ -1,0 +1,211 @@
+"""Every switch of collaborative training as one value.
+
+An `Options` is checked as a whole when it is made, and never changes: a change is a new value. The names are
+those of `hivenb.HivemindStrategy`'s parameters. Importing this module imports neither torch nor hivemind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hivenb.compression import codec, codec_key
+from hivenb.errors import OptionsError
+from hivenb.options.as_code import describe, strategy_script
+from hivenb.options.checks import CODEC_FIELDS, PREREQUISITES, find_problems, normalized
+from hivenb.options.texts import ABOUT, About
+
+if TYPE_CHECKING:
+    from hivemind.compression import CompressionBase
+
+    Codec: TypeAlias = str | CompressionBase | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldInfo(About):
+    """What is known about one option: what people should know, and what code needs.
+
+    :param name: the option's name, the same everywhere in code
+    :param default: its value unless given; `dataclasses.MISSING` where it must be given
+    :param requires: options that must be on as well for this one to be on
+    """
+
+    name: str
+    default: Any
+    requires: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Options:
+    """Every option of `hivenb.HivemindStrategy` but those of the swarm, checked as a whole.
+
+    Each option's meaning, unit and default is in `FIELDS`. Codecs are names in `hivenb.compression.CODECS` or
+    hivemind's objects; an object that does what a named codec does is kept by its name.
+
+    Two options are equal when they configure the same: codecs and ``functools.partial`` objects are compared
+    by what they hold. They can be pickled as far as the functions in them can (cloudpickle takes those of a
+    notebook).
+
+    :raises OptionsError: when a value, or a combination, cannot work; the message names every problem at once
+    """
+
+    target_batch_size: int
+    run_id: str = "lightning_run"
+    batch_size: int | None = None
+    delay_state_averaging: bool = False
+    delay_optimizer_step: bool | None = None
+    delay_grad_averaging: bool = False
+    offload_optimizer: bool | None = None
+    reuse_grad_buffers: bool = False
+    scheduler_fn: Callable[[Any], Any] | None = None
+    matchmaking_time: float = 5.0
+    averaging_timeout: float = 30.0
+    allreduce_timeout: float | None = None
+    next_chunk_timeout: float | None = None
+    load_state_timeout: float = 600.0
+    shutdown_timeout: float = 5.0
+    grad_compression: Codec = "none"
+    state_averaging_compression: Codec = "none"
+    load_state_compression: Codec = "none"
+    grad_averager_factory: Callable[..., Any] | None = None
+    average_state_every: int = 1
+    average_opt_statistics: tuple[str, ...] = ()
+    use_local_updates: bool = False
+    client_mode: bool | None = None
+    auxiliary: bool = False
+    averager_opts: dict[str, Any] | None = None
+    tracker_opts: dict[str, Any] | None = None
+    performance_ema_alpha: float = 0.1
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        values = normalized({name: getattr(self, name) for name in FIELD_NAMES})
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        problems = find_problems(values)
+        if len(problems) == 1:
+            raise OptionsError(problems[0])
+        if problems:
+            raise OptionsError("\n- ".join([f"{len(problems)} problems:", *problems]))
+
+    def replace(self, **changes: Any) -> Options:
+        """The same options with some changed.
+
+        :param changes: new values by option name
+        :raises OptionsError: for an unknown name, or when the result cannot work
+        """
+        _check_names(changes)
+        return Options(**{**self._values(), **changes})
+
+    def with_prerequisites(self, **changes: Any) -> Options:
+        """Like `replace`, but switches on what an option needs with it, and off what needs it.
+
+        An explicit value among the changes is never overruled: if it contradicts another one, that is an
+        error.
+
+        :param changes: new values by option name
+        :raises OptionsError: for an unknown name, or when the result cannot work
+        """
+        _check_names(changes)
+        wanted = dict(changes)
+        for name, value in changes.items():
+            if name in PREREQUISITES and value is True:
+                for needed in _all_prerequisites(name):
+                    wanted.setdefault(needed, True)
+            for dependent in PREREQUISITES:
+                if name in _all_prerequisites(dependent) and value is not True and getattr(self, dependent):
+                    wanted.setdefault(dependent, FIELDS[dependent].default)
+        return self.replace(**wanted)
+
+    def difference(self, other: Options) -> dict[str, tuple[Any, Any]]:
+        """What differs from these options to others: option name -> (value here, value there)."""
+        mine, theirs = self._comparable(), other._comparable()
+        return {name: (getattr(self, name), getattr(other, name)) for name in FIELD_NAMES if mine[name] != theirs[name]}
+
+    def to_strategy_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments for `hivenb.HivemindStrategy`: what is not the default, codecs as objects.
+
+        :raises MissingDependencyError: when a codec needs a package that has been removed since
+        """
+        return {
+            name: codec(value) if name in CODEC_FIELDS else dict(value) if isinstance(value, dict) else value
+            for name, value in self._changed().items()
+        }
+
+    def to_code(self, model: str = "model", data: str = "data") -> str:
+        """The same configuration as a plain Lightning script.
+
+        Functions and objects that have no text of their own, such as a lambda, become a comment that asks for
+        them.
+
+        :param model: the Python expression for the LightningModule
+        :param data: the Python expression(s) for what follows it in ``trainer.fit``
+        """
+        return strategy_script(self._changed(), model=model, data=data)
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in FIELD_NAMES}
+
+    def _comparable(self) -> dict[str, Hashable]:
+        return {name: _comparable(value, is_codec=name in CODEC_FIELDS) for name, value in self._values().items()}
+
+    def _changed(self) -> dict[str, Any]:
+        comparable = self._comparable()
+        return {
+            name: value
+            for name, value in self._values().items()
+            if FIELDS[name].default is dataclasses.MISSING or comparable[name] != FIELDS[name].default
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return self._comparable() == other._comparable() if isinstance(other, Options) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._comparable().values()))
+
+    def __repr__(self) -> str:
+        return f"Options({', '.join(f'{name}={describe(value)}' for name, value in self._changed().items())})"
+
+
+FIELD_NAMES = tuple(option.name for option in dataclasses.fields(Options))
+
+FIELDS: Mapping[str, FieldInfo] = MappingProxyType(
+    {
+        option.name: FieldInfo(
+            name=option.name,
+            default=option.default,
+            requires=PREREQUISITES.get(option.name, ()),
+            **vars(ABOUT[option.name]),
+        )
+        for option in dataclasses.fields(Options)
+    }
+)
+"""What is known about each option, by its name, in the order in which people should see them."""
+
+
+def _check_names(changes: Mapping[str, Any]) -> None:
+    unknown = [name for name in changes if name not in FIELDS]
+    if unknown:
+        raise OptionsError(f"No such option: {', '.join(unknown)}. There are {', '.join(FIELD_NAMES)}.")
+
+
+def _all_prerequisites(name: str) -> set[str]:
+    direct = PREREQUISITES.get(name, ())
+    return set(direct).union(*(_all_prerequisites(needed) for needed in direct))
+
+
+def _comparable(value: Any, is_codec: bool = False) -> Hashable:
+    """A hashable picture of an option's value, equal for values that configure the same."""
+    if is_codec and not isinstance(value, str):
+        return codec_key(value)
+    if isinstance(value, functools.partial):
+        return (_comparable(value.func), _comparable(value.args), _comparable(value.keywords))
+    if isinstance(value, Mapping):
+        return frozenset((key, _comparable(part)) for key, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(_comparable(part) for part in value)
+    return value if isinstance(value, Hashable) else repr(value)

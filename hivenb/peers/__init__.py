@@ -1,0 +1,1 @@
+"""Peers as processes of this machine, as seen from the process that adds them."""

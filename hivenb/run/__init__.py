@@ -1,0 +1,1 @@
+"""A run: a Trainer in a background thread, its options and what it records."""

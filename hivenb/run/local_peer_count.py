@@ -1,0 +1,112 @@
+"""As many peers on this machine as a person asks for, without anybody having to wait for them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hivenb.peers.local_peers import LocalPeer
+    from hivenb.run.training import TrainingRun
+
+_counts: weakref.WeakKeyDictionary[TrainingRun, LocalPeerCount] = weakref.WeakKeyDictionary()
+_registry_lock = threading.Lock()
+
+_ENDED = ("left", "failed")
+
+
+@dataclass(frozen=True)
+class LocalCount:
+    """How many peers there are on this machine, and how many there are to be.
+
+    :param there: that run
+    :param wanted: that are to run; the same unless work is under way
+    :param error: why the last wish could not be met; empty if it could
+    """
+
+    there: int
+    wanted: int
+    error: str = ""
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether peers are being added or removed."""
+        return self.there != self.wanted
+
+
+class LocalPeerCount:
+    """Adds and removes peers of a run on this machine until there are as many as were asked for last.
+
+    There is one for each run, so that two views of it do not work against each other: :func:`local_peer_count`. A
+    thread works only while there is something to do. After an error it asks for nothing more.
+
+    :param run: whose peers
+    """
+
+    def __init__(self, run: TrainingRun):
+        self._run = weakref.ref(run)
+        self._swarm = run.swarm
+        self._lock = threading.Lock()
+        self._wanted: int | None = None
+        self._error = ""
+
+    @property
+    def now(self) -> LocalCount:
+        """The count at this moment. Does not wait."""
+        with self._lock:
+            wanted, error = self._wanted, self._error
+        there = len(alive(self._swarm.local_peers))
+        return LocalCount(there, there if wanted is None else wanted, error)
+
+    def ask_for(self, count: int) -> None:
+        """Let there be so many. Returns at once; what was asked for before does not count any more.
+
+        :param count: how many peers on this machine, this process not included
+        """
+        with self._lock:
+            is_working = self._wanted is not None
+            self._wanted, self._error = max(0, count), ""
+            if not is_working:
+                threading.Thread(target=self._work, name="hivenb-local-peers", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            peers = self._swarm.local_peers
+            there = len(alive(peers))
+            with self._lock:
+                run, wanted = self._run(), self._wanted
+                if run is None or wanted is None or wanted == there:
+                    self._wanted = None
+                    return
+            try:
+                if there < wanted:
+                    self._swarm.add_local_peers(1, run)  # one by one: by then, another number may have been asked for
+                else:
+                    self._swarm.remove_local_peers(_newest(peers, there - wanted))
+            except Exception as e:  # whatever it is, it is shown; the thread has nobody to raise it to
+                with self._lock:
+                    self._wanted, self._error = None, f"{type(e).__name__}: {e}"
+                return
+
+
+def local_peer_count(run: TrainingRun) -> LocalPeerCount:
+    """The one for a run."""
+    with _registry_lock:
+        if run not in _counts:
+            _counts[run] = LocalPeerCount(run)
+        return _counts[run]
+
+
+def alive(peers: tuple[LocalPeer, ...]) -> tuple[LocalPeer, ...]:
+    """Those that have not ended."""
+    return tuple(peer for peer in peers if peer.state not in _ENDED)
+
+
+def _newest(peers: tuple[LocalPeer, ...], count: int) -> int:
+    """How many of the newest peers have to be removed, ended ones included, so that ``count`` fewer are alive."""
+    for number in range(1, len(peers) + 1):
+        if len(alive(peers[-number:])) == count:
+            return number
+    return len(peers)

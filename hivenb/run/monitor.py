@@ -1,0 +1,171 @@
+"""Samples the swarm while a run trains: peers, speed, traffic and memory, into the history."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hivenb.errors import SwarmError
+from hivenb.figures.history import History
+from hivenb.figures.measured_traffic import Traffic
+from hivenb.swarm.agreement.public_names import PublicNames
+from hivenb.swarm.roster import Presence, Roster
+
+if TYPE_CHECKING:
+    from hivenb.engine.progress.peer_reports import PeerInfo
+    from hivenb.swarm.swarm import Swarm
+
+#: Seconds between two samples.
+INTERVAL = 1.0
+
+
+class Monitor:
+    """A thread that reads the swarm's progress once a second, so that nobody else has to wait for the DHT.
+
+    It records the series ``peers``, ``samples_per_second`` and ``swarm_samples_per_second``; ``memory`` and, with
+    CUDA, ``gpu_memory``, in bytes; ``bytes_sent`` and ``bytes_received``, which are totals since the run was first
+    started: :func:`hivenb.figures.measured_traffic.per_epoch` makes of them what an epoch has cost, its ``per_second``
+    how much flows. Where traffic cannot be measured these two are left out.
+
+    :param swarm: the swarm to watch
+    :param run_id: the run to watch in it
+    :param history: where to write
+    :param roster: where to keep who takes part; one of its own unless given
+    :param target_batch_size: gives the samples that make an epoch, as of now
+    """
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        run_id: str,
+        history: History,
+        roster: Roster | None = None,
+        target_batch_size: Callable[[], int] = lambda: 1,
+    ):
+        self._swarm, self._run_id, self._history = swarm, run_id, history
+        self._roster = Roster() if roster is None else roster
+        self._target_batch_size = target_batch_size
+        self._names: PublicNames | None = None
+        #: called after each sample with the peers that are here; on this thread, which may wait for the DHT
+        self.on_look: Callable[[Sequence[PeerInfo]], None] | None = None
+        self._ended = threading.Event()
+        self._peers: tuple[PeerInfo, ...] = ()
+        self._traffic: Traffic | None = None
+        last = history.snapshot().last
+        self._sent_before, self._received_before = last("bytes_sent") or 0.0, last("bytes_received") or 0.0
+        self._counting = threading.Lock()
+        self._epoch = 0
+        self._thread = threading.Thread(target=self._watch, name="hivenb-monitor", daemon=True)
+
+    @property
+    def peers(self) -> tuple[PeerInfo, ...]:
+        """Peers that are here, as last seen at most a second or so ago; none that is silent."""
+        return self._peers
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def on_epoch(self, epoch: int) -> None:
+        """Note what has been sent and received until now, when an epoch of the swarm has ended at this peer.
+
+        :param epoch: the one that has begun
+        """
+        self._epoch = epoch
+        with contextlib.suppress(SwarmError):  # training will find out for itself
+            self._count_traffic()
+
+    def close(self) -> None:
+        """Watch no longer. Returns when the last sample is written."""
+        self._ended.set()
+        self._thread.join()
+        self._roster.stop_watching()
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            started = time.monotonic()
+            try:
+                self._sample()
+                if self.on_look is not None:
+                    self.on_look(self._peers)
+            except SwarmError as e:
+                self._history.mark("run", f"the swarm cannot be read: {e}")
+            except (OSError, TypeError):  # the latter from a pipe that is closed while it is written to
+                if self._swarm.is_open:
+                    raise
+                return  # the DHT was closed under our hands: the run is being torn down
+            self._ended.wait(max(0.0, INTERVAL - (time.monotonic() - started)))
+
+    def _sample(self) -> None:
+        reports = self._swarm.peers(self._run_id)
+        self._roster.update(reports, self._target_batch_size(), self._look_for_names())
+        peers = self._roster.present
+        if self._peers:  # those of the first look were there already
+            self._mark_changes(_others(self._peers), _others(peers))
+        self._peers = peers
+        if not peers:
+            return  # the run has not announced itself yet
+        epoch = max((p.epoch for p in peers), default=0)
+        own = next((p for p in peers if p.is_self), None)
+        figures = {
+            "peers": len(peers),
+            "swarm_samples_per_second": sum(p.samples_per_second for p in peers),
+            "memory": resident_bytes(),
+        }
+        if own is not None:
+            figures["samples_per_second"] = own.samples_per_second
+        if (allocated := gpu_bytes()) is not None:
+            figures["gpu_memory"] = allocated
+        for name, value in figures.items():
+            self._history.record(name, value, epoch=epoch)
+        self._count_traffic()
+
+    def _look_for_names(self) -> dict[str, str]:
+        if self._names is None:
+            self._names = PublicNames(self._swarm.dht, self._run_id, self._swarm.public_name or "")
+        return self._names.look()
+
+    def _count_traffic(self) -> None:
+        with self._counting:
+            if self._traffic is None:
+                self._traffic = Traffic(self._swarm.dht.pid)
+            if (exchanged := self._traffic.read()) is not None:
+                totals = (self._sent_before + exchanged.sent, self._received_before + exchanged.received)
+                for name, total in zip(("bytes_sent", "bytes_received"), totals, strict=True):
+                    self._history.record(name, total, epoch=self._epoch)
+
+    def _mark_changes(self, before: set[str], after: set[str]) -> None:
+        silent = {member.peer.peer_id for member in self._roster.members if member.presence is Presence.GHOST}
+        for peer_id in sorted(after - before):
+            self._history.mark("peer", f"peer {short_id(peer_id)} joined")
+        for peer_id in sorted(before - after):
+            how = " without a goodbye" if peer_id in silent else ""
+            self._history.mark("peer", f"peer {short_id(peer_id)} left{how}")
+
+
+def _others(peers: tuple[PeerInfo, ...]) -> set[str]:
+    return {peer.peer_id for peer in peers if not peer.is_self}
+
+
+def short_id(peer_id: str) -> str:
+    """The end of a peer's id: the beginning is the same for all."""
+    return "…" + peer_id[-6:]
+
+
+def resident_bytes() -> int:
+    """Bytes of main memory that this process uses now."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def gpu_bytes() -> int | None:
+    """Bytes of GPU memory that tensors of this process occupy now; ``None`` if it has not used CUDA."""
+    torch = sys.modules.get("torch")  # who has not imported it has not used it
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))

@@ -1,0 +1,97 @@
+"""What the Trainer reports while it trains, written into the history."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from hivenb.figures.history import History
+from hivenb.strategy.samples_in_batch import count_samples
+
+if TYPE_CHECKING:
+    from hivenb.engine.optimizer.optimizer import EpochReport
+
+#: Seconds between two points of the training loss. Reading a loss waits for the device, so it is not done each step.
+LOSS_INTERVAL = 0.1
+
+
+class Recorder(Callback):
+    """Lightning callback that records the loss and the user's metrics.
+
+    The training loss is the mean over all batches since the last point. Of what the module logs, validation figures
+    are recorded after each validation and all others after each pass over the data.
+
+    :param history: where to write
+    """
+
+    def __init__(self, history: History):
+        self._history = history
+        self._loss_sum: torch.Tensor | None = None
+        self._batches = 0
+        self._next_flush = 0.0
+        self._recorded: dict[str, float] = {}
+        self.steps = 0
+        self.samples = 0
+        self.epoch = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.steps += 1
+        self.samples += _samples(trainer, batch)
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if not torch.is_tensor(loss):
+            return  # manual optimization may return nothing; what the module logs is recorded all the same
+        loss = loss.detach()
+        self._loss_sum = loss if self._loss_sum is None else self._loss_sum + loss
+        self._batches += 1
+        if time.monotonic() >= self._next_flush:
+            self._flush_loss()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._flush_loss()
+        self._record_metrics(trainer, validation=False)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._record_metrics(trainer, validation=True)
+
+    def on_epoch(self, report: EpochReport) -> None:
+        """Take over a new epoch of the swarm; a round that failed becomes a mark on the charts."""
+        self.epoch = report.epoch
+        in_vain = 0.0 if report.failed is None else report.seconds
+        for name, value in (
+            ("stalled_seconds", report.seconds),
+            ("waiting_seconds", in_vain),
+            ("group_size", report.group_size),
+        ):
+            self._record(name, value)
+        if report.failed is not None:
+            self._history.mark("round", f"round failed in epoch {report.epoch}: {report.failed}")
+
+    def _flush_loss(self) -> None:
+        if self._loss_sum is not None and self._batches:
+            self._record("loss", float(self._loss_sum) / self._batches)
+        self._loss_sum, self._batches = None, 0
+        self._next_flush = time.monotonic() + LOSS_INTERVAL
+
+    def _record_metrics(self, trainer: Any, *, validation: bool) -> None:
+        for name, value in trainer.callback_metrics.items():
+            # Lightning adds one or both of these when a metric is logged per step and per epoch
+            base = name.removesuffix("_epoch").removesuffix("_step")
+            if base == "loss" or base.startswith("val") != validation or name.endswith("_step"):
+                continue
+            self._record(base, float(value))
+
+    def _record(self, name: str, value: float) -> None:
+        self._history.record(name, value, epoch=self.epoch, samples=self.samples)
+
+
+def _samples(trainer: Any, batch: Any) -> int:
+    """What the strategy counts for a batch; with any other strategy, what it would."""
+    options = getattr(trainer.strategy, "options", None)
+    if options is None:
+        return count_samples(batch)
+    return 0 if options.auxiliary else options.batch_size or count_samples(batch)

@@ -1,0 +1,119 @@
+"""Where the training thread looks up: to begin, to pause, to stop, and to let those who wait know."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from hivenb.run.status import RunState
+
+
+class Stage:
+    """The state of a run, shared by the thread that trains and those that steer and watch it.
+
+    :attr:`changed` is to be held by whoever looks at the state and acts on it.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.state = RunState.READY
+        self._is_open = True
+        self._tasks: list[Callable[[], None]] = []
+
+    def enter(self, state: RunState) -> None:
+        """Change the state, and wake those who wait for it."""
+        with self.changed:
+            self.state = state
+            if state in (RunState.STARTING, RunState.STOPPING):
+                self._is_open = True
+            self.changed.notify_all()
+
+    def notify(self) -> None:
+        """Wake those who wait for something else about the run."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def wait_until(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until something is so, looked at after each change.
+
+        :param timeout: at most this many seconds
+        :returns: whether it is so
+        """
+        with self.changed:
+            return self.changed.wait_for(predicate, timeout)
+
+    def close_gate(self) -> None:
+        """Let training hold at its next batch."""
+        self._is_open = False
+
+    def open_gate(self) -> None:
+        """Let training go on."""
+        with self.changed:
+            self._is_open = True
+            self.changed.notify_all()
+
+    @property
+    def gate_is_open(self) -> bool:
+        """Whether training may go on."""
+        return self._is_open
+
+    def hand_in(self, task: Callable[[], None]) -> None:
+        """Let the thread that trains do something between two of its batches, also while it is paused.
+
+        :param task: must not raise
+        """
+        with self.changed:
+            self._tasks.append(task)
+            self.changed.notify_all()
+
+    def do_tasks(self) -> None:
+        """Do all that was handed in; to be called by the thread that trains."""
+        while self._tasks:
+            self._tasks.pop(0)()
+
+    def wait_at_gate(self) -> None:
+        """Be paused until training may go on; to be called by the thread that trains."""
+        with self.changed:
+            if self.state is RunState.TRAINING:
+                self.enter(RunState.PAUSED)
+        while not self._is_open:
+            self.wait_until(lambda: self._is_open or bool(self._tasks))
+            self.do_tasks()
+        with self.changed:
+            if self.state is RunState.PAUSED:
+                self.enter(RunState.TRAINING)
+
+
+class Gate(Callback):
+    """Lightning callback that lets a :class:`Stage` govern the Trainer, at the beginning and before each batch.
+
+    :param stage: of the run
+    :param began: called when training begins
+    :param step_aside: called before a pause, so that no other peer waits for this one
+    """
+
+    def __init__(self, stage: Stage, began: Callable[[], None], step_aside: Callable[[], None]):
+        self._stage, self._began, self._step_aside = stage, began, step_aside
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        with self._stage.changed:
+            if self._stage.state is RunState.STOPPING:
+                trainer.should_stop = True
+                return
+            self._stage.enter(RunState.TRAINING)
+        self._began()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._stage.do_tasks()
+        if not self._stage.gate_is_open:
+            self._step_aside()
+            self._stage.wait_at_gate()
+        if self._stage.state is RunState.STOPPING:
+            trainer.should_stop = True
+            raise StopIteration  # what Lightning makes of a module's hook that skips the rest of this pass
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._stage.notify()

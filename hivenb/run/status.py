@@ -1,0 +1,101 @@
+"""Where a run stands, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from hivemind.utils import get_dht_time
+
+if TYPE_CHECKING:
+    from hivenb.engine.progress.peer_reports import PeerInfo
+
+#: Seconds; an estimate beyond this comes from a speed of nothing.
+_ENDLESS = 1e6
+
+
+class RunState(str, Enum):
+    """Where a run stands."""
+
+    READY = "ready"
+    STARTING = "starting"
+    TRAINING = "training"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the Trainer's thread is at work, or about to be."""
+        return self in (RunState.STARTING, RunState.TRAINING, RunState.PAUSED, RunState.STOPPING)
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run at one moment.
+
+    :param state: where it stands
+    :param epoch: epochs of the swarm that are done
+    :param step: batches that this peer has trained on
+    :param samples: samples that the swarm has accumulated towards the next epoch
+    :param target_batch_size: samples that make an epoch
+    :param eta_seconds: seconds until the next epoch, as estimated; ``None`` if it cannot be told
+    :param num_peers: peers in the run, this one included while it trains
+    :param samples_per_second: speed of this peer
+    :param swarm_samples_per_second: speed of all peers together
+    :param loss: newest training loss; ``None`` before the first
+    :param error: what went wrong, in words; ``None`` if nothing did
+    """
+
+    state: RunState
+    epoch: int
+    step: int
+    samples: int
+    target_batch_size: int
+    eta_seconds: float | None
+    num_peers: int
+    samples_per_second: float
+    swarm_samples_per_second: float
+    loss: float | None
+    error: str | None
+
+
+def status_of(
+    state: RunState,
+    error: BaseException | None,
+    *,
+    epoch: int,
+    step: int,
+    target_batch_size: int,
+    progress: Any,
+    peers: Sequence[PeerInfo],
+    loss: float | None,
+) -> RunStatus:
+    """The status of a run, put together from those who know.
+
+    :param progress: the swarm's, as hivemind's tracker has it; ``None`` while there is none
+    :param peers: as last seen
+    """
+    return RunStatus(
+        state=state,
+        epoch=epoch,
+        step=step,
+        samples=0 if progress is None else progress.samples_accumulated,
+        target_batch_size=target_batch_size,
+        eta_seconds=None if progress is None else seconds_left(progress),
+        num_peers=max(len(peers), 1 if state is RunState.TRAINING else 0),
+        samples_per_second=next((p.samples_per_second for p in peers if p.is_self), 0.0),
+        swarm_samples_per_second=sum(p.samples_per_second for p in peers),
+        loss=loss,
+        error=None if error is None else f"{type(error).__name__}: {error}",
+    )
+
+
+def seconds_left(progress: Any) -> float | None:
+    """Seconds until the swarm's next epoch, as estimated by hivemind's tracker; ``None`` if it cannot be told."""
+    eta = progress.eta_next_epoch - get_dht_time()
+    return max(0.0, eta) if eta < _ENDLESS else None

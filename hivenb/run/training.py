@@ -1,0 +1,349 @@
+"""TrainingRun: a Trainer in a background thread, and one state machine around it."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning
+
+from hivenb.errors import OptionsError, TrainingError
+from hivenb.figures.advice import Advice, advise
+from hivenb.figures.history import History
+from hivenb.options.options import Options
+from hivenb.run.data import split_data
+from hivenb.run.monitor import Monitor
+from hivenb.run.recorder import Recorder
+from hivenb.run.run_options import RunOptions
+from hivenb.run.stage import Gate, Stage
+from hivenb.run.status import RunState, RunStatus, seconds_left, status_of
+from hivenb.run.trainer import make_trainer
+from hivenb.strategy.hivemind_strategy import HivemindStrategy
+from hivenb.swarm.agreement.host import Hosting
+from hivenb.swarm.roster import Roster
+
+if TYPE_CHECKING:
+    from hivenb.engine.progress.peer_reports import PeerInfo
+    from hivenb.swarm.swarm import Swarm
+
+
+class TrainingRun:
+    """Trains a model with the peers of a swarm, in a background thread, through a real ``lightning.Trainer``.
+
+    Nothing happens before :meth:`start`. All methods may be called from any thread.
+
+    :param model: the LightningModule
+    :param data: a DataLoader, a LightningDataModule, or a pair of training and validation DataLoaders
+    :param swarm: the open swarm to train in
+    :param options: the switches of collaborative training
+    :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`hivenb.run.trainer.TRAINER_DEFAULTS`
+    :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for
+    :raises OptionsError: if ``options`` is something else than :class:`hivenb.Options`
+    """
+
+    _may_host = True
+
+    def __init__(self, model: Any, data: Any, *, swarm: Swarm, options: Options, **trainer_kwargs: Any):
+        if "strategy" in trainer_kwargs:
+            raise TrainingError(
+                f"strategy={trainer_kwargs['strategy']!r} cannot be given to a TrainingRun: it trains with "
+                "HivemindStrategy, set up by options=. Use lightning.Trainer directly for another one"
+            )
+        if not isinstance(options, Options):
+            raise OptionsError(f"options has to be a hivenb.Options, and is {options!r}")
+        self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
+        self.history, self.roster = History(), Roster()
+        self._stage = Stage()
+        self._options = RunOptions(options, self._stage, self.history, self._train_with, self._position)
+        self._exception: BaseException | None = None
+        self._recorder = Recorder(self.history)
+        self._trainer: lightning.Trainer | None = None
+        self._strategy: HivemindStrategy | None = None
+        self._monitor: Monitor | None = None
+        self._resume_from: Path | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="hivenb-run-")
+        self._forget_folder = weakref.finalize(self, self._folder.cleanup)
+        swarm.attach(self)
+
+    # -- what a person does -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start to train, or go on from where :meth:`stop` or an error left it. Returns at once.
+
+        :raises TrainingError: if the data has no batches
+        :raises SwarmError: if the swarm is closed
+        :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
+        """
+        with self._stage.changed:
+            if self._state.is_active:
+                if self._state is RunState.PAUSED:
+                    self.resume()
+                elif self._state is RunState.STOPPING:
+                    raise TrainingError("the run is stopping; wait for it with run.wait() and start it again")
+                return
+            train, validation = split_data(self.data)
+            with self.swarm.logs.this_thread():
+                strategy = HivemindStrategy(dht=self.swarm.dht, **self.options.to_strategy_kwargs())
+                own = [self._recorder, Gate(self._stage, self._began, self._step_aside)]
+                trainer = make_trainer(strategy, self._folder.name, self.trainer_kwargs, own)
+            strategy.on_epoch = self._on_epoch
+            self.swarm.attach(self)
+            self._trainer, self._strategy, self._exception = trainer, strategy, None
+            self._monitor = Monitor(
+                self.swarm, self.options.run_id, self.history, self.roster, lambda: self.options.target_batch_size
+            )
+            self._monitor.on_look = self._options.look
+            self._stage.enter(RunState.STARTING)
+            threading.Thread(
+                target=self._train,
+                args=(trainer, strategy, self._monitor, train, validation),
+                name="hivenb-trainer",
+                daemon=True,
+            ).start()
+
+    def stop(self, wait: bool = True) -> None:
+        """End training at the next batch. The model keeps what it has learned; :meth:`start` goes on from there.
+
+        :param wait: return only when the run has ended and its processes are gone
+        """
+        with self._stage.changed:
+            if self._state.is_active:
+                self._stage.enter(RunState.STOPPING)
+                if self._trainer is not None:
+                    self._trainer.should_stop = True
+                if self._strategy is not None and self._strategy.optimizer is not None:
+                    self._strategy.optimizer.retire()
+            if not wait or self._is_trainer_thread():
+                return
+            self._stage.wait_until(lambda: not self._state.is_active)
+
+    def pause(self) -> None:
+        """Hold training at the next batch, without leaving the swarm for good. Others no longer wait for this peer.
+
+        :raises TrainingError: if the run is not training
+        """
+        with self._stage.changed:
+            if self._state not in (RunState.STARTING, RunState.TRAINING, RunState.PAUSED):
+                raise TrainingError(f"the run is {self._state.value}; only one that trains can be paused")
+            self._stage.close_gate()
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`.
+
+        :raises TrainingError: if the run is not active
+        """
+        with self._stage.changed:
+            if not self._state.is_active:
+                raise TrainingError(f"the run is {self._state.value}; start it with run.start()")
+            self._stage.open_gate()
+
+    def wait(self, epochs: int | None = None, steps: int | None = None, timeout: float | None = None) -> bool:
+        """Wait until the run has gone so much further from now, or has ended.
+
+        An interrupt (KeyboardInterrupt) ends the waiting at once; training goes on in the background.
+
+        :param epochs: that many further epochs of the swarm
+        :param steps: that many further batches of this peer
+        :param timeout: at most this many seconds
+        :returns: whether that point was reached; False after the timeout, or if the run ended before
+        :raises TrainingError: if the run was not started
+        :raises Exception: whatever ended the run, as it was raised in the background thread
+        """
+        with self._stage.changed:
+            if self._state is RunState.READY:
+                raise TrainingError("the run was not started; call run.start() first")
+            epoch_goal = self._recorder.epoch + (epochs or 0)
+            step_goal = self._recorder.steps + (steps or 0)
+
+            def reached() -> bool:
+                if epochs is None and steps is None:
+                    return not self._state.is_active
+                return self._recorder.epoch >= epoch_goal and self._recorder.steps >= step_goal
+
+            self._stage.wait_until(lambda: reached() or not self._state.is_active, timeout)
+            if self._exception is not None:
+                raise self._exception
+            return reached()
+
+    def wait_for(self, state: RunState, timeout: float | None = None) -> bool:
+        """Wait until the run is in a state, or has ended.
+
+        :param timeout: at most this many seconds
+        :returns: whether it is in that state
+        :raises Exception: whatever ended the run
+        """
+        with self._stage.changed:
+            self._stage.wait_until(lambda: self._state is state or not self._state.is_active, timeout)
+            if self._exception is not None:
+                raise self._exception
+            return self._state is state
+
+    def apply(self, options: Options | None = None, *, wait: bool = True, **changes: Any) -> Options:
+        """Change options, also while the run trains: it goes on with them at its next batch.
+
+        Parameters, optimizer state, schedules, the swarm's epoch and what was accumulated for it are kept, and so are
+        the DHT and the local peers, which follow. What all peers have to agree on changes at all of them at the same
+        epoch, a little later, and only the run's host can change it: the peer that has taken part longest.
+
+        :param options: the new options as a whole; without them, ``changes`` to those in force or on their way
+        :param wait: return only when the options are in force. While a validation runs, that is after it
+        :param changes: new values of single options, by name
+        :returns: the new options
+        :raises OptionsError: if the new options are wrong or cannot be changed while the run trains; the old ones stay
+        :raises Exception: whatever went wrong with the new options; the old ones are in force again
+        """
+        return self._options.apply(options, changes, wait and not self._is_trainer_thread())
+
+    # -- what a person sees -------------------------------------------------------------------------------------
+
+    @property
+    def options(self) -> Options:
+        """The options in force."""
+        return self._options.in_force
+
+    @property
+    def pending_options(self) -> Options | None:
+        """Options that were asked for and are not in force yet."""
+        return self._options.pending
+
+    @property
+    def pending_epoch(self) -> int | None:
+        """The epoch of the swarm at which the pending options on which all peers agree come into force, if any do."""
+        return self._options.pending_epoch
+
+    @property
+    def why_not_host(self) -> str | None:
+        """Why what all peers have to agree on cannot be changed here at the moment; ``None`` if it can."""
+        return self._options.why_not_host
+
+    @property
+    def options_error(self) -> Exception | None:
+        """Why the options that were asked for last could not be put in force, if they could not."""
+        return self._options.error
+
+    @property
+    def exception(self) -> BaseException | None:
+        """What ended the run, if it was an error."""
+        return self._exception
+
+    @property
+    def strategy(self) -> HivemindStrategy | None:
+        """The strategy of the present or last start."""
+        return self._strategy
+
+    @property
+    def trainer(self) -> lightning.Trainer | None:
+        """The Trainer of the present or last start."""
+        return self._trainer
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What the figures of the run suggest to change; ``run.apply(**advice.changes)`` does it."""
+        options = self.options  # before the history, where a change is marked
+        return advise(self.history.snapshot(), options)
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        """What hivemind, Lightning and hivenb have logged in the background, newest last."""
+        return self.swarm.logs.tail()
+
+    def peers(self) -> tuple[PeerInfo, ...]:
+        """The peers of the run, as last seen while it was active."""
+        return () if self._monitor is None or not self._state.is_active else self._monitor.peers
+
+    @property
+    def status(self) -> RunStatus:
+        """The run at this moment. Cheap: asks neither the swarm nor the device."""
+        with self._stage.changed:
+            state, error = self._state, self._exception
+        optimizer = None if self._strategy is None or not state.is_active else self._strategy.optimizer
+        return status_of(
+            state,
+            error,
+            epoch=self._recorder.epoch,
+            step=self._recorder.steps,
+            target_batch_size=self.options.target_batch_size,
+            progress=None if optimizer is None else optimizer.tracker.global_progress,
+            peers=self.peers(),
+            loss=self.history.snapshot().last("loss"),
+        )
+
+    def __repr__(self) -> str:
+        return f"TrainingRun({type(self.model).__name__}, {self._state.value}, run_id={self.options.run_id!r})"
+
+    # -- the background thread ----------------------------------------------------------------------------------
+
+    def _train(
+        self, trainer: lightning.Trainer, strategy: HivemindStrategy, monitor: Monitor, train: Any, validation: Any
+    ) -> None:
+        failure: BaseException | None = None
+        with self.swarm.logs.this_thread():
+            try:
+                monitor.start()
+                self._options.join(Hosting(self.swarm, self.options.run_id, self._may_host))
+                steps_before = self._recorder.steps
+                trainer.fit(self.model, train, validation, ckpt_path=self._resume_from, weights_only=False)
+                if self._recorder.steps == steps_before and not trainer.should_stop:
+                    raise TrainingError("the training data gave no batches; is the dataset empty?")
+            except BaseException as e:  # surfaces at wait() and in the panel
+                failure = e
+            try:
+                self._keep_state(trainer, strategy)
+            except Exception as e:
+                failure = failure or e
+            monitor.close()
+            self._options.leave()
+        with self._stage.changed:
+            self._stage.do_tasks()  # options that came too late are those of the next start
+            stopped = self._state is RunState.STOPPING
+            self._exception = failure
+            if failure is not None:
+                self.history.mark("run", f"failed: {type(failure).__name__}")
+                self._stage.enter(RunState.FAILED)
+            else:
+                self._stage.enter(RunState.STOPPED if stopped else RunState.FINISHED)
+
+    def _keep_state(self, trainer: lightning.Trainer, strategy: HivemindStrategy) -> None:
+        """Write down all that another start needs to go on, if training got as far as having any."""
+        if strategy.optimizer is not None and trainer.global_step > 0:
+            path = Path(self._folder.name) / "resume.ckpt"
+            trainer.save_checkpoint(path)
+            self._resume_from = path
+
+    def _on_epoch(self, report: Any) -> None:
+        self._recorder.on_epoch(report)
+        if self._monitor is not None:
+            self._monitor.on_epoch(report.epoch)
+        self._options.on_epoch()
+        self._stage.notify()
+
+    def _train_with(self, options: Options) -> None:
+        """Go on with other options, on the training thread between two batches."""
+        if self._strategy is not None:
+            self._strategy.change_options(options)
+        if self._state in (RunState.TRAINING, RunState.PAUSED):
+            self.swarm.begin(self, options)  # the local peers follow
+
+    def _position(self) -> tuple[int, float | None]:
+        optimizer = None if self._strategy is None else self._strategy.optimizer
+        if optimizer is None:
+            return 0, None
+        return optimizer.local_epoch, seconds_left(optimizer.tracker.global_progress)
+
+    def _began(self) -> None:
+        self.history.mark("run", "started" if self._resume_from is None else "resumed")
+        self.swarm.begin(self, self.options)
+
+    def _step_aside(self) -> None:
+        if self._strategy is not None and self._strategy.optimizer is not None:
+            self._strategy.optimizer.step_aside()
+
+    @property
+    def _state(self) -> RunState:
+        return self._stage.state
+
+    def _is_trainer_thread(self) -> bool:
+        return threading.current_thread().name == "hivenb-trainer"

@@ -1,0 +1,9 @@
+"""HivemindStrategy: the seam between Lightning and hivemind's optimizer.
+
+Not loaded on first use, as other faces are: importing this makes ``Trainer(strategy="hivemind")`` known to Lightning.
+"""
+
+from hivenb.strategy.hivemind_strategy import DEFAULT_HOST_MADDRS, HivemindStrategy
+from hivenb.strategy.lightning_schedulers import HiveMindScheduler
+
+__all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]

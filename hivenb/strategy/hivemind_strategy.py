@@ -1,0 +1,350 @@
+"""HivemindStrategy: the seam between Lightning's Trainer and hivemind's optimizer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import hivemind
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+
+from hivenb.engine.dht.dht import DHT, reachable_addresses
+from hivenb.engine.optimizer.grad_scaler import scaler_for
+from hivenb.engine.optimizer.optimizer import EpochReport, Optimizer
+from hivenb.engine.optimizer.torch_optimizers import factory_like
+from hivenb.errors import HivenbError, OptionsError
+from hivenb.options.options import Options
+from hivenb.strategy.further_keywords import sort_keywords
+from hivenb.strategy.lightning_schedulers import HiveMindScheduler, scheduler_maker, schedulers_for_hivemind
+from hivenb.strategy.module_hooks import ModuleHooks
+from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler
+from hivenb.strategy.samples_in_batch import count_samples
+from hivenb.strategy.trainer_checks import check_trainer
+from hivenb.strategy.trainer_registry import make_known
+from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
+from hivenb.swarm.invite import addresses_from_environment, read_addresses
+from hivenb.system.environment import require_linux
+
+__all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
+
+logger = logging.getLogger(__name__)
+
+#: Where the strategy's own DHT listens when ``host_maddrs`` is not given, as documented for Lightning.
+DEFAULT_HOST_MADDRS = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic-v1")
+
+#: Seconds between two looks of an auxiliary peer, in place of each of its batches, whether there is a round to help in.
+HELPING_INTERVAL = 0.1
+
+
+class HivemindStrategy(SingleDeviceStrategy):
+    """Train one model together with all peers of a run, over the internet, on machines that come and go.
+
+    Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
+    gradients and parameters, make one step, and a new *epoch* of the swarm begins. See
+    https://learning-at-home.readthedocs.io/en/latest/modules/optim.html for the engine underneath.
+
+    One Trainer drives one device; further devices join as further peers.
+
+    :param target_batch_size: samples that all peers accumulate together before each step; with several peers some more
+      or fewer, as each ends with the batch whose end is nearest. The larger, the less often they communicate
+    :param run_id: name of this run; peers with the same name and DHT train together
+    :param batch_size: samples in each batch of this peer; by default read from each batch
+    :param delay_state_averaging: average parameters in the background, while training goes on
+    :param delay_optimizer_step: run the optimizer in the background and apply its result in a later step; needs
+      ``offload_optimizer`` and ``delay_state_averaging``
+    :param delay_grad_averaging: average gradients in the background; needs ``delay_optimizer_step``
+    :param offload_optimizer: keep the optimizer and its state in host memory, to save memory of the device
+    :param reuse_grad_buffers: accumulate in the model's own ``.grad``, to save one buffer per parameter. The
+      module's ``optimizer_zero_grad`` has no effect meanwhile
+    :param scheduler_fn: ``callable(optimizer) -> LRScheduler``. Required instead of a scheduler from
+      ``configure_optimizers`` when the optimizer is offloaded, because it is then created anew
+    :param matchmaking_time: seconds to wait for peers when a group forms. Raise it if in a quarter of the epochs
+      fewer than 0.9 of the peers average together; lower it for small batches in a fast network
+    :param averaging_timeout: seconds after which a round of averaging is given up. Raise it if a quarter of the
+      rounds end with local gradients
+    :param verbose: log what hivemind does inside, such as rounds and background tasks
+    :param averager_opts: further keyword arguments of both averagers
+    :param host_maddrs: multiaddresses at which the strategy's own DHT listens
+    :param initial_peers: addresses of peers to join: a list, one string with commas, or an invite. By default the
+      environment variable ``INITIAL_PEERS``
+    :param dht: a running DHT to borrow; the strategy then neither starts nor ends one
+    :param optimizer_kwargs: further keyword arguments of ``hivemind.Optimizer`` and, when the strategy starts its
+      own DHT, of ``hivemind.DHT``
+    :raises MisconfigurationException: if options are wrong or do not go together
+    """
+
+    strategy_name = "hivemind"
+
+    def __init__(
+        self,
+        target_batch_size: int,
+        run_id: str = "lightning_run",
+        batch_size: int | None = None,
+        delay_state_averaging: bool = False,
+        delay_optimizer_step: bool | None = None,
+        delay_grad_averaging: bool = False,
+        offload_optimizer: bool | None = None,
+        reuse_grad_buffers: bool = False,
+        scheduler_fn: Callable[[torch.optim.Optimizer], Any] | None = None,
+        matchmaking_time: float = 5.0,
+        averaging_timeout: float = 30.0,
+        verbose: bool = False,
+        averager_opts: dict[str, Any] | None = None,
+        host_maddrs: list[str] | None = None,
+        initial_peers: str | Iterable[str] | None = None,
+        dht: hivemind.DHT | None = None,
+        **optimizer_kwargs: Any,
+    ):
+        super().__init__()
+        require_linux()
+        make_known(HivemindStrategy)  # once more, for a package that was imported in the meantime
+        try:
+            further = sort_keywords(optimizer_kwargs)
+            self.options = Options(
+                target_batch_size=target_batch_size,
+                run_id=run_id,
+                batch_size=batch_size,
+                delay_state_averaging=delay_state_averaging,
+                delay_optimizer_step=delay_optimizer_step,
+                delay_grad_averaging=delay_grad_averaging,
+                offload_optimizer=offload_optimizer,
+                reuse_grad_buffers=reuse_grad_buffers,
+                scheduler_fn=scheduler_fn,
+                matchmaking_time=matchmaking_time,
+                averaging_timeout=averaging_timeout,
+                verbose=verbose,
+                averager_opts=averager_opts,
+                **further.options,
+            )
+            peers = read_addresses(initial_peers) or (() if dht is not None else addresses_from_environment())
+        except HivenbError as e:
+            raise MisconfigurationException(str(e)) from e
+        own = sorted({"host_maddrs"} & {"host_maddrs" if host_maddrs else ""} | set(further.dht))
+        if dht is not None and (peers or own):
+            raise MisconfigurationException(
+                f"HivemindStrategy borrows a running DHT (dht=), so {', '.join(own or ['initial_peers'])} would have "
+                "no effect; give it to that DHT when you start it, or leave out dht="
+            )
+        #: called with an EpochReport on the training thread after each epoch of the swarm
+        self.on_epoch: Callable[[EpochReport], None] | None = None
+        #: what the last epoch of the swarm in the present or last ``fit`` came to; ``None`` before the first
+        self.last_epoch_report: EpochReport | None = None
+        self._dht = dht
+        self._owns_dht = dht is None
+        self._dht_kwargs = {
+            "initial_peers": list(peers) or None,
+            "host_maddrs": list(host_maddrs or DEFAULT_HOST_MADDRS),
+            "client_mode": bool(self.options.client_mode),
+            **further.dht,
+        }
+        self._optimizer_only_kwargs = further.optimizer
+        self._optimizer: Optimizer | None = None
+        self._samples_in_step = self._samples_in_batch = self._samples_of_first_batch = 0
+        self._hooks: ModuleHooks | None = None
+        self._declaration: ModelDeclaration | None = None
+
+    # -- the swarm ----------------------------------------------------------------------------------------------
+
+    @property
+    def dht(self) -> hivemind.DHT:
+        """The DHT: the borrowed one, or the strategy's own, which is started when it is first needed."""
+        if self._dht is None:
+            self._dht = DHT(start=True, **self._dht_kwargs)
+            addresses = ",".join(reachable_addresses(self._dht))
+            rank_zero_info(f"Other machines can join this run with the same command and\nINITIAL_PEERS={addresses}")
+        return self._dht
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """Hivemind's optimizer of the present or last ``fit``; ``None`` before the first."""
+        return self._optimizer
+
+    @property
+    def num_peers(self) -> int:
+        """Peers that train together in this run, this one included; at least 1. Up to a few seconds old."""
+        return 1 if self._optimizer is None else max(1, self._optimizer.tracker.global_progress.num_peers)
+
+    @property
+    def hivemind_epoch(self) -> int:
+        """Global steps that the swarm has made. The Trainer's ``global_step`` counts this peer's batches instead."""
+        return 0 if self._optimizer is None else self._optimizer.local_epoch
+
+    # -- what Lightning calls -----------------------------------------------------------------------------------
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        module: Any = self.lightning_module
+        check_trainer(trainer, module, self.optimizers, offloaded=bool(self.options.offload_optimizer))
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None:
+            plugin: Any = self.precision_plugin
+            plugin.scaler = scaler_for(scaler, self.options.reuse_grad_buffers)
+        scheduler = schedulers_for_hivemind(
+            self.lr_scheduler_configs, self.options.scheduler_fn, bool(self.options.offload_optimizer)
+        )
+        self._optimizer = self._make_first_optimizer(self.optimizers[0], scheduler)
+        self._hooks = ModuleHooks(module)
+        self._hooks.clip_at(self._optimizer.opt)
+        self._show_to_lightning(self._optimizer, self._hooks)
+
+    def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
+        """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
+        self.optimizers = [optimizer]
+        moved = optimizer.state_averager.scheduler
+        # Lightning takes anything that has a scheduler's methods, whatever it says in its annotations
+        shown: list[Any] = [] if moved is None else [HiveMindScheduler(one) for one in moved.schedulers]
+        self.lr_scheduler_configs = [LRSchedulerConfig(one, interval="step") for one in shown]
+        if self.options.reuse_grad_buffers:
+            hooks.disable_zero_grad()
+        else:
+            hooks.enable_zero_grad()
+
+    def change_options(self, options: Options) -> None:
+        """Train on with other options; to be called on the training thread, between two batches.
+
+        Parameters, optimizer state, schedules, the swarm's epoch and the samples of the present one are kept, and so
+        is the place in the swarm.
+
+        :raises OptionsError: if an option cannot be changed while training
+        :raises Exception: whatever goes wrong with the new options; the old ones stay in force
+        """
+        before = self.options
+        check_change(before, options)
+        if self._optimizer is None or self._hooks is None or not self._optimizer.is_alive():
+            self.options = options
+            return
+        changed = before.difference(options)
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None and "reuse_grad_buffers" in changed:
+            raise OptionsError(
+                "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
+            )
+        put_scheduler_back = None
+        if "scheduler_fn" in changed:
+            make = None if options.scheduler_fn is None else scheduler_maker(options.scheduler_fn)
+            put_scheduler_back = set_scheduler(self._optimizer, make)
+        self._optimizer, error = reconfigured(self._optimizer, before, options, self._make_optimizer)
+        if error is None:
+            self.options = options
+        elif put_scheduler_back is not None:
+            put_scheduler_back(self._optimizer)
+        self._show_to_lightning(self._optimizer, self._hooks)
+        if error is not None:
+            raise error
+
+    def _make_first_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
+        kwargs = {**engine_settings(self.options), "optimizer": optimizer, "scheduler": scheduler}
+        if self.options.offload_optimizer:
+            kwargs |= {"optimizer": factory_like(optimizer), "params": optimizer.param_groups}
+        module: Any = self.lightning_module
+        self._declaration = ModelDeclaration(self.dht, self.options.run_id, describe_parameters(module, optimizer))
+        self.last_epoch_report = None
+        return self._make_optimizer(**kwargs)
+
+    def _make_optimizer(self, **kwargs: Any) -> Optimizer:
+        return Optimizer(dht=self.dht, on_epoch=self._epoch_ended, **{**kwargs, **self._optimizer_only_kwargs})
+
+    def _epoch_ended(self, report: EpochReport) -> None:
+        self.last_epoch_report = report
+        if self._declaration is not None:
+            self._declaration.keep()
+        if self.on_epoch is not None:
+            self.on_epoch(report)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self._optimizer is not None:
+            self._optimizer.begin()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Called in the training loop before anything happens for that batch; counts its samples."""
+        if not self.options.auxiliary:
+            self._samples_in_batch = self.options.batch_size or count_samples(batch)
+            self._samples_in_step += self._samples_in_batch
+
+    def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Computes the gradients; where they are summed in the model, each batch is weighed by its samples."""
+        if not self.options.reuse_grad_buffers or self._optimizer is None:
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+        self._samples_of_first_batch = self._samples_of_first_batch or self._samples_in_batch
+        averager, trainer = self._optimizer.grad_averager, self.lightning_module.trainer  # type: ignore[union-attr]
+        # Lightning divides the loss by the number of batches of a step
+        averager.samples_of_weight_one = self._samples_of_first_batch * trainer.accumulate_grad_batches
+        weight = self._samples_in_batch / self._samples_of_first_batch
+        return super().backward(closure_loss * weight, optimizer, *args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's training step; an auxiliary peer, which only helps the others to average, makes none."""
+        return None if self.options.auxiliary else super().training_step(*args, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        if self.options.auxiliary:
+            closure()  # Lightning wants it called; it computes nothing
+            time.sleep(HELPING_INTERVAL)
+            return optimizer.step()
+        samples, self._samples_in_step = self._samples_in_step, 0
+        # as the method of the base class, which takes no model of pytorch_lightning
+        stepping: Any = model or self.lightning_module
+        return self.precision_plugin.optimizer_step(
+            optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs
+        )
+
+    def on_validation_start(self) -> None:
+        """Applies what runs in the background: a checkpoint then holds the parameters that its score is of."""
+        super().on_validation_start()
+        if self._optimizer is not None and self._optimizer.is_alive():
+            with torch.inference_mode(False), torch.no_grad():
+                self._optimizer.finish_delayed_updates()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's state, for a checkpoint: the first part of it that Lightning asks for.
+
+        Waits for what runs in the background, so that parameters, moments and rates are those of one epoch.
+        """
+        if self._optimizer is not None and self._optimizer.is_alive():
+            self._optimizer.finish_delayed_updates()
+        return super().lightning_module_state_dict()
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.load_state_dict(state)
+
+    def teardown(self) -> None:
+        """End the optimizer's processes and, unless it is borrowed, the DHT. Another ``fit`` starts them again."""
+        try:
+            if self._hooks is not None:
+                self._hooks.restore()
+            if self._optimizer is not None:
+                self._optimizer.shutdown()
+        finally:
+            if self._owns_dht and self._dht is not None:
+                self._dht.shutdown()
+                self._dht = None
+            super().teardown()
+
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """Always empty when read, which makes Lightning hand over the devices that the Trainer was given."""
+        return []
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device]) -> None:
+        if len(devices) != 1:
+            raise MisconfigurationException(
+                f"HivemindStrategy trains on one device for each Trainer, and got {len(devices)}: "
+                f"{', '.join(map(str, devices))}. Use devices=1, or devices=[k] to choose one, and let the other "
+                "devices join the run as peers of their own"
+            )
+        self._root_device = devices[0]
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: there is no process group; peers come and go, and wait for nobody."""
+
+
+make_known(HivemindStrategy)

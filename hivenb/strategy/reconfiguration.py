@@ -1,0 +1,112 @@
+"""Other options for an optimizer that trains: set where they can be set, or handed over to its successor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hivenb.compression import codec
+from hivenb.engine.averagers.torch_optimizer_state import group_settings, restore_group_settings
+from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
+from hivenb.engine.optimizer.handover import release, take_over
+from hivenb.engine.optimizer.live_settings import LIVE_SETTINGS, set_live
+from hivenb.engine.optimizer.optimizer import Optimizer, default_next_chunk_timeout
+from hivenb.errors import OptionsError
+from hivenb.options.checks import CODEC_FIELDS
+from hivenb.options.options import FIELDS, Options
+
+#: Options of which the engine's optimizer knows nothing.
+_NOT_THE_ENGINES = ("batch_size", "scheduler_fn")
+
+#: Where the classes of a codec must come from, so that the process of an averager that runs already knows them.
+_KNOWN_HOMES = ("hivemind.", "hivenb.")
+
+
+def engine_settings(options: Options) -> dict[str, Any]:
+    """Keyword arguments of the engine's optimizer; all of them, because its defaults are not the documented ones."""
+    settings = {name: getattr(options, name) for name in FIELDS if name not in _NOT_THE_ENGINES}
+    for name in CODEC_FIELDS:
+        settings[name] = codec(settings[name])
+    if settings["allreduce_timeout"] is None:
+        settings["allreduce_timeout"] = options.averaging_timeout
+    if settings["next_chunk_timeout"] is None:
+        settings["next_chunk_timeout"] = default_next_chunk_timeout(options.matchmaking_time)
+    for name in ("offload_optimizer", "delay_optimizer_step"):
+        settings[name] = bool(settings[name])
+    return settings
+
+
+def check_change(before: Options, after: Options) -> None:
+    """Refuse what cannot be changed while a run trains.
+
+    :raises OptionsError: naming the option, and what to do instead
+    """
+    if before.run_id != after.run_id:
+        raise OptionsError(
+            f"run_id={after.run_id!r} would be another run, while this peer trains in {before.run_id!r}: stop it first"
+        )
+
+
+def reconfigured(
+    optimizer: Optimizer, before: Options, after: Options, make: Callable[..., Optimizer]
+) -> tuple[Optimizer, Exception | None]:
+    """The optimizer with other options, to be called between two of its steps.
+
+    :param optimizer: as it trains with the options ``before``
+    :param make: makes an optimizer from keyword arguments
+    :returns: the same optimizer, where all that changes can be set in it, otherwise its successor; and ``None``, or
+      what went wrong with the new options: then it has the old ones
+    """
+    old, new = engine_settings(before), engine_settings(after)
+    differing = before.difference(after)
+    changed = {name for name in new if name in differing or (name.endswith("_timeout") and old[name] != new[name])}
+    if _can_be_set(changed, after, new):
+        try:
+            set_live(optimizer, {name: new[name] for name in changed})
+        except Exception as e:
+            set_live(optimizer, {name: old[name] for name in changed})
+            return optimizer, e
+        return optimizer, None
+    handover = release(optimizer)
+    try:
+        return take_over(handover, make, offload=new.pop("offload_optimizer"), **new), None
+    except Exception as e:
+        return take_over(handover, make, offload=old.pop("offload_optimizer"), **old), e
+
+
+def set_scheduler(
+    optimizer: Optimizer, make_scheduler: Callable[[Any], EpochSchedulers] | None
+) -> Callable[[Optimizer], None]:
+    """Give an optimizer that trains another scheduler, as if it had been there from the first epoch on.
+
+    :param make_scheduler: a function of the torch optimizer; ``None`` to stay at the present rate
+    :returns: what puts the former scheduler and its rates back, in that optimizer or its successor
+    :raises Exception: what the function raises; the former scheduler stays
+    """
+    optimizer.finish_delayed_updates()
+    former, settings = optimizer.state_averager.scheduler, group_settings(optimizer.opt)
+
+    def put_back(present: Optimizer) -> None:
+        restore_group_settings(present.opt, settings)
+        present.state_averager.scheduler = former
+
+    try:
+        scheduler = None
+        if make_scheduler is not None:
+            for group in optimizer.opt.param_groups:
+                group["lr"] = group.get("initial_lr", group["lr"])
+            scheduler = make_scheduler(optimizer.opt)
+            while scheduler.epoch < optimizer.local_epoch:
+                scheduler.step()
+    except Exception:
+        put_back(optimizer)
+        raise
+    optimizer.state_averager.scheduler = scheduler
+    return put_back
+
+
+def _can_be_set(changed: set[str], after: Options, new: dict[str, Any]) -> bool:
+    if after.use_local_updates and "delay_state_averaging" in changed:
+        return False  # hivemind averages differences then, in other tensors
+    codecs = (new[name] for name in changed & set(CODEC_FIELDS))
+    return changed <= LIVE_SETTINGS and all(type(one).__module__.startswith(_KNOWN_HOMES) for one in codecs)

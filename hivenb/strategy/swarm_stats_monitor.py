@@ -1,0 +1,49 @@
+"""A callback that logs what the swarm does to whatever loggers the Trainer has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from hivenb.engine.optimizer.optimizer import EpochReport
+from hivenb.strategy.hivemind_strategy import HivemindStrategy
+
+
+class SwarmStatsMonitor(Callback):
+    """Logs each epoch of the swarm to the Trainer's loggers, as ``LearningRateMonitor`` logs the rate.
+
+    The metrics, at the Trainer's ``global_step``:
+
+    - ``hivemind_epoch``: global steps that the swarm has made
+    - ``hivemind_peers``: peers in the run, this one included
+    - ``hivemind_group_size``: peers that averaged gradients in this epoch; 1 when it was alone or the round failed
+    - ``hivemind_samples``: samples that this peer has put in
+    - ``hivemind_stalled_seconds``: seconds of the epoch for which its training stood still
+
+    With a Trainer whose strategy is another one it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._logged: EpochReport | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._logged = None
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        strategy = trainer.strategy
+        if not isinstance(strategy, HivemindStrategy):
+            return
+        report = strategy.last_epoch_report
+        if report is None or report is self._logged:
+            return
+        self._logged = report
+        metrics = {
+            "hivemind_epoch": report.epoch,
+            "hivemind_peers": strategy.num_peers,
+            "hivemind_group_size": report.group_size,
+            "hivemind_samples": report.samples,
+            "hivemind_stalled_seconds": report.seconds,
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)

@@ -1,0 +1,33 @@
+"""What of a Trainer and its module does not go with the steps of a swarm, said before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from hivenb.engine.optimizer.torch_optimizers import find_obstacle
+
+
+def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], *, offloaded: bool) -> None:
+    """Refuse what cannot train with a swarm.
+
+    :param optimizers: those that ``configure_optimizers`` returned
+    :param offloaded: whether the optimizer is to work on copies of the parameters in host memory
+    :raises MisconfigurationException: with the reason, and what to do instead
+    """
+    if len(optimizers) != 1:
+        raise MisconfigurationException(
+            f"configure_optimizers gave {len(optimizers)} optimizers; HivemindStrategy supports one, with as many "
+            "parameter groups as you like"
+        )
+    obstacle = find_obstacle(optimizers[0], module.modules(), offloaded)
+    if obstacle is not None:
+        raise MisconfigurationException(obstacle)
+    if any(type(callback).__name__ == "StochasticWeightAveraging" for callback in trainer.callbacks):
+        raise MisconfigurationException(
+            "StochasticWeightAveraging sets a learning rate of its own at a time of its own, which the swarm's step "
+            "does not know of; use lightning.pytorch.callbacks.WeightAveraging, or a scheduler_fn and no weight "
+            "averaging"
+        )

@@ -1,0 +1,28 @@
+"""The swarm: the DHT of this process, who is in it, and what its peers agree on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hivenb._lazy import lazy_face
+
+if TYPE_CHECKING:
+    from hivenb.engine.progress.peer_reports import PeerInfo
+    from hivenb.swarm.swarm import LOOPBACK, PUBLIC, Swarm
+
+__all__ = [
+    "LOOPBACK",
+    "PUBLIC",
+    "PeerInfo",
+    "Swarm",
+]
+
+__getattr__, __dir__ = lazy_face(
+    __name__,
+    {
+        "LOOPBACK": "hivenb.swarm.swarm",
+        "PUBLIC": "hivenb.swarm.swarm",
+        "PeerInfo": "hivenb.engine.progress.peer_reports",
+        "Swarm": "hivenb.swarm.swarm",
+    },
+)

@@ -1,0 +1,1 @@
+"""What the peers of a run agree on, by records in the DHT."""

@@ -1,0 +1,129 @@
+"""What the peers of a run have to agree on: a model's parameters, compared through the DHT before training.
+
+Peers of different models meet in the DHT all the same, but hivemind's averagers turn each other away without a word,
+and each of them trains alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import hivemind
+import torch
+from hivemind.utils import get_dht_time
+
+from hivenb.engine.progress.peer_reports import read_peers
+from hivenb.errors import SwarmError
+
+#: Seconds for which a description counts after its last renewal; peers renew it while they train.
+EXPIRATION = 300.0
+
+#: Seconds between two renewals.
+RENEWAL = 60.0
+
+#: Bytes in one record. A larger message into the DHT's pipe can mix with one of another process (POSIX, PIPE_BUF).
+_RECORD_BYTES = 2048
+
+#: Seconds that the DHT is given to answer.
+_TIMEOUT = 10.0
+
+ParameterShape = tuple[str, tuple[int, ...]]
+
+
+def describe_parameters(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[ParameterShape, ...]:
+    """Name and shape of each parameter that is trained, in the order in which they are averaged."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return tuple((names.get(id(p), "(not of the module)"), tuple(p.shape)) for p in parameters)
+
+
+def first_difference(ours: Sequence[ParameterShape], theirs: Sequence[ParameterShape]) -> str | None:
+    """The first parameter in which two models differ, in words; ``None`` if peers can average them."""
+    for number, (own, other) in enumerate(zip(ours, theirs, strict=False), start=1):
+        if own[1] != other[1]:
+            return (
+                f"parameter {number} is {own[0]} of shape {own[1]} here and {other[0]} of shape {other[1]} in the swarm"
+            )
+    if len(ours) != len(theirs):
+        return f"there are {len(ours)} parameters here and {len(theirs)} in the swarm"
+    return None
+
+
+def agree_on_model(dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape]) -> None:
+    """Compare a model with the one that other peers of a run train, and describe it to those who come later.
+
+    :param dht: a running DHT
+    :param run_id: name of the run
+    :param ours: what :func:`describe_parameters` gave
+    :raises SwarmError: if the models differ; the message names the first difference
+    """
+    others = [peer for peer in read_peers(dht, run_id, _TIMEOUT) if not peer.is_self]
+    # without others, what stands there is what somebody trained before: a corrected cell is to be run again
+    theirs = _read(dht, run_id) if others else None
+    difference = None if theirs is None else first_difference(ours, theirs)
+    if difference is not None:
+        raise SwarmError(
+            f"the swarm trains another model in the run {run_id!r}: {difference}. Build the same model as the others, "
+            "or give this run a name of its own (run_id=...)"
+        )
+    declare_model(dht, run_id, ours)
+
+
+def declare_model(dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape]) -> None:
+    """Describe the model of a run to those who come later, for the next :data:`EXPIRATION` seconds. Does not wait."""
+    records = _pack(ours)
+    for number, record in enumerate(records):
+        dht.store(
+            _key(run_id),
+            subkey=number,
+            value=[len(records), record],
+            expiration_time=get_dht_time() + EXPIRATION,
+            return_future=True,
+        )
+
+
+class ModelDeclaration:
+    """What a peer tells the others about its model, as long as it trains it.
+
+    :param dht: a running DHT
+    :param run_id: name of the run
+    :param parameters: what :func:`describe_parameters` gave
+    :raises SwarmError: if the swarm trains another model; the message names the first difference
+    """
+
+    def __init__(self, dht: hivemind.DHT, run_id: str, parameters: Sequence[ParameterShape]):
+        self._dht, self._run_id, self._parameters = dht, run_id, parameters
+        agree_on_model(dht, run_id, parameters)
+        self._declared_at = time.monotonic()
+
+    def keep(self) -> None:
+        """Say it again if it would be forgotten otherwise. Cheap, and does not wait."""
+        if time.monotonic() - self._declared_at > RENEWAL:
+            declare_model(self._dht, self._run_id, self._parameters)
+            self._declared_at = time.monotonic()
+
+
+def _key(run_id: str) -> str:
+    return f"{run_id}_model"
+
+
+def _pack(ours: Sequence[ParameterShape]) -> list[bytes]:
+    text = json.dumps(ours, separators=(",", ":")).encode()
+    return [text[start : start + _RECORD_BYTES] for start in range(0, len(text), _RECORD_BYTES)]
+
+
+def _read(dht: hivemind.DHT, run_id: str) -> tuple[ParameterShape, ...] | None:
+    """The description in the DHT; ``None`` if there is none, or it is not whole."""
+    found: Any = dht.get(_key(run_id), latest=True, return_future=True).result(_TIMEOUT)
+    if found is None or not isinstance(found.value, dict):
+        return None
+    try:
+        records = {number: entry.value for number, entry in found.value.items()}
+        count = records[0][0]
+        text = b"".join(records[number][1] for number in range(count))
+        return tuple((str(name), tuple(int(size) for size in shape)) for name, shape in json.loads(text))
+    except (KeyError, IndexError, TypeError, ValueError):  # anybody may write to a DHT
+        return None

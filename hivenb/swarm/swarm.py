@@ -1,0 +1,344 @@
+"""Swarm: the DHT of this process, where peers find each other."""
+
+from __future__ import annotations
+
+import html
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from hivenb.engine.dht.dht import DHT, reachable_addresses
+from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
+from hivenb.errors import SwarmError
+from hivenb.swarm.invite import encode_invite, read_addresses
+from hivenb.system.environment import require_linux
+from hivenb.system.logs import collect_logs
+
+if TYPE_CHECKING:
+    from hivenb.options.options import Options
+    from hivenb.peers.local_peers import LocalPeer, LocalPeers
+    from hivenb.run.training import TrainingRun
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+PUBLIC = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic-v1")
+
+#: Seconds that a read of the DHT is given; peers on the internet answer within a fraction of that, or not at all.
+_READ_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What a swarm was started with; two cells that ask for the same get the same swarm."""
+
+    public: bool = False
+    host_maddrs: tuple[str, ...] = ()
+    announce_maddrs: tuple[str, ...] = ()
+    initial_peers: tuple[str, ...] = ()
+    identity_path: str | None = None
+    client_mode: bool = False
+    public_name: str | None = None
+    startup_timeout: float = 60.0
+
+    def difference(self, other: _Settings) -> str:
+        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
+        return ", ".join(f"{name}={getattr(other, name)!r} instead of {getattr(self, name)!r}" for name in names)
+
+    def dht_kwargs(self) -> dict[str, Any]:
+        kwargs: dict[str, Any] = {
+            "host_maddrs": list(self.host_maddrs or (PUBLIC if self.public else LOOPBACK)),
+            "initial_peers": list(self.initial_peers) or None,
+            "client_mode": self.client_mode,
+            "startup_timeout": self.startup_timeout,
+        }
+        if self.announce_maddrs:
+            kwargs["announce_maddrs"] = list(self.announce_maddrs)
+        if self.identity_path is not None:
+            kwargs["identity_path"] = self.identity_path
+        if not self.public:
+            kwargs |= {
+                "nat_port_map": False,
+                "auto_nat": False,
+            }  # nothing on this machine alone to be found out
+        return kwargs
+
+
+class Swarm:
+    """The DHT of this process, where peers find each other. Starts at once, and runs until :meth:`close`.
+
+    There is one swarm of a name in each process: running the same cell twice gives the same swarm.
+
+    :param name: name of the swarm in this process
+    :param public: listen on the network instead of on this machine alone
+    :param host_maddrs: multiaddresses to listen at, instead of those that ``public`` stands for
+    :param announce_maddrs: multiaddresses under which others can reach this machine, if it cannot see them itself
+    :param initial_peers: an invite, or addresses of peers of a swarm to join
+    :param identity_path: file with the key that makes this peer's id the same each time; made if it is not there
+    :param client_mode: only connect to others, as behind a firewall that lets nobody in
+    :param public_name: what the others see beside this peer's id; up to 40 characters of it. Nothing proves a name
+    :param startup_timeout: seconds that the libp2p daemon is given to start
+    :raises InviteError: if an invite or address cannot be read
+    :raises SwarmError: if the DHT cannot be started, or a swarm of this name is open with other settings
+    :raises PlatformError: if this is not Linux
+    """
+
+    _open: dict[str, Swarm] = {}  # noqa: RUF012 - the registry of the process
+    _registry_lock = threading.RLock()
+
+    def __new__(cls, name: str = "default", **settings: Any) -> Swarm:
+        wanted = _read_settings(settings)
+        with cls._registry_lock:
+            existing = cls._open.get(name)
+            if existing is not None and existing.is_open and existing._owner_pid == os.getpid():
+                if existing._settings != wanted:
+                    raise SwarmError(
+                        f"a swarm named {name!r} is open already, with {wanted.difference(existing._settings)}; "
+                        f"close it first (hivenb.Swarm.get({name!r}).close()), or give another name"
+                    )
+                return existing
+            swarm = super().__new__(cls)
+            swarm._start(name, wanted)
+            cls._open[name] = swarm
+            return swarm
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        public: bool = False,
+        host_maddrs: Iterable[str] = (),
+        announce_maddrs: Iterable[str] = (),
+        initial_peers: str | Iterable[str] | None = None,
+        identity_path: str | None = None,
+        client_mode: bool = False,
+        public_name: str | None = None,
+        startup_timeout: float = 60.0,
+    ):
+        """Does nothing: the same object is returned, and initialized, each time a cell is run."""
+
+    @classmethod
+    def join(cls, invite: str | Iterable[str], name: str = "default", **settings: Any) -> Swarm:
+        """Join the swarm that an invite or a list of addresses leads to.
+
+        :param invite: what ``Swarm.invite`` gave on another machine, or addresses of peers
+        :param name: name of the swarm in this process
+        :param settings: as in the constructor
+        :raises InviteError: if the invite cannot be read
+        :raises SwarmError: if none of the peers can be reached
+        """
+        addresses = read_addresses(invite)
+        if not addresses:
+            read_addresses("(empty)")  # says what an address looks like
+        return cls(name, initial_peers=addresses, **settings)
+
+    @classmethod
+    def get(cls, name: str = "default") -> Swarm:
+        """The open swarm of a name.
+
+        :raises SwarmError: if there is none
+        """
+        with cls._registry_lock:
+            swarm = cls._open.get(name)
+            if swarm is None or not swarm.is_open:
+                known = ", ".join(map(repr, sorted(n for n, s in cls._open.items() if s.is_open))) or "none"
+                raise SwarmError(f"no swarm named {name!r} is open; open ones: {known}")
+            return swarm
+
+    def _start(self, name: str, settings: _Settings) -> None:
+        require_linux()
+        self.name = name
+        self._settings = settings
+        self._owner_pid = os.getpid()
+        self._lock = threading.RLock()
+        self._runs: weakref.WeakSet[TrainingRun] = weakref.WeakSet()
+        self._local_peers: LocalPeers | None = None
+        self._dht: DHT | None = None
+        self._last_run_id = "lightning_run"
+        self.logs = collect_logs()
+        dht = None
+        try:
+            dht = DHT(start=False, **settings.dht_kwargs())
+            dht.run_in_background(await_ready=True, timeout=settings.startup_timeout + 30)
+            self.peer_id = dht.peer_id.to_base58()
+        except BaseException as e:
+            if dht is not None and dht.pid is not None:
+                dht.terminate()
+            if isinstance(e, Exception):
+                raise SwarmError(_start_failed(e, settings)) from e
+            raise
+        self._dht = dht
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the DHT runs."""
+        dht = self._dht
+        return dht is not None and dht.is_alive()
+
+    @property
+    def dht(self) -> DHT:
+        """The running DHT.
+
+        :raises SwarmError: after :meth:`close`, or if its process has died
+        """
+        dht = self._dht  # once: another thread may be closing the swarm
+        if dht is None:
+            raise SwarmError(f"the swarm {self.name!r} is closed; open one with hivenb.Swarm({self.name!r})")
+        if not dht.is_alive():
+            raise SwarmError(f"the DHT process of the swarm {self.name!r} has ended; close it and open it anew")
+        return dht
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddresses at which others can reach this peer; of this machine alone unless the swarm is public."""
+        return reachable_addresses(self.dht)
+
+    @property
+    def public_name(self) -> str | None:
+        """What this peer calls itself; ``None`` if it does not."""
+        return self._settings.public_name
+
+    @property
+    def invite(self) -> str:
+        """One word to give to others, for :meth:`join` or ``hivenb join``."""
+        return encode_invite(self.addresses)
+
+    def peers(self, run_id: str | None = None) -> tuple[PeerInfo, ...]:
+        """Peers that have put samples into a run within the last seconds; this one first, then by id.
+
+        :param run_id: name of the run; by default that of the newest run of this swarm
+        :returns: one :class:`PeerInfo` for each
+        :raises SwarmError: if the swarm is closed, or the DHT does not answer
+        """
+        return read_peers(self.dht, self._last_run_id if run_id is None else run_id, _READ_TIMEOUT)
+
+    # -- peers on this machine ----------------------------------------------------------------------------------
+
+    def add_local_peers(self, count: int, run: TrainingRun) -> tuple[LocalPeer, ...]:
+        """Start further peers of a run as processes on this machine; they end with this process.
+
+        :param count: how many
+        :param run: whose model, data and options they take, each with its own shuffle of the data. It need not have
+          been started
+        :returns: the new peers
+        :raises LocalPeerError: if one cannot be started
+        """
+        from hivenb.peers.local_peers import LocalPeers
+
+        with self._lock:
+            if self._local_peers is None:
+                self._local_peers = LocalPeers(self)
+            return self._local_peers.add(count, run)
+
+    def remove_local_peers(self, count: int | None = None) -> None:
+        """Let peers on this machine leave, the newest first.
+
+        :param count: how many; by default all
+        :raises LocalPeerError: if that is no number of peers
+        """
+        if self._local_peers is not None:
+            self._local_peers.remove(count)
+
+    @property
+    def local_peers(self) -> tuple[LocalPeer, ...]:
+        """The peers on this machine that were added and not removed, whether they still run or not."""
+        return () if self._local_peers is None else self._local_peers.all
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def attach(self, run: TrainingRun) -> None:
+        """Remember a run, so that :meth:`close` ends it first."""
+        self._runs.add(run)
+        self._last_run_id = run.options.run_id
+
+    def begin(self, run: TrainingRun, options: Options) -> None:
+        """Let the local peers of a run train with these options from now on."""
+        if self._local_peers is not None:
+            self._local_peers.begin(run, options)
+
+    def close(self) -> None:
+        """Stop the runs of this swarm, end the peers on this machine and the DHT. May be called twice."""
+        if self._owner_pid != os.getpid():
+            return
+        with self._lock:
+            for run in list(self._runs):
+                run.stop()
+            if self._local_peers is not None:
+                self._local_peers.close()
+            if self._dht is not None:
+                dht, self._dht = self._dht, None
+                dht.shutdown()
+        with self._registry_lock:
+            if self._open.get(self.name) is self:
+                del self._open[self.name]
+
+    def __enter__(self) -> Swarm:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        """Without ids and addresses, so that it reads the same each time a notebook is run."""
+        if not self.is_open:
+            return f"Swarm({self.name!r}, closed)"
+        where = "public" if self._settings.public else "this machine only"
+        local = f", {len(self.local_peers)} local peers" if self.local_peers else ""
+        return f"Swarm({self.name!r}, open, {where}{local})"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: also this peer's id, its addresses and the invite, which differ each time."""
+        title = f"<b>{html.escape(repr(self))}</b>"
+        if not self.is_open:
+            return title
+        rows = {
+            "peer id": f"<code>{html.escape(self.peer_id)}</code>",
+            "addresses": "<br>".join(f"<code>{html.escape(address)}</code>" for address in self.addresses),
+            "invite": f'<input readonly size="60" onclick="this.select()" value="{html.escape(self.invite)}">',
+        }
+        left = 'style="text-align:left"'
+        cells = "".join(f"<tr><td {left}>{k}</td><td {left}>{v}</td></tr>" for k, v in rows.items())
+        return f"{title}<table>{cells}</table>"
+
+
+def _read_settings(settings: dict[str, Any]) -> _Settings:
+    given = dict(settings)
+    names = [f.name for f in fields(_Settings)]
+    if unknown := sorted(set(given) - set(names)):
+        raise TypeError(f"Swarm has no setting {', '.join(unknown)}; there are name, {', '.join(names)}")
+    for name in ("host_maddrs", "announce_maddrs"):
+        value = given.get(name) or ()
+        given[name] = (value,) if isinstance(value, str) else tuple(value)
+    given["initial_peers"] = read_addresses(given.get("initial_peers"))
+    if given.get("identity_path") is not None:
+        given["identity_path"] = os.fspath(given["identity_path"])
+    return _Settings(**given)
+
+
+def _start_failed(error: Exception, settings: _Settings) -> str:
+    what = str(error) or type(error).__name__
+    if "address already in use" in what:
+        return (
+            f"the port is in use: {what}. Leave the port to the system with .../tcp/0, or end what listens at "
+            f"{', '.join(settings.host_maddrs)}"
+        )
+    if settings.initial_peers and ("bootstrap" in what or "initial_peers" in what):
+        return (
+            f"none of the peers answers: {', '.join(settings.initial_peers)} ({what}). Is the swarm still open there, "
+            "and can this machine reach it? A swarm that was not opened with public=True is reachable from its own "
+            "machine only"
+        )
+    return f"the DHT could not be started: {what}"
+
+
+def _close_all() -> None:
+    for swarm in list(Swarm._open.values()):
+        swarm.close()
+
+
+# Not atexit: before its handlers run, Python waits for the threads of all executors, and those of hivemind's progress
+# tracker end only when the run does.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]

@@ -1,0 +1,166 @@
+"""The log of a notebook's background work, kept instead of printed.
+
+Whatever a background thread or a child process prints lands in whichever cell ran last. So while a swarm is open,
+the records of hivemind, Lightning and hivenb that come from there are collected: those of this process directly,
+those of its forked children, and whatever else these print, through a pipe.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from hivenb.engine.process import child_process
+
+#: Lines kept; the oldest go first.
+CAPACITY = 1000
+
+#: A write of up to this many bytes into a pipe is never mixed with that of another process (POSIX, PIPE_BUF).
+_ATOMIC_BYTES = 4096
+
+#: Loggers whose records are collected. hivemind's all come from threads and processes of its own.
+_ALWAYS = ("hivemind", "hivenb")
+_FROM_OUR_THREADS = (
+    "lightning",
+    "lightning.pytorch",
+    "lightning.fabric",
+    "pytorch_lightning",
+    "lightning_fabric",
+)
+
+
+class LogCollector(logging.Handler):
+    """Keeps the newest log lines of this process and of the children it forks while it is installed."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+        self._lines: deque[str] = deque(maxlen=CAPACITY)
+        self._owner = os.getpid()
+        self._threads: set[int] = set()
+        self.version = 0
+        #: where each line is written as well, for a process that nobody looks into
+        self.echo: TextIO | None = None
+        read_end, self._write_end = os.pipe()
+        child_process.child_output = self._write_end
+        threading.Thread(target=self._collect, args=(read_end,), name="hivenb-log", daemon=True).start()
+
+    def tail(self, count: int = CAPACITY) -> tuple[str, ...]:
+        """The newest lines, oldest first."""
+        lines = tuple(self._lines.copy())
+        return lines[-count:] if count > 0 else ()
+
+    @contextmanager
+    def this_thread(self) -> Iterator[None]:
+        """Collect what Lightning logs and what anybody warns of on this thread, instead of printing it."""
+        _watch_lightning(self)  # one of its packages may have been imported in the meantime
+        ident = threading.get_ident()
+        self._threads.add(ident)
+        try:
+            yield
+        finally:
+            self._threads.discard(ident)
+
+    def owns(self, thread: int | None) -> bool:
+        """Whether records of this thread are collected."""
+        return thread in self._threads
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = " ".join(self.format(record).split("\n"))
+        if os.getpid() == self._owner:
+            self._keep(line)
+        else:
+            os.write(self._write_end, line.encode(errors="replace")[: _ATOMIC_BYTES - 1] + b"\n")
+
+    def _keep(self, line: str) -> None:
+        self._lines.append(line)
+        self.version += 1
+        if self.echo is not None:
+            self.echo.write(line + "\n")
+
+    def _collect(self, read_end: int) -> None:
+        with os.fdopen(read_end, "rb") as lines:
+            for line in lines:
+                self._keep(line.decode(errors="replace").rstrip("\n"))
+
+
+_collector: LogCollector | None = None
+_lock = threading.Lock()
+
+
+def collect_logs() -> LogCollector:
+    """The collector of this process, installed when it is first asked for.
+
+    From then on hivemind's records no longer go to standard error; those of Lightning, and warnings, still do unless
+    they come from a thread inside :meth:`LogCollector.this_thread`.
+    """
+    global _collector
+    with _lock:
+        if _collector is None or _collector._owner != os.getpid():
+            _collector = _install(LogCollector())
+        return _collector
+
+
+def _install(collector: LogCollector) -> LogCollector:
+    from hivemind.utils.logging import use_hivemind_log_handler
+
+    use_hivemind_log_handler("nowhere")
+    for name in _ALWAYS:
+        logger = logging.getLogger(name)
+        for handler in [h for h in logger.handlers if isinstance(h, LogCollector)]:
+            logger.removeHandler(handler)  # of the process that this one was forked from
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.addHandler(collector)
+    _watch_lightning(collector)
+    _collect_warnings(collector)
+    return collector
+
+
+def _watch_lightning(collector: LogCollector) -> None:
+    """Let Lightning's loggers, as set up by now, hand what our threads log to the collector, and print none of it."""
+    for name in _FROM_OUR_THREADS:
+        logger = logging.getLogger(name)
+        for printer in [h for h in logger.handlers if not isinstance(h, _Forward)]:
+            if not any(isinstance(known, _NotOurs) and known.collector is collector for known in printer.filters):
+                printer.addFilter(_NotOurs(collector))
+        is_last = "." not in name or not logger.propagate  # else its records come to its parent, too
+        if is_last and not any(isinstance(h, _Forward) and h._collector is collector for h in logger.handlers):
+            logger.addHandler(_Forward(collector))
+
+
+class _NotOurs(logging.Filter):
+    def __init__(self, collector: LogCollector):
+        super().__init__()
+        self.collector = collector
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not self.collector.owns(record.thread)
+
+
+class _Forward(logging.Handler):
+    def __init__(self, collector: LogCollector):
+        super().__init__(logging.INFO)
+        self._collector = collector
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._collector.owns(record.thread):
+            self._collector.handle(record)
+
+
+def _collect_warnings(collector: LogCollector) -> None:
+    printed = warnings.showwarning
+
+    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        if file is None and collector.owns(threading.get_ident()):
+            logging.getLogger("hivenb.warnings").warning("%s: %s", category.__name__, message)
+        else:
+            printed(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import hivenb
+from hivenb.app import cli
+from hivenb.app.lab import open_lab, own_copy
+from hivenb.errors import HivenbError, MissingDependencyError
+from hivenb.system.environment import notebook
+from hivenb.view.terminal import Terminal
+
+ROOT = Path(__file__).resolve().parents[2]
+HIVENB = [sys.executable, "-m", "hivenb"]
+# the package may be imported from the checkout, while the command runs elsewhere
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+
+class Command:
+    """A command in a session of its own, whose output is read as it comes."""
+
+    def __init__(self, arguments: list[str], folder: Path, env: dict[str, str] | None = None):
+        self.process = subprocess.Popen(
+            arguments,
+            cwd=folder,
+            env=env or ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        self._ended = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def wait_for(self, pattern: str, timeout: float) -> re.Match[str]:
+        """Wait until the output holds this."""
+        with self._news:
+            self._news.wait_for(lambda: self._ended or re.search(pattern, self.output), timeout)
+        found = re.search(pattern, self.output)
+        assert found, f"no {pattern!r} within {timeout:.0f} s in:\n{self.output}"
+        return found
+
+    def wait(self, timeout: float) -> int:
+        with self._news:
+            assert self._news.wait_for(lambda: self._ended, timeout), f"still running:\n{self.output}"
+        return self.process.wait(timeout)
+
+    def interrupt(self) -> None:
+        """What Ctrl-C in a terminal does: a signal to all processes of the foreground."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def family(self) -> list[psutil.Process]:
+        return [*psutil.Process(self.process.pid).children(recursive=True)]
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self.lines.append(line)
+                self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+
+@contextlib.contextmanager
+def running(arguments: list[str], folder: Path, env: dict[str, str] | None = None) -> Iterator[Command]:
+    command = Command(arguments, folder, env)
+    try:
+        yield command
+    finally:
+        command.end()
+
+
+def gone(processes: list[psutil.Process], timeout: float) -> bool:
+    return not psutil.wait_procs(processes, timeout)[1]
+
+
+@pytest.mark.slow
+def test_the_demo_trains_with_two_peers_and_leaves_figures_and_a_picture(tmp_path):
+    started = time.monotonic()
+    arguments = ["demo", "--epochs", "8", "--json", "out.json", "--png", "out.png"]
+    with running([*HIVENB, *arguments], tmp_path) as demo:
+        assert demo.wait(150) == 0, demo.output
+    seconds = time.monotonic() - started
+
+    figures = json.loads((tmp_path / "out.json").read_text())
+    assert figures["task"] == "digits"
+    assert figures["peers_max"] == 3
+    assert figures["epochs"] >= 8
+    assert figures["loss_last"] < figures["loss_first"]
+    assert 0.3 < figures["accuracy"] <= 1.0
+    assert figures["children_left"] == 0
+    assert seconds - 15 < figures["wall_seconds"] < seconds
+    assert sum(figures["phases"].values()) == pytest.approx(figures["wall_seconds"], abs=0.5)
+    assert figures["versions"]["hivenb"] == hivenb.__version__
+    assert {"python", "hivemind", "lightning", "torch"} < figures["versions"].keys()
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert f"hivenb {hivenb.__version__}: digits" in demo.output
+    assert "3 peers" in demo.output
+    assert "Validation accuracy" in demo.output
+    assert "all peers have ended" in demo.output
+    assert "Traceback" not in demo.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
+
+
+@pytest.mark.slow
+def test_others_join_the_demo_and_ctrl_c_ends_it(tmp_path):
+    with running([*HIVENB, "demo", "--peers", "1", "--epochs", "100000", "--png", "out.png"], tmp_path) as demo:
+        invite = demo.wait_for(r"hivenb join (hivenb://\S+) --task digits", 90)[1]
+        demo.wait_for(r"training +epoch [1-9]", 90)
+
+        with running([*HIVENB, "join", invite, "--task", "text"], tmp_path) as stranger:
+            assert stranger.wait(120) == 1, stranger.output
+        assert "hivenb: " in stranger.output
+        assert "model" in stranger.lines[-1]
+        assert "Traceback" not in stranger.output
+
+        with running([*HIVENB, "join", invite, "--epochs", "2"], tmp_path) as guest:
+            assert guest.wait(150) == 0, guest.output
+        assert "joined the swarm" in guest.output
+        assert "this one" in guest.output
+        assert "Traceback" not in guest.output
+
+        family = demo.family()
+        assert any("p2pd" in " ".join(process.cmdline()) for process in family)
+        demo.interrupt()
+        assert demo.wait(60) == 130, demo.output
+        assert gone(family, 15)
+    assert "interrupted" in demo.output
+    assert "Traceback" not in demo.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_everything_is_still_starting(tmp_path):
+    with running([*HIVENB, "demo"], tmp_path) as demo:
+        demo.wait_for("loading", 30)
+        family = demo.family()
+        demo.interrupt()
+        assert demo.wait(60) == 130, demo.output
+        assert gone(family, 30)  # the server of the peers is in the middle of its imports
+    assert "interrupted" in demo.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["demo", "--epochs", "0"], "0 is not a whole number of at least 1"),
+        (["demo", "--epochs", "many"], "'many' is not a whole number"),
+        (["demo", "--peers", "-1"], "-1 is not a whole number of at least 0"),
+        (["demo", "--task", "chess"], "invalid choice: 'chess'"),
+        (["demo", "--json", "nowhere/out.json"], "there is no directory nowhere"),
+        (["demo", "--png", "."], ". is a directory"),
+        (["join"], "INVITE"),
+        (["lab", "--port", "70000"], "70000 is not a whole number of at least 1 and at most 65535"),
+        (["dance"], "invalid choice: 'dance'"),
+    ],
+)
+def test_wrong_arguments_are_found_at_once(arguments, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_found_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o500)
+    with pytest.raises(SystemExit):
+        cli.main(["demo"])
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("invite", ["hivenb://rubbish", "/ip4/127.0.0.1/tcp/1", "me"])
+def test_an_invite_that_cannot_be_read_is_one_line(invite, capsys):
+    assert cli.main(["join", invite]) == 1
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("hivenb: ")
+    assert "\n" not in said
+    with pytest.raises(HivenbError):
+        cli.main(["join", invite, "--debug"])
+
+
+def test_help_tells_what_there_is(capsys):
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    for word in ("demo", "lab", "join INVITE", "--version"):
+        assert word in shown
+    for command, words in {
+        "demo": ("--peers", "--epochs", "--json", "--png", "--public", "default: 20"),
+        "join": ("INVITE", "--task", "Ctrl-C"),
+        "lab": ("--no-browser", "--port"),
+    }.items():
+        with pytest.raises(SystemExit) as end:
+            cli.main([command, "--help"])
+        assert end.value.code == 0
+        shown = capsys.readouterr().out
+        assert all(word in shown for word in words)
+
+
+def test_help_imports_nothing_heavy_and_version_tells_all(tmp_path):
+    script = (
+        "import sys\nfrom hivenb.app.cli import main\n"
+        "try:\n    main(['demo', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'lightning', 'hivemind', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.endswith("\n[]\n"), done.stdout + done.stderr
+    done = subprocess.run(
+        [*HIVENB, "--version"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert re.fullmatch(rf"hivenb {re.escape(hivenb.__version__)} \(python .+, hivemind .+, .+\)\n", done.stdout)
+
+
+def test_the_names_of_the_tasks_are_those_that_there_are():
+    from hivenb.tasks import TASKS
+
+    assert tuple(TASKS) == cli.TASKS
+
+
+# -- hivenb lab ----------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_inside_the_package_is_copied_once(tmp_path):
+    package, folder = tmp_path / "site-packages" / "hivenb" / "_notebooks", tmp_path / "mine"
+    package.mkdir(parents=True)
+    folder.mkdir()
+    original = package / "01_quickstart.ipynb"
+    original.write_text("{}")
+
+    own = own_copy(original, folder)
+    assert own == folder / original.name
+    assert own.read_text() == "{}"
+    own.write_text('{"mine": 1}')
+    assert own_copy(original, folder) == own
+    assert own.read_text() == '{"mine": 1}'
+    assert original.read_text() == "{}"
+
+
+def test_a_notebook_of_the_checkout_is_opened_itself(tmp_path):
+    original = tmp_path / "notebooks" / "01_quickstart.ipynb"
+    assert own_copy(original, tmp_path) == original
+
+
+def test_the_copy_goes_elsewhere_where_nothing_can_be_written(tmp_path, monkeypatch):
+    package = tmp_path / "_notebooks"
+    package.mkdir()
+    (package / "01_quickstart.ipynb").write_text("{}")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    own = own_copy(package / "01_quickstart.ipynb", tmp_path)
+    assert own.parent.parent == tmp_path
+    assert own.read_text() == "{}"
+
+
+def test_without_jupyterlab_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("hivenb.app.lab.find_spec", lambda _: None)
+    with pytest.raises(MissingDependencyError, match=r"pip install \"hivenb\[demo\]\""):
+        open_lab(browser=False, port=None, further=(), terminal=Terminal())
+
+
+@pytest.mark.slow
+def test_lab_serves_the_quickstart(tmp_path):
+    pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
+    try:
+        name = notebook().name
+    except HivenbError:
+        pytest.skip("there is no notebook yet")
+    private = {f"JUPYTER_{kind}_DIR": str(tmp_path / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    port = _free_port()
+    lab = [*HIVENB, "lab", "--no-browser", "--port", str(port), "--", "--allow-root", "--IdentityProvider.token=abc"]
+    with running(lab, tmp_path, {**ENVIRONMENT, **private}) as server:
+        shown = server.wait_for(rf"http://\S+{port}/lab\S*{re.escape(name)}\S*", 90)
+        assert "/lab/tree/" in shown[0]
+        # it tells its address a moment before it listens there
+        found = _ask(f"http://localhost:{port}/api/contents/{name}?content=0&token=abc", 30)
+        assert found["name"] == name
+        server.process.terminate()
+        server.wait(30)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _ask(url: str, timeout: float) -> Any:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=timeout) as answer:
+                return json.load(answer)
+        except urllib.error.URLError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)

@@ -1,0 +1,122 @@
+"""A peer whose gradients the others have averaged without it, while they wait for its state, does not look for long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hivemind.averaging.control import AveragingStage
+from hivemind.optim.progress_tracker import GlobalTrainingProgress
+from hivemind.utils import get_dht_time
+from tiny import TinyModel
+
+from hivenb.engine.averagers.gradient_averagers import GradientAverager
+from hivenb.engine.dht.dht import DHT
+from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.optimizer.scheduled_rounds import NEXT_TO_NOTHING
+from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
+from hivenb.engine.rounds.round import Round
+
+Make = Callable[..., GradientAverager]
+
+
+def test_only_who_follows_nobody_and_leads_nobody_is_alone(
+    dht: DHT,
+    joining_dht: DHT,
+    make_averager: Make,
+    eventually: Callable[..., None],
+) -> None:
+    one, other = (make_averager(own, min_matchmaking_time=30.0) for own in (dht, joining_dht))
+    assert not one.is_alone(3), "it does not look for anybody"
+    for averager in (one, other):  # so that a group of two is not complete
+        averager.expect_peers(ExpectedPeers(frozenset({Attendance(b"a third one", 0, 3)})))
+    searches = [one.schedule_step(gather=3, timeout=60.0)]
+    eventually(lambda: one.is_alone(3))
+    assert not one.is_alone(2)
+    searches.append(other.schedule_step(gather=3, timeout=60.0))
+    eventually(lambda: not one.is_alone(3) and not other.is_alone(3))
+    for search in searches:
+        search.cancel()
+
+
+@pytest.fixture
+def optimizer(make_optimizer: Callable[..., Optimizer]) -> Optimizer:
+    made = make_optimizer(TinyModel().parameters(), averaging_timeout=60.0)
+    made.tracker.on_look = None  # which would end all searches of one that is alone
+    return made
+
+
+def round_of(averager: Any, epoch: int) -> Round:
+    """A search that will find nobody."""
+    search: Round = averager.schedule_step(gather=epoch, timeout=60.0)
+    return search
+
+
+def test_it_gives_up_when_the_others_wait_for_its_state(optimizer: Optimizer) -> None:
+    search, state = round_of(optimizer.grad_averager, 0), round_of(optimizer.state_averager, 1)
+    state.stage = AveragingStage.AWAITING_TRIGGER  # as if it had met them
+    optimizer._state_round_to_come = state
+    optimizer._average_gradients_and_load_into_optimizer(search)
+    assert search.cancelled()
+    assert optimizer._last_round == (1, "given up: the others have gone on without this peer")
+    assert state.weight == NEXT_TO_NOTHING
+    assert optimizer._should_load_state_from_peers()
+    state.cancel()
+
+
+def test_it_gives_up_when_all_others_have_ended_the_epoch(optimizer: Optimizer) -> None:
+    search = round_of(optimizer.grad_averager, 0)
+    optimizer._oldest_epoch = 1
+    assert optimizer._is_left_out(search)
+
+
+def test_it_looks_on_while_others_may_come(optimizer: Optimizer, eventually: Callable[..., None]) -> None:
+    search = round_of(optimizer.grad_averager, 0)
+    eventually(lambda: search.stage is AveragingStage.LOOKING_FOR_GROUP)
+    optimizer.averaging_timeout = 3.0
+    assert not optimizer._is_left_out(search)
+    assert not search.done()
+    search.cancel()
+
+
+def test_one_that_has_not_caught_up_yet_looks_for_no_round(
+    optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    """The others are in it already."""
+    see_others_at(0, optimizer, monkeypatch)
+    eventually(lambda: optimizer._is_round_due)
+    see_others_at(2, optimizer, monkeypatch)
+    eventually(lambda: optimizer.tracker.global_epoch == 2)
+    assert not optimizer._is_round_due
+
+
+def test_a_helper_that_comes_too_late_leaves_its_rounds_and_goes_on_with_the_others(
+    make_optimizer: Callable[..., Optimizer], monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    helper = make_optimizer(TinyModel().parameters(), averaging_timeout=60.0, auxiliary=True)
+    helper.tracker.on_look = None
+    helper.scheduled_grads = search = round_of(helper.grad_averager, 0)
+    see_others_at(2, helper, monkeypatch)
+    eventually(lambda: helper.tracker.global_epoch == 2)
+    helper.step()
+    assert search.cancelled()
+    assert helper.scheduled_grads is None
+    assert helper.local_epoch == 2
+
+
+def see_others_at(epoch: int, optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes an optimizer believe, from its next look on, in another peer that is about to end that epoch."""
+
+    def parse(entries: Any) -> GlobalTrainingProgress:
+        return GlobalTrainingProgress(
+            epoch,
+            samples_accumulated=4,
+            target_batch_size=8,
+            num_peers=2,
+            num_clients=0,
+            eta_next_epoch=get_dht_time(),
+            next_fetch_time=get_dht_time() + 0.1,
+        )
+
+    monkeypatch.setattr(optimizer.tracker, "_parse_swarm_progress_data", parse)

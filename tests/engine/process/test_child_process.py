@@ -1,0 +1,109 @@
+"""Children are deaf to interrupts, and none dies with a lock that all share."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+from hivemind.utils.mpfuture import MPFuture, SharedBytes
+
+from hivenb.engine.process import child_process
+from hivenb.engine.process.child_process import ChildProcess, interrupts_blocked
+
+PREAMBLE = "import os, sys, time, multiprocessing as mp, subprocess\nfrom hivenb.engine.process import child_process\n"
+
+
+class Child(ChildProcess, mp.Process):
+    """A process in the way hivemind's are settled."""
+
+
+def report_and_wait(connection: Connection) -> None:
+    connection.send((signal.getsignal(signal.SIGINT) == signal.SIG_IGN, os.getpid()))
+    connection.recv()
+
+
+def hold_a_lock_most_of_the_time(connection: Connection) -> None:
+    while True:
+        with SharedBytes._lock:
+            connection.send("mine")
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("end", [Child.kill, Child.terminate])
+def test_a_child_that_is_ended_by_force_takes_no_lock_along(end: Callable[[Child], None]) -> None:
+    ours, theirs = mp.Pipe()
+    child = Child(target=hold_a_lock_most_of_the_time, args=(theirs,), daemon=True)
+    child.start()
+    ours.recv()
+    end(child)
+    assert not child.is_alive()
+    assert MPFuture().cancel()
+
+
+@pytest.mark.parametrize("on_main_thread", [True, False])
+def test_a_child_ignores_interrupts_and_its_parent_does_not(on_main_thread: bool) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    ours, theirs = mp.Pipe()
+    child = Child(target=report_and_wait, args=(theirs,), daemon=True)
+    if on_main_thread:
+        child.start()
+    else:
+        thread = threading.Thread(target=child.start)
+        thread.start()
+        thread.join(30)  # it goes on living when the thread that started it has ended
+    assert ours.poll(20), "the child said nothing"
+    ignores, pid = ours.recv()
+    assert ignores
+    assert pid == child.pid
+    os.kill(pid, signal.SIGINT)
+    ours.send("end")
+    child.join(20)
+    assert child.exitcode == 0, "the interrupt hit it"
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@pytest.mark.parametrize("default", ["spawn", "forkserver"])
+def test_a_child_is_a_full_member_whatever_the_default_start_method_is(default: str) -> None:
+    """Above all it hands out descriptors in its own name, as messages to the DHT need."""
+    kept = mp.get_start_method()
+    mp.set_start_method(default, force=True)
+    try:
+        ForkingPickler.dumps(mp.Pipe()[0])  # from now on this process has such a name
+        ours, theirs = mp.Pipe()
+        listening, speaking = mp.Pipe()
+
+        def hand_out() -> None:  # cannot be pickled, so it has to be forked
+            theirs.send(listening)
+            theirs.recv()
+
+        child = Child(target=hand_out, daemon=True)
+        child.start()
+        try:
+            assert ours.poll(20)
+            received = ours.recv()
+            speaking.send("hello")
+            assert received.poll(20)
+            assert received.recv() == "hello"
+            ours.send("end")
+        finally:
+            child.join(20)
+    finally:
+        mp.set_start_method(kept, force=True)
+
+
+def test_an_interrupt_that_comes_before_the_child_is_settled_does_not_hit_it() -> None:
+    with interrupts_blocked():
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getpid(), signal.SIGINT)  # held back, and dropped when it is to be ignored
+            child_process.settle_as_child()
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

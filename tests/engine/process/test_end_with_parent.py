@@ -1,0 +1,100 @@
+"""Children never outlive their parent, however it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from hivenb.engine.process import end_with_parent
+from hivenb.engine.process.end_with_parent import tied_to_parent, wait_for_exit
+
+PREAMBLE = (
+    "import os, sys, time, multiprocessing as mp, subprocess\n"
+    "from hivenb.engine.process import child_process, end_with_parent\n"
+)
+
+
+@pytest.fixture
+def parent() -> Iterator[Callable[[str], tuple[subprocess.Popen[str], int]]]:
+    """Runs a script that prints the id of a child it has started, and then stays."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(script: str) -> tuple[subprocess.Popen[str], int]:
+        process = subprocess.Popen([sys.executable, "-c", PREAMBLE + script], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        return process, int(process.stdout.readline())
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_child_ends_with_its_parent(parent: Callable[[str], tuple[subprocess.Popen[str], int]]) -> None:
+    process, child = parent(
+        "class Child(child_process.ChildProcess, mp.Process): pass\n"
+        "child = Child(target=time.sleep, args=(600,))\n"
+        "child.start()\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    assert not wait_for_exit(child, 0.5), "it ended by itself"
+    process.kill()
+    assert wait_for_exit(child, 10)
+
+
+def test_a_program_that_is_not_ours_is_in_a_session_of_its_own_and_ends_with_its_parent(
+    parent: Callable[[str], tuple[subprocess.Popen[str], int]], eventually: Callable[..., None]
+) -> None:
+    process, child = parent(
+        "child = subprocess.Popen(end_with_parent.tied_to_parent(['/bin/sleep', '600']))\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    eventually(lambda: psutil.Process(child).cmdline() == ["/bin/sleep", "600"])
+    assert os.getsid(child) == child != os.getsid(process.pid)
+    process.kill()
+    assert wait_for_exit(child, 10)
+
+
+def test_a_program_whose_parent_is_gone_already_does_not_start() -> None:
+    command = tied_to_parent(["/bin/sleep", "600"])
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait()
+    command[command.index(str(os.getpid()))] = str(gone.pid)
+    assert subprocess.run(command, timeout=20).returncode == 1
+
+
+def test_a_program_gets_its_arguments_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVENB_TEST", "a value")
+    command = tied_to_parent(["/bin/sh", "-c", 'echo "$0|$1|$HIVENB_TEST"', "x y", "--flag"])
+    assert subprocess.run(command, capture_output=True, text=True, timeout=20).stdout == "x y|--flag|a value\n"
+
+
+class TestWaitForExit:
+    @pytest.fixture(params=["pidfd", "polling"], autouse=True)
+    def without_pidfd(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        if request.param == "polling":
+
+            def refuse(pid: int) -> int:
+                raise OSError(38, "Function not implemented") if end_with_parent._exists(pid) else ProcessLookupError()
+
+            monkeypatch.setattr(os, "pidfd_open", refuse)
+
+    def test_of_one_that_ends(self) -> None:
+        process = subprocess.Popen(["/bin/sleep", "600"])
+        assert not wait_for_exit(process.pid, 0.05)
+        assert not wait_for_exit(process.pid, 0)
+        timer = threading.Timer(0.1, lambda: (process.kill(), process.wait()))
+        timer.start()
+        assert wait_for_exit(process.pid, 20)
+        timer.join()
+        assert wait_for_exit(process.pid), "it has ended, so there is nothing to wait for"

@@ -1,0 +1,166 @@
+"""Who is there of those who have reported, as told by real DHTs that live, were killed, or no longer answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+import pytest
+from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time
+from tiny import LOOPBACK
+
+from hivenb.engine.dht.dht import DHT
+from hivenb.engine.process.child_process import shared_locks_held
+from hivenb.engine.progress import presence as module
+from hivenb.engine.progress.presence import MAX_QUESTIONS, Presence
+from hivenb.engine.progress.tracker import LOST_AFTER
+
+
+def report(peer: DHT | PeerID, client_mode: bool = False) -> LocalTrainingProgress:
+    peer_id = peer if isinstance(peer, PeerID) else peer.peer_id
+    return LocalTrainingProgress(
+        peer_id=peer_id.to_bytes(),
+        epoch=0,
+        samples_accumulated=0,
+        samples_per_second=1.0,
+        time=get_dht_time(),
+        client_mode=client_mode,
+    )
+
+
+@pytest.fixture(params=[False, True], ids=["node", "client"])
+def is_client(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def mortal_dht(dht: DHT, is_client: bool) -> Iterator[DHT]:
+    addresses = [str(a) for a in dht.get_visible_maddrs()]
+    network = {"client_mode": True} if is_client else LOOPBACK
+    opened = DHT(start=True, initial_peers=addresses, **network)
+    yield opened
+    if opened.is_alive():
+        opened.shutdown()
+
+
+def was_reached(presence: Presence, peer: DHT) -> bool:
+    return presence._sightings[peer.peer_id.to_bytes()].was_reached
+
+
+def processes(own: DHT) -> list[psutil.Process]:
+    assert own.pid is not None
+    main = psutil.Process(own.pid)
+    return [main, *main.children(recursive=True)]
+
+
+def test_whoever_was_killed_is_gone_until_it_reports_again(
+    dht: DHT, joining_dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
+    presence = Presence(dht)
+    reports = [report(joining_dht), report(mortal_dht, client_mode=is_client)]
+    eventually(
+        lambda: (
+            presence.find_gone(reports, LOST_AFTER) or all(was_reached(presence, o) for o in (joining_dht, mortal_dht))
+        )
+    )
+    assert presence.find_gone(reports, LOST_AFTER) == frozenset()
+    mortal_dht.kill()
+    eventually(lambda: presence.find_gone(reports, LOST_AFTER) == {mortal_dht.peer_id.to_bytes()})
+    newer = report(mortal_dht, client_mode=is_client)
+    assert presence.find_gone([report(joining_dht), newer], LOST_AFTER) == frozenset()
+    assert presence.find_gone([report(joining_dht)], LOST_AFTER) == frozenset(), "not on the list any more"
+
+
+def test_whoever_does_not_answer_for_long_is_gone(
+    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
+    """As when its network is cut: the connection stays."""
+    presence, reports = Presence(dht), [report(mortal_dht, client_mode=is_client)]
+    eventually(lambda: presence.find_gone(reports, LOST_AFTER) or was_reached(presence, mortal_dht))
+    stopped = processes(mortal_dht)
+    with shared_locks_held():
+        for process in stopped:
+            os.kill(process.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: presence.find_gone(reports, LOST_AFTER) == {mortal_dht.peer_id.to_bytes()})
+    finally:
+        for process in stopped:
+            os.kill(process.pid, signal.SIGCONT)
+
+
+def test_a_report_that_is_seen_late_says_nothing_of_now(
+    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
+    presence, first, last = Presence(dht), report(mortal_dht, is_client), report(mortal_dht, is_client)
+    eventually(lambda: presence.find_gone([first], LOST_AFTER) or was_reached(presence, mortal_dht))
+    mortal_dht.kill()
+    eventually(lambda: bool(presence.find_gone([first], LOST_AFTER)))
+    assert presence.find_gone([last], LOST_AFTER) == {mortal_dht.peer_id.to_bytes()}
+
+
+def test_one_whose_reports_come_before_its_answers_is_reached_all_the_same(
+    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
+    presence = Presence(dht)
+    eventually(
+        lambda: presence.find_gone([report(mortal_dht, is_client)], LOST_AFTER) or was_reached(presence, mortal_dht)
+    )
+
+
+def test_whoever_could_never_be_reached_may_be_there_for_others(
+    dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
+    presence = Presence(dht)
+    stranger = report(PeerID(b"\x12\x20" + bytes(range(32))), client_mode=is_client)
+    presence.find_gone([stranger], LOST_AFTER)
+    first = presence._sightings[stranger.peer_id].answer
+    assert first is not None
+    eventually(first.done)
+    for _ in range(3):
+        assert presence.find_gone([stranger], LOST_AFTER) == frozenset()
+
+
+def test_whoever_can_not_be_reached_and_reports_no_more_was_gone_before(
+    dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
+    presence = Presence(dht)
+    dead = report(PeerID(b"\x12\x20" + bytes(range(32))), client_mode=is_client)
+    eventually(lambda: presence.find_gone([dead], LOST_AFTER) == {dead.peer_id})
+
+
+def test_one_that_a_look_misses_is_remembered(
+    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
+) -> None:
+    presence, reports = Presence(dht), [report(mortal_dht, is_client)]
+    eventually(lambda: presence.find_gone(reports, LOST_AFTER) or was_reached(presence, mortal_dht))
+    assert presence.find_gone([], LOST_AFTER) == frozenset()
+    assert was_reached(presence, mortal_dht)
+
+
+def test_whoever_was_not_asked_for_want_of_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a large swarm, those at the end of the list would never be asked."""
+    questions: list[Future[bool]] = []
+
+    def be_asked(question: partial[Any], return_future: bool) -> Future[bool]:
+        asked.append(question.args[0].to_bytes())
+        questions.append(Future())
+        return questions[-1]
+
+    monkeypatch.setattr(module, "ASK_AFTER", 0.0)
+    asked: list[bytes] = []
+    presence = Presence(cast(Any, SimpleNamespace(run_coroutine=be_asked)))
+    reports = [report(PeerID(b"\x12\x20" + bytes([number] * 32))) for number in range(MAX_QUESTIONS + 2)]
+    presence.find_gone(reports, LOST_AFTER)
+    assert asked == [one.peer_id for one in reports[:MAX_QUESTIONS]]
+    for question in questions:
+        question.set_result(True)
+    presence.find_gone(reports, LOST_AFTER)
+    assert asked[MAX_QUESTIONS : MAX_QUESTIONS + 2] == [one.peer_id for one in reports[MAX_QUESTIONS:]]

@@ -1,0 +1,277 @@
+"""Progress: announced, reported when others would reckon wrongly, withdrawn, forgotten; safe from what others write."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.utils import get_dht_time
+from tiny import LOOPBACK
+
+from hivenb.engine.dht.dht import DHT
+from hivenb.engine.progress import tracker as module
+from hivenb.engine.progress.peer_reports import read_peers
+from hivenb.engine.progress.tracker import METADATA_EXPIRATION, ProgressTracker
+
+
+def store(dht: DHT, run_id: str, subkey: Any, value: Any) -> None:
+    dht.store(f"{run_id}_progress", value, expiration_time=get_dht_time() + 60, subkey=subkey)
+
+
+@contextlib.contextmanager
+def silence(dht: DHT) -> Iterator[threading.Event]:
+    """Lets the network not answer; tells of the first read."""
+    reading = threading.Event()
+    answer = dht.get
+
+    def slow_get(*args: Any, **kwargs: Any) -> Any:
+        future = answer(*args, **kwargs)
+        if kwargs.get("return_future"):
+            reading.set()
+            slow: Any = type(future)()
+            return slow
+        return future
+
+    dht.get = slow_get  # type: ignore[method-assign]
+    try:
+        yield reading
+    finally:
+        del dht.get
+
+
+class TestTracker:
+    def test_announced_before_its_first_samples(
+        self, dht: DHT, run_id: str, make_tracker: Any, eventually: Any
+    ) -> None:
+        tracker = make_tracker()
+        assert read_peers(dht, run_id, 10) == ()
+        tracker.announce()
+        eventually(lambda: [peer.samples for peer in read_peers(dht, run_id, 10)] == [0])
+        eventually(lambda: tracker.global_progress.num_peers == 1)
+
+    def test_stepping_aside_takes_it_off_the_list_until_it_reports_again(
+        self, dht: DHT, run_id: str, make_tracker: Any, eventually: Any
+    ) -> None:
+        tracker = make_tracker()
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=1)
+        eventually(lambda: len(read_peers(dht, run_id, 10)) == 1)
+        tracker.step_aside()
+        eventually(lambda: read_peers(dht, run_id, 10) == ())
+        eventually(lambda: tracker.global_progress.num_peers == 0)
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=2)
+        eventually(lambda: len(read_peers(dht, run_id, 10)) == 1)
+
+    def test_shutting_down_says_goodbye(self, dht: DHT, run_id: str, make_tracker: Any, eventually: Any) -> None:
+        tracker = make_tracker()
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=1)
+        eventually(lambda: len(read_peers(dht, run_id, 10)) == 1)
+        tracker.shutdown(10)
+        eventually(lambda: read_peers(dht, run_id, 10) == ())
+
+    def test_one_that_counts_no_batches_for_long_is_not_waited_for(
+        self,
+        dht: DHT,
+        run_id: str,
+        make_tracker: Any,
+        eventually: Any,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """hivemind goes on reporting what was counted before a validation, or for a training that is stuck."""
+        monkeypatch.setattr(module, "SILENCE", 1.0)
+        tracker = make_tracker()
+        tracker.announce()
+        eventually(lambda: len(read_peers(dht, run_id, 10)) == 1)
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=1)
+        eventually(lambda: read_peers(dht, run_id, 10) == ())
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=2)
+        eventually(lambda: [peer.samples for peer in read_peers(dht, run_id, 10)] == [2])
+
+    @pytest.mark.slow
+    def test_one_that_left_without_a_goodbye_is_forgotten(
+        self, dht: DHT, joining_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
+    ) -> None:
+        tracker, samples = make_tracker(), itertools.count(1)
+
+        def listed() -> int:
+            tracker.report_local_progress(local_epoch=0, samples_accumulated=next(samples))
+            return len(read_peers(dht, run_id, 10))
+
+        report_and_vanish(joining_dht, run_id)
+        eventually(lambda: listed() == 2)
+        eventually(lambda: listed() == 1, seconds=METADATA_EXPIRATION + 10)
+        (left,) = read_peers(dht, run_id, 10)
+        assert left.is_self, "the one that is there has renewed its report meanwhile"
+
+    def test_two_in_one_process_count_as_two(
+        self, make_tracker: Any, joining_dht: DHT, dht: DHT, eventually: Any
+    ) -> None:
+        first, second = make_tracker(), make_tracker(joining_dht)
+        for tracker, count in ((first, 30), (second, 50)):
+            tracker.report_local_progress(local_epoch=0, samples_accumulated=count)
+        for tracker in (first, second):
+            eventually(lambda tracker=tracker: tracker.global_progress.num_peers == 2)
+            eventually(lambda tracker=tracker: tracker.global_progress.samples_accumulated == 80)
+
+    def test_the_training_thread_does_not_wait_for_a_read_of_the_dht(
+        self, dht: DHT, make_tracker: Any, eventually: Any
+    ) -> None:
+        tracker = make_tracker()
+        with silence(dht) as reading:
+            assert reading.wait(20)
+            acquired = tracker.lock_global_progress.acquire(timeout=5)
+            assert acquired, "it holds the lock while it waits for the network"
+            tracker.lock_global_progress.release()
+
+    def test_tells_who_has_gone_while_a_read_of_the_dht_waits_for_it(
+        self, dht: DHT, joining_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
+    ) -> None:
+        told: list[tuple[int, frozenset[bytes]]] = []
+        tracker = make_tracker(on_look=lambda reports, gone: told.append((len(reports), gone)))
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
+        report_and_vanish(joining_dht, run_id)
+        eventually(lambda: (1, frozenset()) in told)
+        eventually(lambda: tracker._presence._sightings[joining_dht.peer_id.to_bytes()].was_reached)
+        with silence(dht) as reading:
+            assert reading.wait(20)
+            joining_dht.kill()
+            eventually(lambda: told[-1] == (0, {joining_dht.peer_id.to_bytes()}))
+
+    def test_tells_how_many_peers_there_are_also_while_an_epoch_ends(self, make_tracker: Any, eventually: Any) -> None:
+        told: list[int] = []
+        tracker = make_tracker(on_look=lambda reports, gone: told.append(len(reports)))
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
+        eventually(lambda: told and told[-1] == 0)
+        with tracker.pause_updates():
+            already = len(told)
+            eventually(lambda: len(told) >= already + 2)
+
+    def test_alone_it_soon_looks_again(self, make_tracker: Any, eventually: Any) -> None:
+        tracker = make_tracker()
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=1)
+        eventually(lambda: tracker.global_progress.num_peers == 1)
+        assert tracker.global_progress.next_fetch_time - get_dht_time() <= tracker.default_refresh_period
+
+    def test_what_others_write_does_not_end_it(
+        self, dht: DHT, joining_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
+    ) -> None:
+        tracker = make_tracker(joining_dht)
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=5)
+        eventually(lambda: tracker.global_progress.num_peers == 1)
+        for number, junk in enumerate([5, "text", {"epoch": 10**9}]):
+            store(dht, run_id, number, junk)  # through a node that does not know what a report looks like
+        before = tracker.global_progress
+        eventually(lambda: tracker.global_progress is not before)
+        assert tracker.is_alive()
+        assert tracker.global_epoch == 0
+
+    def test_what_others_wrote_before_does_not_keep_it_from_starting(
+        self, dht: DHT, run_id: str, make_tracker: Any, eventually: Any
+    ) -> None:
+        for number, junk in enumerate([5, "text", {"epoch": 10**9}]):
+            store(dht, run_id, number, junk)
+        tracker = make_tracker()
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=5)
+        eventually(lambda: tracker.global_progress.num_peers == 1)
+
+    def test_a_dht_that_is_closed_first_ends_it_quietly(
+        self, run_id: str, capfd: pytest.CaptureFixture[str], eventually: Any
+    ) -> None:
+        dht = DHT(start=True, **LOOPBACK)
+        tracker = ProgressTracker(dht, run_id, 100, start=True)
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=1)
+        dht.shutdown()
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=2)
+        tracker.shutdown(10)
+        tracker.join(20)
+        assert not tracker.is_alive()
+        assert "Traceback" not in capfd.readouterr().err
+
+
+def report_and_vanish(dht: DHT, run_id: str) -> None:
+    """What a peer that is killed leaves in the DHT."""
+    report = {
+        "peer_id": dht.peer_id.to_bytes(),
+        "epoch": 0,
+        "samples_accumulated": 9,
+        "samples_per_second": 1.0,
+        "time": get_dht_time(),
+        "client_mode": False,
+    }
+    assert dht.store(
+        f"{run_id}_progress",
+        report,
+        expiration_time=get_dht_time() + METADATA_EXPIRATION,
+        subkey=RSASignatureValidator(dht.private_key).local_public_key,
+    )
+
+
+def progress(samples: int, speed: float, time: float, epoch: int = 3) -> LocalTrainingProgress:
+    return LocalTrainingProgress(
+        peer_id=b"peer",
+        epoch=epoch,
+        samples_accumulated=samples,
+        samples_per_second=speed,
+        time=time,
+        client_mode=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("remaining", "peers", "is_waited_for", "is_ready"),
+    [
+        (0.6, 2, True, False),
+        (0.4, 2, True, True),
+        (0.4, 2, False, False),
+        (-0.1, 2, False, True),
+        (0.4, 1, True, False),
+    ],
+    ids=["most of a batch", "less than half a batch", "nobody waits", "over", "alone"],
+)
+def test_an_epoch_ends_with_the_batch_whose_end_is_nearest(
+    make_tracker: Any, remaining: float, peers: int, is_waited_for: bool, is_ready: bool
+) -> None:
+    tracker = make_tracker(start=False)
+    tracker.performance_ema.samples_per_second = 10.0
+    tracker._batch_size, tracker.is_waited_for = 10, is_waited_for  # a batch takes a second
+    progress = tracker.global_progress
+    progress.num_peers, progress.samples_accumulated = peers, 50
+    progress.eta_next_epoch = get_dht_time() + remaining
+    assert tracker.ready_to_update_epoch is is_ready
+
+
+@pytest.mark.parametrize(
+    ("now", "age", "is_due"),
+    [
+        (progress(300, 100.0, time=12.0), 0.5, False),
+        (progress(305, 104.0, time=12.0), 0.5, False),
+        (progress(300, 100.0, time=12.0), 1.0, True),
+        (progress(280, 95.0, time=12.0), 0.5, True),
+        (progress(280, 95.0, time=12.0), 0.05, False),
+        (progress(320, 110.0, time=12.0), 0.5, True),
+        (progress(0, 100.0, time=10.1, epoch=4), 0.0, True),
+    ],
+    ids=["as reckoned", "nearly so", "long ago", "behind", "behind, just told", "ahead", "a new epoch"],
+)
+def test_it_reports_when_the_others_would_reckon_wrongly(
+    make_tracker: Any, now: LocalTrainingProgress, age: float, is_due: bool
+) -> None:
+    tracker = make_tracker(start=False)
+    tracker.local_progress = now
+    assert tracker._is_report_due(progress(100, 100.0, time=10.0), age) is is_due
+
+
+def test_what_was_announced_or_withdrawn_is_reported_at_once(make_tracker: Any) -> None:
+    tracker = make_tracker(start=False)
+    tracker.local_progress = known = progress(100, 100.0, time=10.0)
+    assert not tracker._is_report_due(known, 0.0)
+    tracker.announce()
+    assert tracker._is_report_due(known, 0.0)
+    tracker._announced.clear()
+    tracker.step_aside()
+    assert tracker._is_report_due(known, 0.0)

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import lightning
+import psutil
+import pytest
+import tiny
+import torch
+from torch import nn
+
+import hivenb
+from hivenb.errors import LocalPeerError
+from hivenb.options import Options
+from hivenb.peers.local_peers import make_recipe
+from hivenb.run.status import RunState
+from hivenb.training import TrainingRun
+
+#: Seconds that anything may take; the machine may be busy.
+PATIENCE = 90.0
+
+#: The peers' processes are forked from one that imports torch first, which takes its time on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+#: What multiprocessing and torch start once and keep.
+STAYS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "torch_shm_manager")
+
+
+def tree() -> set[psutil.Process]:
+    """Descendants of this process, but for those that are to stay."""
+    everybody = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return {p for p in everybody if not any(name in " ".join(p.cmdline()) for name in STAYS)}
+
+
+def diary_model(folder: Path, pause: float = 0.02) -> lightning.LightningModule:
+    """A model of a class that exists nowhere but in this function; it writes down what it becomes and is given."""
+
+    class Diary(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+            self.epoch = 0
+
+        def training_step(self, batch, batch_idx):
+            threading.Event().wait(pause)
+            return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+        def on_train_batch_start(self, batch, batch_idx):
+            path = folder / f"first-batch-{os.getpid()}"
+            if not path.exists():
+                path.write_text(repr(batch[0].tolist()))
+
+        def on_train_batch_end(self, *args):
+            epoch = self.trainer.strategy.hivemind_epoch
+            if epoch != self.epoch:
+                self.epoch = epoch
+                torch.save([p.detach().clone() for p in self.parameters()], folder / f"{epoch}-{os.getpid()}.pt")
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    return Diary()
+
+
+@pytest.fixture
+def diary(tmp_path):
+    return tmp_path
+
+
+@pytest.fixture
+def run(swarm, diary):
+    return TrainingRun(
+        diary_model(diary),
+        tiny.loader(count=512, shuffle=True),
+        swarm=swarm,
+        options=Options(target_batch_size=512, matchmaking_time=3.0),
+        accelerator="cpu",
+    )
+
+
+def group_sizes(run: TrainingRun) -> list[int]:
+    series = run.history.snapshot().series.get("group_size")
+    return [] if series is None else [int(size) for size in series.highs]
+
+
+def test_three_peers_become_one_group_and_share_their_parameters(run, swarm, diary, eventually):
+    peers = swarm.add_local_peers(2, run)
+    assert swarm.local_peers == peers
+    assert [peer.state for peer in peers] == ["ready", "ready"]
+    assert [repr(peer) for peer in peers] == ["LocalPeer(1, ready)", "LocalPeer(2, ready)"]
+    assert len({peer.pid for peer in peers} | {os.getpid()}) == 3
+    assert len({peer.peer_id for peer in peers} | {swarm.peer_id}) == 3
+    assert "2 local peers" in repr(swarm)
+
+    run.start()
+    eventually(lambda: group_sizes(run).count(3) >= 3, PATIENCE)
+    assert [peer.state for peer in peers] == ["training", "training"]
+    eventually(lambda: run.status.num_peers == 3, PATIENCE)
+    assert {peer.peer_id for peer in run.peers()} == {swarm.peer_id, *(peer.peer_id for peer in peers)}
+    assert sum(peer.is_self for peer in run.peers()) == 1
+
+    # each starts with another batch
+    eventually(lambda: len(list(diary.glob("first-batch-*"))) == 3, PATIENCE)
+    assert len({path.read_text() for path in diary.glob("first-batch-*")}) == 3
+
+    swarm.remove_local_peers()
+    assert swarm.local_peers == ()
+    run.stop()
+    # ... and has the same parameters after each epoch; its count of epochs may be another's plus or minus one
+    mine, *others = (written_by(diary, pid) for pid in (os.getpid(), *(peer.pid for peer in peers)))
+    together = [epoch for epoch, size in enumerate(group_sizes(run), start=1) if size == 3 and epoch in mine]
+    shared = [
+        epoch
+        for epoch in together
+        if all(any(same(mine[epoch], state) for state in other.values()) for other in others)
+    ]
+    assert len(shared) >= 2, (together, shared)
+    assert not same(mine[shared[0]], mine[shared[-1]])
+
+
+def written_by(diary: Path, pid: int) -> dict[int, list[torch.Tensor]]:
+    """The parameters of a peer after each of its epochs."""
+    return {int(path.name.split("-")[0]): torch.load(path) for path in diary.glob(f"*-{pid}.pt")}
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one, other, strict=True))
+
+
+def test_peers_that_are_killed_or_leave_or_come_later(run, swarm, eventually):
+    run.start()
+    assert run.wait(epochs=1, timeout=PATIENCE)
+    first, second = swarm.add_local_peers(2, run)
+    eventually(lambda: 3 in group_sizes(run), PATIENCE)
+
+    descendants = psutil.Process(first.pid).children(recursive=True)
+    assert descendants
+    first.kill()
+    assert first.state == "failed"
+    assert swarm.local_peers == (first, second)
+    assert run.wait(epochs=4, timeout=PATIENCE)
+    assert run.exception is None
+    assert psutil.wait_procs(descendants, timeout=10)[1] == []
+
+    swarm.remove_local_peers(1)
+    assert second.state == "left"
+    assert second._process.exitcode == 0
+    assert swarm.local_peers == (first,)
+    swarm.remove_local_peers(0)
+    assert swarm.local_peers == (first,)
+    swarm.remove_local_peers(5)
+    assert swarm.local_peers == ()
+    assert run.wait(epochs=2, timeout=PATIENCE)
+
+    (third,) = swarm.add_local_peers(1, run)
+    assert repr(third).startswith("LocalPeer(3, ")
+    seen = len(group_sizes(run))
+    eventually(lambda: 2 in group_sizes(run)[seen:], PATIENCE)
+    assert any("loss" not in line for line in third.log)
+    assert run.status.state is RunState.TRAINING
+
+
+def test_peers_follow_options_that_change_before_the_start(run, swarm, eventually):
+    (peer,) = swarm.add_local_peers(1, run)
+    run.apply(target_batch_size=64, grad_compression="float16")
+    run.start()
+    eventually(lambda: 2 in group_sizes(run), PATIENCE)
+    swarm.remove_local_peers()
+    assert peer._process.exitcode == 0  # of its own accord, not forced
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "two"])
+def test_a_wrong_number_of_peers_is_refused(run, swarm, count):
+    with pytest.raises(LocalPeerError, match="whole number"):
+        swarm.add_local_peers(count, run)
+    if count != 0:
+        with pytest.raises(LocalPeerError, match="whole number"):
+            swarm._local_peers.remove(count)
+    assert swarm.local_peers == ()
+
+
+def test_a_model_that_cannot_travel_is_a_clear_error(run, swarm):
+    run.model.lock = threading.Lock()
+    with pytest.raises(LocalPeerError, match=r"cannot be sent to another process \(TypeError: .*lock.*keep open files"):
+        swarm.add_local_peers(1, run)
+    del run.model.lock
+    run.data = (tiny.loader(), None)
+    assert make_recipe(run, swarm.addresses, seed=1)
+    run.data = (batch for batch in [1])
+    with pytest.raises(LocalPeerError, match="generator"):
+        swarm.add_local_peers(1, run)
+
+
+def test_a_peer_that_fails_at_the_start_says_why_and_leaves_nothing(run, swarm):
+    before = tree()
+    run.trainer_kwargs["accelerator"] = "abacus"
+    with pytest.raises(LocalPeerError, match=r"LocalPeer\(1, .*could not start: .*abacus"):
+        swarm.add_local_peers(2, run)
+    assert swarm.local_peers == ()
+    assert psutil.wait_procs(tree() - before, timeout=10)[1] == []
+    run.trainer_kwargs["accelerator"] = "cpu"
+    (peer,) = swarm.add_local_peers(1, run)
+    assert peer.state == "ready"
+
+
+def test_a_peer_that_fails_while_training_leaves_the_run_alone(swarm, eventually):
+    class Mortal(tiny.TinyModel):
+        home = os.getpid()
+
+        def training_step(self, batch, batch_idx):
+            threading.Event().wait(0.01)
+            if batch_idx == 3 and os.getpid() != self.home:
+                raise ArithmeticError("the peer's own")
+            return super().training_step(batch, batch_idx)
+
+    run = TrainingRun(Mortal(), tiny.loader(), swarm=swarm, options=Options(target_batch_size=64), accelerator="cpu")
+    (peer,) = swarm.add_local_peers(1, run)
+    run.start()
+    eventually(lambda: peer.state == "failed", PATIENCE)
+    assert any("the peer's own" in line for line in peer.log)
+    assert run.wait(epochs=3, timeout=PATIENCE)
+
+
+SCRIPT = """
+import os, time
+import torch
+from torch import nn
+import lightning
+import hivenb, tiny
+
+class Model(lightning.LightningModule):  # of __main__
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.01)
+        return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+if __name__ == "__main__":
+    swarm = hivenb.Swarm()
+    run = hivenb.TrainingRun(Model(), tiny.loader(), swarm=swarm, accelerator="cpu",
+                             options=hivenb.Options(target_batch_size=64))
+    swarm.add_local_peers(2, run)
+    run.start()
+    while run.status.num_peers < 3:
+        assert run.wait(epochs=1, timeout=60)
+    print("together", flush=True)
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_they_end_with_a_parent_that_is_killed(tmp_path, group):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    environment = {"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(tmp_path), "PATH": ""}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    ) as parent:
+        try:
+            assert parent.stdout.readline() == "together\n"
+            everybody = psutil.Process(parent.pid).children(recursive=True)
+            # the DHT and its daemon, two averagers; twice more for the peers; the peers; their server
+            assert len(everybody) >= 3 * 4 + 2 + 1
+        finally:
+            (os.killpg if group else os.kill)(parent.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(everybody, timeout=10)
+    assert alive == [], [process.cmdline() for process in alive]
+
+
+def test_closing_the_swarm_ends_them_and_their_folder(tmp_path, eventually):
+    before = tree()
+    with hivenb.Swarm("closing") as swarm:
+        run = TrainingRun(
+            tiny.TinyModel(), tiny.loader(), swarm=swarm, options=Options(target_batch_size=64), accelerator="cpu"
+        )
+        (peer,) = swarm.add_local_peers(1, run)
+        folder = peer._log_path.parent
+        assert list(folder.iterdir())
+    assert peer.state == "left"
+    assert not folder.exists()
+    assert tree() <= before

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import math
+
+import lightning
+import pytest
+import tiny
+import torch
+
+from hivenb.engine.optimizer.optimizer import EpochReport
+from hivenb.history import History
+from hivenb.run.recorder import Recorder
+
+
+class Logging(tiny.TinyModel):
+    """Logs in all the ways that Lightning has."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        self.log("accuracy", 0.5, on_step=True, on_epoch=True)
+        self.log("rate", 0.1)
+        return {"loss": loss, "more": 1}
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", torch.tensor(2.0))
+        self.log("val_acc", 0.25, on_step=True, on_epoch=True)
+
+
+def record(model, **kwargs) -> tuple[Recorder, History]:
+    history = History()
+    recorder = Recorder(history)
+    trainer = lightning.Trainer(callbacks=[recorder], max_epochs=2, **{**tiny.QUIET, **kwargs})
+    trainer.fit(model, tiny.loader(), tiny.loader(seed=1))
+    return recorder, history
+
+
+def test_it_records_what_a_module_logs():
+    recorder, history = record(Logging())
+    snapshot = history.snapshot()
+    assert set(snapshot.series) == {"loss", "accuracy", "rate", "val_loss", "val_acc"}
+    assert recorder.steps == 16
+    assert snapshot.last("val_loss") == 2.0
+    assert snapshot.last("val_acc") == 0.25
+    assert snapshot.last("accuracy") == 0.5
+    assert len(snapshot.series["val_loss"].values) == 2
+    assert len(snapshot.series["rate"].values) == 2
+    assert snapshot.last("loss") < snapshot.series["loss"].values[0]
+    assert recorder.samples == 2 * 64
+    assert snapshot.series["val_loss"].samples.tolist() == [64, 128]
+    assert snapshot.series["loss"].samples[-1] == 128
+
+
+def test_the_first_loss_is_that_of_the_first_batch():
+    model = tiny.TinyModel()
+    with torch.no_grad():
+        expected = model.training_step(next(iter(tiny.loader())), 0).item()
+    _, history = record(model)
+    assert history.snapshot().series["loss"].values[0] == pytest.approx(expected)
+
+
+def test_a_check_before_training_is_not_recorded():
+    _, history = record(Logging(), num_sanity_val_steps=1)
+    assert len(history.snapshot().series["val_loss"].values) == 2
+
+
+def test_manual_optimization_without_a_loss_still_counts_steps():
+    class Manual(tiny.TinyModel):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            return None
+
+        def validation_step(self, batch, batch_idx):
+            return None
+
+    model = Manual()
+    model.automatic_optimization = False
+    recorder, history = record(model)
+    assert recorder.steps == 16
+    assert "loss" not in history.snapshot().series
+
+
+def test_a_loss_that_is_no_number_is_recorded_without_an_end_of_training():
+    class Diverged(tiny.TinyModel):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * math.nan
+
+    recorder, history = record(Diverged())
+    assert recorder.steps == 16
+    assert math.isnan(history.snapshot().last("loss") or math.nan)
+
+
+def test_an_epoch_of_the_swarm_becomes_points_and_a_failed_round_a_mark():
+    history = History()
+    recorder = Recorder(history)
+    recorder.on_epoch(EpochReport(epoch=3, samples=64, group_size=2, seconds=0.5))
+    recorder.on_epoch(EpochReport(epoch=4, samples=64, group_size=1, seconds=1.5, failed="nobody came"))
+    snapshot = history.snapshot()
+    assert recorder.epoch == 4
+    assert list(snapshot.series["group_size"].values) == [2, 1]
+    assert list(snapshot.series["group_size"].epochs) == [3, 4]
+    assert list(snapshot.series["stalled_seconds"].values) == [0.5, 1.5]
+    assert list(snapshot.series["waiting_seconds"].values) == [0, 1.5]
+    assert [(event.kind, event.text) for event in snapshot.events] == [
+        ("round", "round failed in epoch 4: nobody came")
+    ]

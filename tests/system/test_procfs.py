@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from hivenb.system.procfs import descendants, left_running, seconds_since_start
+
+
+def test_the_age_of_this_process_goes_on_with_time():
+    before = seconds_since_start()
+    time.sleep(0.05)
+    assert 0.04 < seconds_since_start() - before < 5
+    code = "from hivenb.system.procfs import seconds_since_start; print(seconds_since_start())"
+    started = time.monotonic()
+    age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=30).stdout)
+    assert 0 <= age < time.monotonic() - started + 0.1
+
+
+def test_descendants_are_found_even_when_their_parents_are_gone():
+    # a child that starts another one in a session of its own, tells its id, and waits to be ended
+    script = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL)\n"
+        "print(child.pid, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    try:
+        known = descendants()
+        assert {parent.pid, child} <= {process.pid for process in known}
+        parent.communicate(timeout=30)
+        assert {process.pid for process in left_running(known, 0.0)} == {child}
+    finally:
+        subprocess.run(["kill", "-9", str(child)], check=True)
+    assert not left_running(known, 10.0)
+
+
+def test_a_child_that_has_ended_but_was_not_waited_for_does_not_count():
+    child = subprocess.Popen(["true"])
+    assert not left_running(descendants(), 10.0)
+    child.wait(10)
+
+
+def test_the_helpers_of_multiprocessing_do_not_count():
+    code = (
+        "import multiprocessing.forkserver as f, multiprocessing.resource_tracker as r\n"
+        "from hivenb.system.procfs import descendants\n"
+        "f.ensure_running(); r.ensure_running(); print(len(descendants()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "0\n"

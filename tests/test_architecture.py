@@ -1,0 +1,126 @@
+"""The rooms of the package: imports run one way, from a floor to those below it, and never in a circle."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import hivenb
+
+PACKAGE = Path(hivenb.__file__).parent
+
+#: Rooms by floor, lowest first; those of one floor know nothing of each other. Without a room of its own, a module or
+#: package is of the room that holds it.
+FLOORS = (
+    ("_lazy", "errors"),
+    ("engine.process",),
+    ("engine.dht", "engine.corrected_codecs"),
+    ("engine.progress",),
+    ("engine.rounds",),
+    ("engine.averagers",),
+    ("engine.optimizer",),
+    ("engine",),
+    ("system", "compression"),
+    ("options",),
+    ("peers",),
+    ("swarm", "figures"),
+    ("swarm.agreement",),
+    ("strategy",),
+    ("run",),
+    ("history", "run_trainer", "swarm_stats_monitor", "tasks", "training"),
+    ("view",),
+    ("app",),
+    ("",),
+)
+
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Each module of the package by its name within it; a package is named like the module that it is."""
+    return {name_of(path): path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return next(room for n in range(len(parts), -1, -1) if (room := ".".join(parts[:n])) in FLOOR_OF)
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """Modules of the package that a module imports anywhere, for its types alone or not."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[module].read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= {known for name in names if (known := nearest(name)) is not None}
+    return frozenset(found - {module})
+
+
+def nearest(name: str) -> str | None:
+    """The module that an imported name is, or is in; ``None`` if it is of another package."""
+    if name != "hivenb" and not name.startswith("hivenb."):
+        return None
+    inside = name.removeprefix("hivenb").removeprefix(".")
+    while inside not in modules():
+        inside = inside.rpartition(".")[0]
+    return inside
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_imports_run_down(module: str) -> None:
+    own = room_of(module)
+    if is_face(module):
+        return
+    for other in imports_of(module):
+        theirs = room_of(other)
+        assert theirs == own or FLOOR_OF[theirs] < FLOOR_OF[own], (
+            f"{module} (room {own or 'hivenb'}) imports {other} (room {theirs or 'hivenb'}), which is not below it"
+        )
+
+
+def is_face(module: str) -> bool:
+    """Whether it only says where the names of a package live; those who use a face know what is behind it."""
+    return modules()[module].name == "__init__.py"
+
+
+def test_there_is_no_circle() -> None:
+    standing: list[str] = []
+    done: set[str] = set()
+
+    def visit(module: str) -> None:
+        if module in done:
+            return
+        assert module not in standing, " -> ".join([*standing[standing.index(module) :], module])
+        standing.append(module)
+        for other in sorted(imports_of(module)):
+            visit(other)
+        done.add(standing.pop())
+
+    for module in modules():
+        visit(module)
+
+
+def test_every_room_is_there() -> None:
+    assert {room for room in FLOOR_OF if room not in modules()} == set()
+
+
+@pytest.mark.parametrize("module", sorted(name for name in modules() if room_of(name) != "view"))
+def test_only_the_view_displays(module: str) -> None:
+    tree = ast.parse(modules()[module].read_text())
+    packages = {
+        alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+    packages |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert packages.isdisjoint({"IPython", "ipywidgets", "matplotlib", "traitlets"})
