@@ -13,7 +13,7 @@ from hivenb.figures.history import History
 from hivenb.strategy.samples_in_batch import count_samples
 
 if TYPE_CHECKING:
-    from hivenb.engine.optimizer.optimizer import EpochReport
+    from hivenb.engine.optimizer.epoch_report import EpochReport
 
 #: Seconds between two points of the training loss. Reading a loss waits for the device, so it is not done each step.
 LOSS_INTERVAL = 0.1

@@ -15,8 +15,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from hivenb.engine.dht.dht import DHT, reachable_addresses
+from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
-from hivenb.engine.optimizer.optimizer import EpochReport, Optimizer
+from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.torch_optimizers import factory_like
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.options.options import Options

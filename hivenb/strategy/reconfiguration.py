@@ -7,10 +7,11 @@ from typing import Any
 
 from hivenb.compression import codec
 from hivenb.engine.averagers.torch_optimizer_state import group_settings, restore_group_settings
+from hivenb.engine.optimizer.deadlines import default_next_chunk_timeout
 from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
 from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.engine.optimizer.live_settings import LIVE_SETTINGS, set_live
-from hivenb.engine.optimizer.optimizer import Optimizer, default_next_chunk_timeout
+from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.errors import OptionsError
 from hivenb.options.checks import CODEC_FIELDS
 from hivenb.options.options import FIELDS, Options

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from hivenb.engine.optimizer.optimizer import EpochReport
+from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.strategy.hivemind_strategy import HivemindStrategy
 
 

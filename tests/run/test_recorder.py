@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 
-from hivenb.engine.optimizer.optimizer import EpochReport
+from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.history import History
 from hivenb.run.recorder import Recorder
 

@@ -12,7 +12,7 @@ import hivemind
 import torch
 from tiny import LOOPBACK, parameters, samples
 
-from hivenb.engine.optimizer.optimizer import EpochReport
+from hivenb.engine.optimizer.epoch_report import EpochReport
 from strategy.peer import Moment
 
 

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, parameters, samples, trainer
 
 import hivenb
-from hivenb.engine.optimizer.optimizer import EpochReport
+from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.strategy import HivemindStrategy
 
 MODES: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from hivemind.averaging import DecentralizedAverager
 from hivemind.optim.grad_averager import GradientAverager as _GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _PowerSGDGradientAverager
 
@@ -54,3 +55,14 @@ def own_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
     if issubclass(factory, _PowerSGDGradientAverager):
         mixins += (KeepsFewComponents,)
     return type(factory.__name__, (*mixins, FaultTolerantAllReduce, factory, AveragerBase), {})
+
+
+def has_state_of_its_own(averager: Any) -> bool:
+    """Whether a newcomer has to know something of an averager of gradients, as of one for PowerSGD.
+
+    hivemind's peers download the last averages of any averager, and drop them.
+
+    :param averager: ``None`` with local updates
+    """
+    load = getattr(type(averager), "load_state_from_peers", None)
+    return load not in (None, DecentralizedAverager.load_state_from_peers)

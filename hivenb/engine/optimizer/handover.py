@@ -40,7 +40,7 @@ class Handover:
 def release(optimizer: Optimizer) -> Handover:
     """End an optimizer between two steps, all but its progress tracker, and keep what its successor needs."""
     optimizer.finish_delayed_updates()
-    optimizer.leave_rounds()
+    optimizer.rounds.leave()
     averager = optimizer.grad_averager
     handover = Handover(
         tracker=optimizer.tracker,

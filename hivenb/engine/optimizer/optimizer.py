@@ -1,4 +1,4 @@
-"""hivemind's optimizer for a thread of a notebook kernel: tells what it does, and hands its state over."""
+"""hivemind's optimizer for a thread of a notebook kernel: it ends epochs with whoever is there, and tells of them."""
 
 from __future__ import annotations
 
@@ -6,54 +6,29 @@ import concurrent.futures
 import contextlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import hivemind
-import torch
 from hivemind.averaging import DecentralizedAverager
+from hivemind.utils import get_logger
 
-from hivenb.engine.averagers.gradient_averagers import own_factory
+from hivenb.engine.averagers.gradient_averagers import has_state_of_its_own, own_factory
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
-from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
-from hivenb.engine.optimizer.scheduled_rounds import MissedRound
-from hivenb.engine.optimizer.state_download import DownloadsState
+from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
+from hivenb.engine.optimizer.catching_up import CatchingUp, download_in_attempts
+from hivenb.engine.optimizer.checkpoint import optimizer_state, restore_optimizer_state
+from hivenb.engine.optimizer.deadlines import LOST_WITHIN, default_next_chunk_timeout
+from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
 from hivenb.engine.optimizer.step_clock import StepClock
 from hivenb.engine.progress.tracker import ProgressTracker
+from hivenb.engine.rounds.round import Round
 
-#: Seconds that a peer may take at least until its next piece of data arrives; it may still be in its last batch.
-NEXT_CHUNK_TIMEOUT = 5.0
-
-#: Share of ``next_chunk_timeout`` after which nobody waits for a peer that neither reports nor answers.
-LOST_WITHIN = 0.75
+logger = get_logger(__name__)
 
 
-def default_next_chunk_timeout(matchmaking_time: float) -> float:
-    """Seconds for which a peer may be silent in a round unless it is chosen: what its last batch may take."""
-    return max(matchmaking_time, NEXT_CHUNK_TIMEOUT)
-
-
-@dataclass(frozen=True)
-class EpochReport:
-    """What one epoch of the swarm came to at this peer.
-
-    :param epoch: the epoch that has just begun; also the number of global steps made so far
-    :param samples: samples that this peer has put in
-    :param group_size: peers that averaged gradients with this one, itself included; 1 when it was alone or the
-      round failed. With ``delay_grad_averaging``, in the round before: this one has just begun
-    :param seconds: for which this peer's training stood still since the epoch before: all that its steps took besides
-      computing gradients, the transition to this epoch included
-    :param failed: why the round of gradient averaging failed; ``None`` if it did not
-    """
-
-    epoch: int
-    samples: int
-    group_size: int
-    seconds: float
-    failed: str | None = None
-
-
-class Optimizer(DownloadsState):
+class Optimizer(hivemind.Optimizer):
     """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
 
     Takes the parameters of ``hivemind.Optimizer``
@@ -83,6 +58,8 @@ class Optimizer(DownloadsState):
         self._inherited_tracker = tracker
         self.has_begun = False
         self._clock = StepClock()
+        self._catching_up = CatchingUp(self)
+        self.rounds = AgreedRounds(self, self._catching_up)
         try:
             # client_mode is given as a bool because hivemind/optim/optimizer.py:__init__ takes None the wrong way
             # round; _make_progress_tracker, the first to use it, puts the asked-for value back
@@ -104,7 +81,7 @@ class Optimizer(DownloadsState):
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> ProgressTracker:
         self.client_mode = self._own_client_mode
         if (inherited := self._inherited_tracker) is not None:
-            inherited.on_look = self._see_swarm
+            inherited.on_look = self.rounds.see_swarm
             inherited.target_batch_size, inherited.client_mode = target_batch_size, self.client_mode
             inherited.status_loglevel = self.status_loglevel
             inherited.set_live(**kwargs)
@@ -116,7 +93,7 @@ class Optimizer(DownloadsState):
             target_batch_size=target_batch_size,
             client_mode=self.client_mode,
             status_loglevel=self.status_loglevel,
-            on_look=self._see_swarm,
+            on_look=self.rounds.see_swarm,
             start=True,
             **kwargs,
         )
@@ -145,6 +122,8 @@ class Optimizer(DownloadsState):
         shared = {name: value for name, value in self._averager_opts.items() if name in _OPTIONS_OF_ALL_AVERAGERS}
         return super()._make_gradient_averager(own_factory(factory), allow_state_sharing=False, **{**kwargs, **shared})
 
+    # -- taking part --------------------------------------------------------------------------------------------
+
     def begin(self) -> None:
         """Take part from now on: be on the swarm's list, and let peers that join download the state from here.
 
@@ -154,7 +133,7 @@ class Optimizer(DownloadsState):
         self.tracker.announce()
         if self._shares_state and not self.client_mode and not self.auxiliary:
             self.state_averager.allow_state_sharing = True
-            if self._has_gradient_state:
+            if has_state_of_its_own(self.grad_averager):
                 self.grad_averager.allow_state_sharing = True
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -169,31 +148,31 @@ class Optimizer(DownloadsState):
             # others wait for as many peers as are on the list, and a helper reports no samples that put it there
             self.tracker.announce()
             # with gradients averaged in the background, the others are one ahead and the round is about to begin
-            if self.local_epoch < self.tracker.global_epoch + self._gradient_rounds_ahead:
+            if self.local_epoch < self.tracker.global_epoch + self.rounds.gradients_ahead:
                 self._skip_missed_rounds()
                 return
-        if self.has_missed_a_round:  # since it was looked at in this step
+        if self._catching_up.has_missed_a_round:  # since it was looked at in this step
             self.load_state_from_peers()
             return
         samples = self.local_progress.samples_accumulated
         if not self.delay_grad_averaging:
-            self._last_round = (1, None)
-        self._end_late_searches()
+            self.rounds.last = RoundOutcome()
+        self.rounds.end_late_searches()
         try:
             super()._update_global_epoch(grad_scaler)
         except MissedRound:
             self.load_state_from_peers()
             return
-        self._behind_since = None
+        self._catching_up.end()
         if self._on_epoch is not None:
-            group_size, failed = self._last_round
+            last = self.rounds.last
             self._on_epoch(
-                EpochReport(self.local_epoch, samples, group_size, self._clock.restart(), failed),
+                EpochReport(self.local_epoch, samples, last.group_size, self._clock.restart(), last.failed),
             )
 
     def _skip_missed_rounds(self) -> None:
         """Go on with the others' epoch, as a helper that has come too late and has no state to catch up with."""
-        self.leave_rounds(wait=False)  # those that have met are waiting for it
+        self.rounds.leave(wait=False)  # those that have met are waiting for it
         with self.tracker.pause_updates():
             self.state_averager.local_epoch = self.tracker.global_epoch
             self.tracker.update_epoch(self.local_epoch)
@@ -208,13 +187,13 @@ class Optimizer(DownloadsState):
         if self.grad_averager is None or not self.grad_averager.reuse_grad_buffers:
             super().zero_grad(set_to_none)
 
-    def step_aside(self) -> None:
-        """Leave the rounds that were agreed on and the swarm's list of peers until the next step, for a pause.
-
-        Without it every group would wait for this peer until its deadline.
-        """
-        self.leave_rounds()
-        self.tracker.step_aside()
+    def begin_epoch(self, epoch: int) -> None:
+        """Be at an epoch of the swarm with nothing accumulated yet; to be called while the tracker is paused."""
+        self.go_on_at(epoch)
+        self.tracker.update_epoch(epoch)
+        if self.grad_averager is not None:
+            self.grad_averager.reset_accumulated_grads_()
+            self.grad_averager.notify_used_averaged_gradients()  # those of a round that was missed
 
     def go_on_at(self, epoch: int) -> None:
         """Be at an epoch of the swarm, whose state the model and the optimizer have already."""
@@ -231,41 +210,117 @@ class Optimizer(DownloadsState):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the wrapped torch optimizer, which plain torch can load, and this peer's epoch beside it."""
-        with self.state_averager.lock_optimizer:
-            return {**self.opt.state_dict(), "hivemind": {"local_epoch": self.local_epoch}}
+        return optimizer_state(self.state_averager)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` gave, or the state of a plain torch optimizer of the same class."""
-        state = dict(state_dict)
-        own = state.pop("hivemind", None)
         self.finish_delayed_updates()
-        with self.state_averager.lock_optimizer, self.state_averager.lock_averaged_tensors:
-            self.opt.load_state_dict(state)
-            self._reload_parameters()
-        if own is None:
-            return
-        with self.tracker.pause_updates():
-            self.state_averager.local_epoch = own["local_epoch"]
-            if isinstance(scheduler := self.state_averager.scheduler, EpochSchedulers):
-                scheduler.epoch = own["local_epoch"]  # whoever restores the optimizer restores its schedulers, too
-            self.tracker.update_epoch(own["local_epoch"])
-            self._begin_epoch()
+        epoch = restore_optimizer_state(self.state_averager, state_dict)
+        if epoch is not None:
+            with self.tracker.pause_updates():
+                self.begin_epoch(epoch)
 
-    @torch.no_grad()
-    def _reload_parameters(self) -> None:
-        """Take the model's parameters over into the offloaded copy, which was made before they were restored."""
-        if not self.offload_optimizer:
-            return
-        offloaded = [p for group in self.opt.param_groups for p in group["params"]]
-        for own, main in zip(offloaded, self.state_averager.main_parameters, strict=True):
-            own.copy_(main)
+    # -- rounds -------------------------------------------------------------------------------------------------
+
+    @property
+    def scheduled_grads(self) -> Round | None:
+        """The next round of gradients, as hivemind knows it."""
+        return self.rounds.gradients.control
+
+    @scheduled_grads.setter
+    def scheduled_grads(self, control: Round | None) -> None:
+        self.rounds.gradients.control = control
+
+    @property
+    def scheduled_state(self) -> Round | None:
+        """The next round of the state, as hivemind knows it."""
+        return self.rounds.state.control
+
+    @scheduled_state.setter
+    def scheduled_state(self, control: Round | None) -> None:
+        self.rounds.state.control = control
+
+    def _maybe_schedule_gradient_averaging(self) -> None:
+        self.rounds.look_for_gradients()
+
+    def _maybe_schedule_state_averaging(self) -> None:
+        # hivemind's own never schedules one: it wants to know first how long those that were scheduled took to begin
+        self.rounds.look_for_state()
+
+    def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
+        self.rounds.be_ready_for_gradients()
+        began: bool = super()._begin_averaging_gradients(grad_scaler)
+        if not began:
+            self.rounds.note_none_began()
+            # hivemind/optim/optimizer.py:_update_global_epoch would step with the gradients of the last batch alone
+            self._load_local_gradients_into_optimizer()
+        return began
+
+    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Round | None) -> None:
+        # Replaces the method of hivemind/optim/optimizer.py, which after a failed round loads the accumulators: they
+        # were reset when the round began, and the optimizer would step with zeros. The averager's tensors hold this
+        # peer's own gradients then, and averages in their place wherever those have arrived.
+        outcome = self.rounds.average_gradients(maybe_step_control)
+        logger.log(self.status_loglevel, outcome.failed or f"Averaged gradients with {outcome.group_size} peers")
+        self._load_averaged_gradients_into_optimizer_()
+
+    # -- catching up --------------------------------------------------------------------------------------------
+
+    def _should_load_state_from_peers(self) -> bool:
+        return self._catching_up.is_called_for or super()._should_load_state_from_peers()
+
+    def load_state_from_peers(self, **kwargs: Any) -> None:
+        """Download parameters, optimizer state and epoch from the peer that is furthest ahead.
+
+        :raises SwarmError: if no peer could be reached in several attempts
+        """
+        # Replaces the method of hivemind/optim/optimizer.py, which tries for ever, and before that waits for the rounds
+        # that this peer has agreed on: one that looks for a group finds none any more.
+        self.rounds.take(wait=True)
+        if self._catching_up.has_missed_a_round:
+            self.rounds.gradients.cancel()
+        self.rounds.leave(wait=False)
+        self.state_averager.give_up_searches()
+        self.state_averager.step(wait_for_delayed_updates=True)
+        self._catching_up.begin()
+        with self.tracker.pause_updates():
+            position = f"This peer is at epoch {self.local_epoch} and the swarm at {self.tracker.global_epoch}"
+            download_in_attempts(partial(self._download_state, timeout=self.load_state_timeout, **kwargs), position)
+            # with steps in the background all peers are one behind
+            may_jump = self.delay_optimizer_step or self._catching_up.is_hopeless
+            is_one_behind = self.local_epoch == self.tracker.global_epoch - 1
+            self.begin_epoch(self.tracker.global_epoch if may_jump and is_one_behind else self.local_epoch)
+
+    def _download_state(self, **kwargs: Any) -> None:
+        self.state_averager.load_state_from_peers(**kwargs)
+        if has_state_of_its_own(self.grad_averager):
+            self.grad_averager.load_state_from_peers(**kwargs)
+
+    # -- leaving ------------------------------------------------------------------------------------------------
+
+    def retire(self) -> None:
+        """Begin no further round of averaging, and wait for none that has no group yet. From any thread.
+
+        To be called when training is about to end: the step that is under way then returns soon.
+        """
+        for averager in (self.state_averager, self.grad_averager):
+            if averager is not None:
+                averager.retire()
+
+    def step_aside(self) -> None:
+        """Leave the rounds that were agreed on and the swarm's list of peers until the next step, for a pause.
+
+        Without it every group would wait for this peer until its deadline.
+        """
+        self.rounds.leave()
+        self.tracker.step_aside()
 
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""
         if self.state_averager.is_alive():
             # hivemind/optim/optimizer.py:shutdown cancels a round that was cancelled already, which is an error
             with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
-                self._take_scheduled_rounds(wait=True)
+                self.rounds.take(wait=True)
             super().shutdown()
         else:  # it was killed, or this is the second call
             self._abandon()

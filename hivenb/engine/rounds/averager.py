@@ -178,8 +178,10 @@ class AveragerBase(ChildProcess, DecentralizedAverager):
 
     @_matchmaking.setter
     def _matchmaking(self, made: Matchmaking) -> None:
-        # hivemind/averaging/averager.py:_run_internal knows its own class only
-        self._own_matchmaking = EpochMatchmaking.of(made)
+        # hivemind/averaging/averager.py:_run_internal knows its own class only; what it has made is at rest still
+        self._own_matchmaking = EpochMatchmaking(
+            self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
+        )
 
     async def add_p2p_handlers(self, *args: Any, **kwargs: Any) -> None:
         _keep_tasks_alive()

@@ -47,17 +47,21 @@ class ExpectedPeers:
 
 
 class AttendanceList:
-    """Remembers since when each peer has been there. To be used by one thread."""
+    """Remembers since when each peer has been there. One thread calls it; any may read the epochs."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Attendance] = {}
+        #: the newest epoch of another peer
+        self.newest_epoch = 0
+        #: the oldest epoch of those that can take part in rounds
+        self.oldest_epoch = 0
 
     def call(self, reports: Sequence[LocalTrainingProgress]) -> frozenset[Attendance]:
         """Those that are there and can take part in rounds.
 
         :param reports: the newest one of each other peer
         """
-        newest = max((report.epoch for report in reports), default=0)
+        self.newest_epoch = newest = max((report.epoch for report in reports), default=0)
         # one that a look has missed is remembered for an epoch
         self._known = {peer: known for peer, known in self._known.items() if known.epoch >= newest - 1}
         present = [report for report in reports if report.epoch >= newest - 1]
@@ -65,4 +69,5 @@ class AttendanceList:
             known = self._known.get(report.peer_id)
             since = report.epoch if known is None else min(known.since, report.epoch)
             self._known[report.peer_id] = Attendance(report.peer_id, since, report.epoch)
+        self.oldest_epoch = min((report.epoch for report in present), default=0)
         return frozenset(self._known[report.peer_id] for report in present)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.partition import TensorPartReducer
 from hivemind.p2p import P2PContext, P2PDaemonError, PeerID, StubBase
 from hivemind.proto import averaging_pb2
-from hivemind.utils import get_dht_time, get_logger
-from hivemind.utils.asyncio import as_aiter, azip
+from hivemind.utils import get_logger
 
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_parts, left_open
@@ -54,9 +54,28 @@ class FaultTolerantRunner(AllReduceRunner):
         self._left_out: set[PeerID] = set()
         #: when something has last arrived from a peer
         self._heard_at: dict[PeerID, float] = {}
-        self.tensor_part_reducer.__class__ = FaultTolerantReducer  # which hivemind has made already
-        #: peers whose averages have not arrived, so that this one keeps its own values in their place
-        self.failed_reducers: set[PeerID] = set()
+        made = self.tensor_part_reducer  # of hivemind's own class, and nothing was added to it yet
+        self.tensor_part_reducer = FaultTolerantReducer(made.part_shapes, made.num_senders)
+        self._failed_reducers: set[PeerID] = set()
+
+    @property
+    def unreached(self) -> set[PeerID]:
+        """Peers whose data, or whose averages, have not arrived: this one's average is not theirs."""
+        return self.banned_senders | self._failed_reducers
+
+    async def average_into(self, tensors: Sequence[torch.Tensor], alpha: float) -> None:
+        """Exchange data with the group until all averages are here; as a peer that only helps, until the others' are.
+
+        :param tensors: those that it was made with; changed in place, each as soon as its average is there. Those of
+          a peer that only helps stay as they are
+        :param alpha: how far to go towards the average; 1 for all the way
+        """
+        differences = aiter(self)
+        if self.peer_id not in self.sender_peer_ids:
+            await anext(differences, None)  # there are none
+            return
+        for tensor in tensors:  # and no further: whoever has gone would be waited for
+            tensor.add_(await anext(differences), alpha=alpha)
 
     async def run(self) -> AsyncIterator[torch.Tensor]:
         looking = asyncio.create_task(self._leave_out_the_gone())
@@ -89,7 +108,7 @@ class FaultTolerantRunner(AllReduceRunner):
         try:
             await exchange
         except (Exception, asyncio.CancelledError) as e:
-            self.failed_reducers.add(peer_id)
+            self._failed_reducers.add(peer_id)
             if not self.tensor_part_container.finished.is_set():
                 # hivemind's method has done so, unless it was cancelled before it began
                 self.tensor_part_container.register_failed_reducer(self.ordered_peer_ids.index(peer_id))
@@ -172,26 +191,19 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
     ) -> None:
-        # Replaces the method of hivemind/averaging/averager.py, which makes a runner of hivemind's own class.
-        group_id = group_info.group_id if group_id is None else group_id
-        runner = FaultTolerantRunner(
-            p2p=self._p2p,
-            servicer_type=type(self),
-            prefix=self.prefix,
-            tensors=tensors,
-            group_id=group_id,
-            ordered_peer_ids=group_info.peer_ids,
-            matchmaking=self._matchmaking,
-            **kwargs,
-        )
-        self._running_groups[group_id].set_result(runner)
+        # Replaces hivemind/averaging/averager.py:_run_allreduce_inplace_, which makes a runner of hivemind's own class
+        group = dataclasses.replace(group_info, group_id=group_id or group_info.group_id)
+        runner = self._runner_of(group, tensors, kwargs)
+        self._running_groups[group.group_id].set_result(runner)  # for those who send their parts
         try:
-            if runner.modes[group_info.peer_ids.index(self.peer_id)] is AveragingMode.AUX:
-                async for _ in runner:
-                    raise ValueError("a peer that only helps does not average anything of its own")
-                return
-            async for tensor, update in azip(as_aiter(*tensors), runner):
-                tensor.add_(update, alpha=self._averaging_alpha)
-                self.last_updated = get_dht_time()
+            await runner.average_into(tensors, self._averaging_alpha)
         finally:
-            self._unreached |= runner.banned_senders | runner.failed_reducers
+            self._unreached |= runner.unreached
+
+    def _runner_of(
+        self, group: GroupInfo, tensors: Sequence[torch.Tensor], settings: Mapping[str, Any]
+    ) -> FaultTolerantRunner:
+        own = {"p2p": self._p2p, "prefix": self.prefix, "servicer_type": type(self), "matchmaking": self._matchmaking}
+        return FaultTolerantRunner(
+            group_id=group.group_id, ordered_peer_ids=group.peer_ids, tensors=tensors, **own, **settings
+        )

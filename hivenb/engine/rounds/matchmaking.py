@@ -7,13 +7,14 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
+import hivemind
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
@@ -89,35 +90,30 @@ class EpochMatchmaking(Matchmaking):
 
     hivemind's peers do not ask. One that has just joined, or has missed a round, then fills a place in the group of
     the others' next round: they wait for it, and average their gradients with those of an epoch that is over.
+
+    Takes the parameters of ``hivemind``'s, in a running loop.
     """
 
-    @classmethod
-    def of(cls, matchmaking: Matchmaking) -> EpochMatchmaking:
-        """The same matchmaking, which hivemind has made already."""
-        chosen = matchmaking.__dict__.pop("target_group_size")
-        matchmaking.__class__ = cls
-        matchmaking.group_key_manager.__class__ = PacedGroupKeyManager
-        own = cast(EpochMatchmaking, matchmaking)
-        own._chosen_size, own._expected, own._awaiting_trigger, own._peers_of_ours = chosen, None, {}, set()
-        own._following, own.news = None, asyncio.get_running_loop().create_future()
-        own._left, own._declined = deque(maxlen=REMEMBERED), deque(maxlen=REMEMBERED)
-        return own
-
     group_key_manager: PacedGroupKeyManager
-    _chosen_size: int | None
-    _expected: ExpectedPeers | None
-    #: the last peer that was asked to lead, and the asking
-    _following: tuple[PeerID, asyncio.Task[GroupInfo | None]] | None
-    #: done when somebody has gone, has come, or has left a group; then there is another one
-    news: asyncio.Future[None]
-    #: groups that this peer is in and that it has not begun to average with, by their ids
-    _awaiting_trigger: dict[bytes, tuple[StepControl, asyncio.Event, GroupInfo]]
-    #: ids of groups that this peer was in and has left before it began to average with them
-    _left: deque[bytes]
-    #: groups that others have left so, by their ids
-    _declined: deque[tuple[bytes, PeerID]]
-    #: peers that have said which epoch's round they look for, in a group with this one
-    _peers_of_ours: set[PeerID]
+
+    def __init__(self, p2p: P2P, schema_hash: bytes, dht: hivemind.DHT, *, initial_group_bits: str = "", **kwargs: Any):
+        self._chosen_size: int | None = None
+        self._expected: ExpectedPeers | None = None
+        #: the last peer that was asked to lead, and the asking
+        self._following: tuple[PeerID, asyncio.Task[GroupInfo | None]] | None = None
+        #: done when somebody has gone, has come, or has left a group; then there is another one
+        self.news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: groups that this peer is in and that it has not begun to average with, by their ids
+        self._awaiting_trigger: dict[bytes, tuple[StepControl, asyncio.Event, GroupInfo]] = {}
+        #: ids of groups that this peer was in and has left before it began to average with them
+        self._left: deque[bytes] = deque(maxlen=REMEMBERED)
+        #: groups that others have left so, by their ids
+        self._declined: deque[tuple[bytes, PeerID]] = deque(maxlen=REMEMBERED)
+        #: peers that have said which epoch's round they look for, in a group with this one
+        self._peers_of_ours: set[PeerID] = set()
+        super().__init__(p2p, schema_hash, dht, initial_group_bits=initial_group_bits, **kwargs)
+        # hivemind makes one of its own class, and has asked it for nothing yet
+        self.group_key_manager = PacedGroupKeyManager(dht, self._prefix, initial_group_bits, self._chosen_size)
 
     @property
     def target_group_size(self) -> int | None:
@@ -132,6 +128,10 @@ class EpochMatchmaking(Matchmaking):
         present = {self.peer_id, *self.current_followers}
         # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
         return max(2, len(expected | {peer.to_bytes() for peer in present}))
+
+    @target_group_size.setter
+    def target_group_size(self, chosen: int | None) -> None:
+        self._chosen_size = chosen
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext

@@ -29,6 +29,8 @@ class Round(StepControl):
 
         :param gathered: what this peer sends to the others with it
         """
+        # hivemind/averaging/averager.py:step makes it and sends it to its process at once: there is no moment in which
+        # it could be handed one of another class, and a second object would share its state but not its outcome
         control.__class__ = cls
         control.epoch = gathered if isinstance(gathered, int) else math.inf
         # nobody awaits it here, and hivemind/utils/mpfuture.py would run the main thread's loop to tell whoever does:

@@ -13,8 +13,8 @@ from tiny import TinyModel
 
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.dht.dht import DHT
+from hivenb.engine.optimizer.gradient_round import NEXT_TO_NOTHING, RoundOutcome, is_left_out
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.optimizer.scheduled_rounds import NEXT_TO_NOTHING
 from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
 from hivenb.engine.rounds.round import Round
 
@@ -56,10 +56,10 @@ def round_of(averager: Any, epoch: int) -> Round:
 def test_it_gives_up_when_the_others_wait_for_its_state(optimizer: Optimizer) -> None:
     search, state = round_of(optimizer.grad_averager, 0), round_of(optimizer.state_averager, 1)
     state.stage = AveragingStage.AWAITING_TRIGGER  # as if it had met them
-    optimizer._state_round_to_come = state
+    optimizer.rounds._state_to_come = state
     optimizer._average_gradients_and_load_into_optimizer(search)
     assert search.cancelled()
-    assert optimizer._last_round == (1, "given up: the others have gone on without this peer")
+    assert optimizer.rounds.last == RoundOutcome(1, "given up: the others have gone on without this peer")
     assert state.weight == NEXT_TO_NOTHING
     assert optimizer._should_load_state_from_peers()
     state.cancel()
@@ -67,15 +67,13 @@ def test_it_gives_up_when_the_others_wait_for_its_state(optimizer: Optimizer) ->
 
 def test_it_gives_up_when_all_others_have_ended_the_epoch(optimizer: Optimizer) -> None:
     search = round_of(optimizer.grad_averager, 0)
-    optimizer._oldest_epoch = 1
-    assert optimizer._is_left_out(search)
+    assert is_left_out(search, optimizer.grad_averager, None, oldest_epoch=lambda: 1, timeout=60.0)
 
 
 def test_it_looks_on_while_others_may_come(optimizer: Optimizer, eventually: Callable[..., None]) -> None:
     search = round_of(optimizer.grad_averager, 0)
     eventually(lambda: search.stage is AveragingStage.LOOKING_FOR_GROUP)
-    optimizer.averaging_timeout = 3.0
-    assert not optimizer._is_left_out(search)
+    assert not is_left_out(search, optimizer.grad_averager, None, oldest_epoch=lambda: 0, timeout=3.0)
     assert not search.done()
     search.cancel()
 
@@ -85,10 +83,10 @@ def test_one_that_has_not_caught_up_yet_looks_for_no_round(
 ) -> None:
     """The others are in it already."""
     see_others_at(0, optimizer, monkeypatch)
-    eventually(lambda: optimizer._is_round_due)
+    eventually(lambda: optimizer.rounds.is_due)
     see_others_at(2, optimizer, monkeypatch)
     eventually(lambda: optimizer.tracker.global_epoch == 2)
-    assert not optimizer._is_round_due
+    assert not optimizer.rounds.is_due
 
 
 def test_a_helper_that_comes_too_late_leaves_its_rounds_and_goes_on_with_the_others(

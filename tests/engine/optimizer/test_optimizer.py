@@ -19,8 +19,9 @@ from hivemind.optim.progress_tracker import ProgressTracker
 from tiny import DELAYS, LOOPBACK, TinyModel, parameters, samples, train
 
 from hivenb.engine.dht.dht import DHT
-from hivenb.engine.optimizer import state_download as module
-from hivenb.engine.optimizer.optimizer import EpochReport, Optimizer
+from hivenb.engine.optimizer import catching_up as module
+from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.peer_reports import read_peers
 from hivenb.errors import SwarmError
 

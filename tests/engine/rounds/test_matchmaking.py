@@ -88,7 +88,7 @@ def test_a_peer_of_plain_hivemind_is_met_at_any_epoch(
 
 
 async def _matchmaking(own: DHT, run_id: str, target_group_size: int | None = None) -> EpochMatchmaking:
-    made = Matchmaking(
+    return EpochMatchmaking(
         cast(Any, SimpleNamespace(peer_id=own.peer_id)),
         b"schema",
         own,
@@ -100,7 +100,6 @@ async def _matchmaking(own: DHT, run_id: str, target_group_size: int | None = No
         request_timeout=2.0,
         client_mode=False,
     )
-    return EpochMatchmaking.of(made)
 
 
 def test_who_asks_somebody_itself_answers_at_once_that_it_cannot_lead(dht: DHT, joining_dht: DHT, run_id: str) -> None:

@@ -1,0 +1,169 @@
+"""Rounds of averaging that are agreed on before they are due: when they are looked for, with whom, and who leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.utils import get_dht_time
+
+from hivenb.engine.optimizer.agreed_round import AgreedRound
+from hivenb.engine.optimizer.catching_up import CatchingUp
+from hivenb.engine.optimizer.gradient_round import NEXT_TO_NOTHING, MissedRound, RoundOutcome, is_left_out, outcome_of
+from hivenb.engine.optimizer.participant import Participant
+from hivenb.engine.rounds.expected_peers import AttendanceList, ExpectedPeers
+from hivenb.engine.rounds.round import Round
+
+
+class AgreedRounds:
+    """The next round of gradients and the next one of the state, of one optimizer.
+
+    :param participant: the optimizer
+    :param catching_up: what it knows of being behind the others
+    """
+
+    def __init__(self, participant: Participant, catching_up: CatchingUp):
+        self._participant, self._catching_up = participant, catching_up
+        self.gradients, self.state = AgreedRound(), AgreedRound()
+        #: what the last round of gradients came to
+        self.last = RoundOutcome()
+        self.attendance = AttendanceList()
+        self._state_to_come: Round | None = None
+
+    # -- who is there ---------------------------------------------------------------------------------------------
+
+    def see_swarm(self, reports: Sequence[LocalTrainingProgress], gone: frozenset[bytes]) -> None:
+        """Let rounds follow what the others do. On the tracker's thread, also while this peer ends an epoch.
+
+        :param reports: of the other peers that are there
+        :param gone: ids of those that have gone without a goodbye
+        """
+        present, own = self.attendance.call(reports), self._participant
+        newest, oldest = self.attendance.newest_epoch, self.attendance.oldest_epoch
+        # one peer that has gone on alone draws nobody along but those who have nothing of their own yet
+        over = newest if self._catching_up.is_under_way else oldest
+        state_ahead = 0 if own.delay_state_averaging or own.delay_optimizer_step else 1
+        for name, ahead, follows in (("state_averager", state_ahead, 1), ("grad_averager", self.gradients_ahead, 0)):
+            averager = getattr(own, name, None)  # the tracker is at work before they are made
+            if averager is not None:
+                if not averager.group_size_is_fixed:
+                    averager.give_up_searches(before=over + min(ahead, 0))
+                if own.tracker.local_progress.epoch >= newest - 1:
+                    averager.expect_peers(ExpectedPeers(present, gone, ahead, follows))
+
+    @property
+    def gradients_ahead(self) -> int:
+        """By how much the number of a round of gradients is ahead of what its peers report while they look for it."""
+        return -1 if self._participant.delay_grad_averaging else 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to look for a group, if there is anybody to be met, at the same epoch."""
+        own = self._participant
+        if not own.is_synchronized_with_peers():
+            return False  # whoever has just come would look for a round that the others are in already
+        eta = own.tracker.estimated_next_update_time - get_dht_time()
+        return bool(eta <= own.matchmaking_time and not self.is_alone)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is nobody to average with."""
+        return bool(self._participant.tracker.global_progress.num_peers <= 1)
+
+    # -- the training thread: before a round --------------------------------------------------------------------
+
+    def take(self, wait: bool = False) -> None:
+        """Know of the rounds that were scheduled meanwhile, and no longer of those that have begun or were given up.
+
+        :param wait: for those that are being scheduled
+        :raises TimeoutError: if the process of an averager does not answer
+        """
+        self.gradients.take(wait)
+        self.state.take(wait)
+
+    def look_for_gradients(self) -> None:
+        """Look for the round that ends this epoch, if it is about to end."""
+        self.take()
+        if self.gradients.control is None and self.is_due:
+            self._schedule(self.gradients, self._participant.grad_averager, self._participant.local_epoch)
+
+    def look_for_state(self) -> None:
+        """Look for the round that begins the next epoch, if that is about to begin and none is under way."""
+        own = self._participant
+        next_epoch = own.local_epoch + 1
+        if next_epoch % own.average_state_every != 0 or own.state_averager.averaging_in_progress:
+            return
+        if self.state.control is None and self.is_due:
+            self._schedule(self.state, own.state_averager, next_epoch)
+
+    def _schedule(self, agreed: AgreedRound, averager: Any, epoch: int) -> None:
+        timeout = self._participant.averaging_timeout
+        agreed.look_for(partial(averager.schedule_step, gather=epoch, timeout=timeout))
+
+    def be_ready_for_gradients(self) -> None:
+        """Have a round of gradients to begin, whether it was looked for before or not; none if this peer is alone."""
+        self.take(wait=True)
+        if self.is_alone:
+            # hivemind would do it, and load the local gradients by the way: twice divided, where they are reused
+            self.gradients.cancel()
+        elif self.gradients.control is None:
+            self._schedule(self.gradients, self._participant.grad_averager, self._participant.local_epoch)
+            self.take(wait=True)
+        self._state_to_come = self.state.control
+
+    def note_none_began(self) -> None:
+        """No round of gradients has begun, maybe since there is nobody, or this peer is about to end."""
+        is_over = self.is_alone or self._participant.grad_averager.has_retired
+        self.last = RoundOutcome(failed=None if is_over else "given up before it began")
+
+    # -- the training thread, or that of delayed updates: the round ------------------------------------------------
+
+    def average_gradients(self, control: Round | None) -> RoundOutcome:
+        """Wait for a round of gradients that has begun; ``None`` where there was nobody to average with.
+
+        :raises MissedRound: if the others have ended the epoch without this peer, which has nothing to step with
+        """
+        own = self._participant
+        if control is None:
+            self.last = RoundOutcome()
+            return self.last
+        oldest_epoch = partial(getattr, self.attendance, "oldest_epoch")
+        is_in_one_group = not own.grad_averager.group_size_is_fixed
+        left_out = is_in_one_group and is_left_out(
+            control, own.grad_averager, self._state_to_come, oldest_epoch, own.averaging_timeout
+        )
+        self.last = outcome_of(control, own.averaging_timeout)
+        have_gone_on = is_in_one_group and self.attendance.newest_epoch > own.local_epoch
+        if self.last.failed and (have_gone_on or left_out):
+            if have_gone_on and not own.delay_grad_averaging:
+                raise MissedRound
+            self._catching_up.was_left_out = True
+            if self._state_to_come is not None:
+                self._state_to_come.weight = NEXT_TO_NOTHING
+        return self.last
+
+    # -- the training thread: leaving -------------------------------------------------------------------------------
+
+    def end_late_searches(self) -> None:
+        """Give up what looks for a group since the last epoch, before the next one begins.
+
+        A peer whose last round of state averaging is still under way takes part in no new one. Its peers would look for
+        it until their timeout, and take part in none themselves, with nobody ever at the same epoch as another one.
+        """
+        self.take(wait=True)
+        averager = self._participant.state_averager
+        if averager.give_up_searches(before=self._participant.local_epoch + 1):
+            averager.step(wait_for_delayed_updates=True)
+
+    def leave(self, wait: bool = True) -> None:
+        """Take part in none of the rounds that were agreed on.
+
+        :param wait: until those that have a group already are over, in which this peer counts for nothing
+        """
+        self.take(wait=True)
+        left = [control for agreed in (self.gradients, self.state) if (control := agreed.leave()) is not None]
+        for control in left:
+            if wait and not control.done():
+                outcome_of(control, self._participant.averaging_timeout)

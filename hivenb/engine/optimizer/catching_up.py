@@ -1,0 +1,96 @@
+"""Catching up: a peer that joins, or fell behind, takes over the state of the swarm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hivemind.utils import get_logger
+
+from hivenb.engine.optimizer.participant import Participant
+from hivenb.errors import SwarmError
+
+logger = get_logger(__name__)
+
+#: How often a peer that fell behind asks for the state before it gives up; hivemind itself never does.
+LOAD_STATE_ATTEMPTS = 5
+
+#: Seconds for which a peer downloads the state anew whenever an epoch has ended meanwhile.
+CATCHING_UP = 60.0
+
+
+class CatchingUp:
+    """Whether a peer has to take over the others' state, and since when it tries.
+
+    :param participant: the optimizer of that peer
+    """
+
+    def __init__(self, participant: Participant):
+        self._participant = participant
+        self._since: float | None = None
+        #: whether the others have averaged gradients without this peer, in the background
+        self.was_left_out = False
+
+    @property
+    def is_called_for(self) -> bool:
+        """Whether this peer needs the others' state before it goes on."""
+        return self.was_left_out or self.has_missed_a_round
+
+    @property
+    def has_missed_a_round(self) -> bool:
+        """Whether the others have ended an epoch without this peer."""
+        # hivemind lets a peer that is one epoch behind the others take part in the round which they are about to end.
+        # Where all wait for each other's gradients that round is over: this one would come to their next round, take
+        # it for the last one, and have other moments than they from then on.
+        own = self._participant
+        if own.local_epoch >= own.tracker.global_epoch or self.is_hopeless:
+            return False
+        in_one_group = own.grad_averager is not None and not own.grad_averager.group_size_is_fixed
+        return in_one_group and not (own.delay_grad_averaging or own.auxiliary)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether this peer has begun to download the swarm's state, and has ended no epoch with it yet."""
+        return self._since is not None
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether epochs are shorter than a download."""
+        return self._since is not None and time.monotonic() - self._since > CATCHING_UP
+
+    def begin(self) -> None:
+        """A download is about to begin, perhaps not the first one."""
+        self._since = self._since or time.monotonic()
+        self.was_left_out = False
+
+    def end(self) -> None:
+        """This peer has ended an epoch with the others."""
+        self._since = None
+
+
+def download_in_attempts(download: Callable[[], None], position: str) -> None:
+    """Download a state; a download that fails is repeated, and one that fails again and again is an error.
+
+    :param download: asks the peer that is furthest ahead
+    :param position: where this peer and the swarm are, in words
+    :raises SwarmError: if it could not be had in several attempts, or does not fit this peer
+    """
+    misfits = 0
+    last_error: Exception | None = None
+    for attempt in range(1, LOAD_STATE_ATTEMPTS + 1):
+        try:
+            return download()
+        except SwarmError as e:
+            # it does not fit; but of what a peer of plain hivemind sends, the end may be lost, see stream_ends.py
+            misfits += 1
+            if misfits > 1:
+                raise
+            logger.warning(f"The state of a peer does not fit; it is downloaded once more: {e}")
+            last_error = e
+        except Exception as e:
+            logger.warning(f"Could not load the state from peers ({attempt} of {LOAD_STATE_ATTEMPTS}): {e!r}")
+            last_error = e
+    raise SwarmError(
+        f"{position}, but the state could not be downloaded in {LOAD_STATE_ATTEMPTS} attempts. Do all peers train the "
+        "same model with the same optimizer?"
+    ) from last_error

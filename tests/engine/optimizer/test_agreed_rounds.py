@@ -1,0 +1,207 @@
+"""When rounds are looked for, whom they wait for, and what becomes of those that fail; without a process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hivemind.averaging.control import AveragingStage
+from hivemind.optim.progress_tracker import LocalTrainingProgress
+from rounds_without_averagers import FakeRound, participant
+
+from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
+from hivenb.engine.optimizer.catching_up import CatchingUp
+from hivenb.engine.optimizer.gradient_round import NEXT_TO_NOTHING, MissedRound, RoundOutcome
+
+
+def rounds_of(own: Any) -> AgreedRounds:
+    return AgreedRounds(own, CatchingUp(own))
+
+
+def report(peer: bytes, epoch: int) -> LocalTrainingProgress:
+    return LocalTrainingProgress(
+        peer_id=peer, epoch=epoch, samples_accumulated=0, samples_per_second=1.0, time=1.0, client_mode=False
+    )
+
+
+class TestLooking:
+    def test_a_round_of_this_epoch_is_looked_for_when_it_is_about_to_end(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        rounds.look_for_gradients()
+        rounds.take(wait=True)
+        rounds.look_for_gradients()
+        assert [one.epoch for one in own.grad_averager.scheduled] == [4], "once, and of this epoch"
+
+    def test_the_state_is_averaged_at_the_beginning_of_the_next_one(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        rounds.look_for_state()
+        rounds.take(wait=True)
+        assert [one.epoch for one in own.state_averager.scheduled] == [5]
+
+    @pytest.mark.parametrize("reason", ["early", "alone", "behind"])
+    def test_none_is_looked_for_in_vain(self, reason: str) -> None:
+        own = participant()
+        if reason == "early":
+            own.tracker.estimated_next_update_time += 60.0
+        elif reason == "alone":
+            own.tracker.global_progress.num_peers = 1
+        else:
+            own.is_synchronized_with_peers = lambda: False
+        rounds = rounds_of(own)
+        assert not rounds.is_due
+        rounds.look_for_gradients()
+        rounds.look_for_state()
+        rounds.take(wait=True)
+        assert own.grad_averager.scheduled == own.state_averager.scheduled == []
+
+    @pytest.mark.parametrize("reason", ["another epoch", "one is under way"])
+    def test_the_state_is_not_averaged_more_often_than_asked_for(self, reason: str) -> None:
+        own = participant(average_state_every=3 if reason == "another epoch" else 1)
+        own.state_averager.averaging_in_progress = reason == "one is under way"
+        rounds = rounds_of(own)
+        rounds.look_for_state()
+        rounds.take(wait=True)
+        assert own.state_averager.scheduled == []
+
+    def test_one_that_was_not_looked_for_in_time_is_looked_for_when_it_is_due(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        rounds.be_ready_for_gradients()
+        assert rounds.gradients.control is own.grad_averager.scheduled[0]
+
+    def test_one_that_is_alone_by_now_gives_it_up(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        rounds.be_ready_for_gradients()
+        own.tracker.global_progress.num_peers = 1
+        rounds.be_ready_for_gradients()
+        assert rounds.gradients.control is None
+        assert own.grad_averager.scheduled[0].cancelled()
+
+    @pytest.mark.parametrize(("peers", "retired", "failed"), [(1, False, False), (2, True, False), (2, False, True)])
+    def test_that_none_began_is_a_failure_if_there_was_somebody(self, peers: int, retired: bool, failed: bool) -> None:
+        own = participant()
+        own.tracker.global_progress.num_peers, own.grad_averager.has_retired = peers, retired
+        rounds = rounds_of(own)
+        rounds.note_none_began()
+        assert rounds.last == RoundOutcome(1, "given up before it began" if failed else None)
+
+
+class TestWhoIsThere:
+    def test_averagers_wait_for_those_who_can_come(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        rounds.see_swarm([report(b"a", 4), report(b"far behind", 2)], frozenset({b"dead"}))
+        (state,), (gradients,) = own.state_averager.expected, own.grad_averager.expected
+        assert gradients.of_round(4) == state.of_round(5) == {b"a"}
+        assert gradients.gone == {b"dead"}
+        assert own.grad_averager.given_up == [4], "searches of epochs that all others have ended"
+
+    def test_with_gradients_in_the_background_peers_report_an_epoch_more(self) -> None:
+        own = participant(delay_grad_averaging=True, delay_optimizer_step=True, delay_state_averaging=True)
+        rounds = rounds_of(own)
+        rounds.see_swarm([report(b"a", 5)], frozenset())
+        assert own.grad_averager.expected[0].of_round(4) == set(), "it has come in epoch 5"
+        own.tracker.local_progress.epoch = 5
+        rounds.see_swarm([report(b"a", 6)], frozenset())
+        assert own.grad_averager.expected[1].of_round(5) == {b"a"}
+        assert own.grad_averager.given_up == [4, 5]
+
+    def test_one_that_is_far_ahead_draws_along_only_whoever_catches_up(self) -> None:
+        own = participant()
+        catching_up = CatchingUp(own)
+        rounds = AgreedRounds(own, catching_up)
+        reports = [report(b"slow", 4), report(b"quick", 5)]
+        rounds.see_swarm(reports, frozenset())
+        catching_up.begin()
+        rounds.see_swarm(reports, frozenset())
+        assert own.grad_averager.given_up == [4, 5]
+
+    def test_a_group_of_chosen_size_is_left_alone(self) -> None:
+        own = participant()
+        own.grad_averager.group_size_is_fixed = True
+        rounds_of(own).see_swarm([report(b"a", 9)], frozenset())
+        assert own.grad_averager.given_up == own.grad_averager.expected == []
+
+    def test_before_averagers_are_made_nobody_is_told(self) -> None:
+        own = participant()
+        del own.state_averager, own.grad_averager
+        rounds_of(own).see_swarm([report(b"a", 4)], frozenset())
+
+
+class TestOutcome:
+    def begun(self, own: Any, ahead: int | None = None) -> tuple[AgreedRounds, FakeRound]:
+        """A round of gradients that has begun, with another peer that is so many epochs ahead."""
+        rounds = rounds_of(own)
+        rounds.be_ready_for_gradients()
+        if ahead is not None:
+            rounds.attendance.call([report(b"a", own.local_epoch + ahead)])
+        control = own.grad_averager.scheduled[0]
+        control.stage = AveragingStage.RUNNING_ALLREDUCE
+        return rounds, control
+
+    def test_of_one_that_succeeds(self) -> None:
+        rounds, control = self.begun(participant())
+        control.set_result({b"a": None, b"b": None, b"c": None})
+        assert rounds.average_gradients(control) == rounds.last == RoundOutcome(3)
+
+    def test_with_nobody_there_is_none(self) -> None:
+        rounds, _ = self.begun(participant())
+        rounds.last = RoundOutcome(2)
+        assert rounds.average_gradients(None) == rounds.last == RoundOutcome(1)
+
+    def test_one_that_takes_too_long_has_failed(self) -> None:
+        rounds, control = self.begun(participant())
+        assert rounds.average_gradients(control) == RoundOutcome(1, "not done within averaging_timeout=0.2 s")
+        assert not control.cancelled(), "its peers exchange data still"
+
+    def test_one_that_fails_is_missed_if_the_others_have_gone_on(self) -> None:
+        rounds, control = self.begun(participant(), ahead=1)
+        control.set_exception(OSError("the daemon is gone"))
+        with pytest.raises(MissedRound):
+            rounds.average_gradients(control)
+
+    def test_in_the_background_the_others_state_is_needed_instead(self) -> None:
+        own = participant(delay_grad_averaging=True)
+        catching_up = CatchingUp(own)
+        rounds = AgreedRounds(own, catching_up)
+        rounds.state.control = state = FakeRound()  # type: ignore[assignment]
+        rounds.be_ready_for_gradients()
+        rounds.attendance.call([report(b"a", 6)])
+        (control,) = own.grad_averager.scheduled
+        control.stage = AveragingStage.RUNNING_ALLREDUCE
+        control.set_exception(OSError("the daemon is gone"))
+        assert rounds.average_gradients(control) == RoundOutcome(1, "OSError('the daemon is gone')")
+        assert catching_up.is_called_for
+        assert state.weight == NEXT_TO_NOTHING
+
+    def test_in_a_group_of_chosen_size_nothing_is_missed(self) -> None:
+        own = participant()
+        own.grad_averager.group_size_is_fixed = True
+        rounds, control = self.begun(own, ahead=1)
+        control.set_exception(OSError("the daemon is gone"))
+        assert rounds.average_gradients(control).failed
+
+
+class TestLeaving:
+    def test_all_rounds_are_left(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        rounds.look_for_state()
+        rounds.be_ready_for_gradients()
+        rounds.leave()
+        assert own.grad_averager.scheduled[0].cancelled()
+        assert own.state_averager.scheduled[0].cancelled()
+        assert rounds.gradients.control is rounds.state.control is None
+
+    def test_what_looks_for_the_last_epochs_state_is_given_up_before_the_next_one(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        late = own.state_averager.schedule_step(gather=4, timeout=60.0)
+        rounds.end_late_searches()
+        assert late.cancelled()
+        assert own.state_averager.waited == 1
+        rounds.end_late_searches()
+        assert own.state_averager.waited == 1, "nothing was to be waited for"

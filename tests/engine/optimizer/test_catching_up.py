@@ -1,0 +1,91 @@
+"""A peer that joins, or fell behind, knows it; a download that fails is repeated, and not for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rounds_without_averagers import participant
+
+from hivenb.engine.optimizer import catching_up as module
+from hivenb.engine.optimizer.catching_up import LOAD_STATE_ATTEMPTS, CatchingUp, download_in_attempts
+from hivenb.errors import SwarmError
+
+
+class TestCalledFor:
+    def at(self, epoch: int, **changes: Any) -> CatchingUp:
+        """Of a peer at epoch 4, with the others at another one."""
+        own = participant(**changes)
+        own.tracker.global_epoch = epoch
+        return CatchingUp(own)
+
+    def test_when_the_others_have_ended_an_epoch_without_it(self) -> None:
+        assert self.at(5).is_called_for
+        assert not self.at(4).is_called_for
+        assert not self.at(3).is_called_for
+
+    @pytest.mark.parametrize("changes", [{"delay_grad_averaging": True}, {"auxiliary": True}, {"grad_averager": None}])
+    def test_not_where_nobody_waits_for_its_gradients(self, changes: dict[str, Any]) -> None:
+        assert not self.at(5, **changes).is_called_for
+
+    def test_not_where_the_swarm_averages_in_several_groups(self) -> None:
+        own = participant()
+        own.tracker.global_epoch, own.grad_averager.group_size_is_fixed = 5, True
+        assert not CatchingUp(own).is_called_for
+
+    def test_when_they_have_averaged_without_it_in_the_background_until_it_begins(self) -> None:
+        catching_up = self.at(4, delay_grad_averaging=True)
+        catching_up.was_left_out = True
+        assert catching_up.is_called_for
+        catching_up.begin()
+        assert not catching_up.is_called_for
+
+    def test_it_is_under_way_until_an_epoch_was_ended_with_the_others(self) -> None:
+        catching_up = self.at(5)
+        assert not catching_up.is_under_way
+        catching_up.begin()
+        assert catching_up.is_under_way
+        catching_up.end()
+        assert not catching_up.is_under_way
+
+    def test_where_epochs_are_shorter_than_downloads_it_goes_on_with_what_it_has(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        catching_up = self.at(5)
+        catching_up.begin()
+        assert not catching_up.is_hopeless
+        monkeypatch.setattr(module, "CATCHING_UP", -1.0)
+        catching_up.begin()  # once more, since the first time
+        assert catching_up.is_hopeless
+        assert not catching_up.is_called_for
+
+
+class TestAttempts:
+    def failing(self, *errors: Exception) -> tuple[Any, list[int]]:
+        """A download that fails so often, and the attempts."""
+        attempts: list[int] = []
+
+        def download() -> None:
+            attempts.append(len(attempts))
+            if len(attempts) <= len(errors):
+                raise errors[len(attempts) - 1]
+
+        return download, attempts
+
+    def test_one_that_fails_is_repeated(self) -> None:
+        download, attempts = self.failing(OSError("no answer"), TimeoutError())
+        download_in_attempts(download, "Here")
+        assert len(attempts) == 3
+
+    def test_in_the_end_it_is_an_error_that_says_where_this_peer_is(self) -> None:
+        download, attempts = self.failing(*[OSError("no answer")] * 99)
+        with pytest.raises(SwarmError, match=r"^Here, but .* in 5 attempts\. Do all peers train the same") as raised:
+            download_in_attempts(download, "Here")
+        assert len(attempts) == LOAD_STATE_ATTEMPTS
+        assert isinstance(raised.value.__cause__, OSError)
+
+    def test_a_state_that_does_not_fit_is_downloaded_once_more_and_no_oftener(self) -> None:
+        download, attempts = self.failing(SwarmError("it has 3 tensors"), SwarmError("it has 3 tensors"))
+        with pytest.raises(SwarmError, match="it has 3 tensors"):
+            download_in_attempts(download, "Here")
+        assert len(attempts) == 2

@@ -1,0 +1,80 @@
+"""Rounds and averagers as an optimizer's helpers see them, without a process: for what they decide, not to train."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+from hivemind.averaging.control import AveragingStage
+from hivemind.utils import get_dht_time
+
+from hivenb.engine.rounds.expected_peers import ExpectedPeers
+
+
+class FakeRound(Future):
+    """A round whose stage a test sets.
+
+    :param stage: where it stands
+    :param epoch: that it is a round of
+    """
+
+    def __init__(self, stage: AveragingStage = AveragingStage.LOOKING_FOR_GROUP, epoch: float = 0):
+        super().__init__()
+        self.stage, self.epoch = stage, epoch
+        self.weight, self.triggered, self.is_deserted = 1.0, False, False
+
+    def allow_allreduce(self) -> None:
+        self.triggered = True
+
+
+class FakeAverager:
+    """Writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.group_size_is_fixed = self.averaging_in_progress = self.has_retired = self.finds_nobody = False
+        self.scheduled: list[FakeRound] = []
+        self.expected: list[ExpectedPeers] = []
+        self.given_up: list[float] = []
+        self.waited = 0
+
+    def schedule_step(self, gather: int, timeout: float) -> FakeRound:
+        self.scheduled.append(FakeRound(epoch=gather))
+        return self.scheduled[-1]
+
+    def expect_peers(self, peers: ExpectedPeers) -> None:
+        self.expected.append(peers)
+
+    def give_up_searches(self, before: float) -> bool:
+        self.given_up.append(before)
+        return any(one.epoch < before and not one.done() and one.cancel() for one in self.scheduled)
+
+    def is_alone(self, epoch: float) -> bool:
+        return self.finds_nobody
+
+    def step(self, wait_for_delayed_updates: bool) -> None:
+        self.waited += 1
+
+
+def participant(**changes: Any) -> Any:
+    """An optimizer that is at epoch 4 with one other peer, and whose epoch is about to end."""
+    settings: dict[str, Any] = {
+        "averaging_timeout": 0.2,
+        "matchmaking_time": 5.0,
+        "average_state_every": 1,
+        "auxiliary": False,
+        "delay_grad_averaging": False,
+        "delay_state_averaging": False,
+        "delay_optimizer_step": False,
+        "state_averager": FakeAverager(),
+        "grad_averager": FakeAverager(),
+        "local_epoch": 4,
+        "is_synchronized_with_peers": lambda: True,
+        "tracker": SimpleNamespace(
+            global_epoch=4,
+            global_progress=SimpleNamespace(num_peers=2),
+            local_progress=SimpleNamespace(epoch=4),
+            estimated_next_update_time=get_dht_time() + 1.0,
+        ),
+    }
+    return SimpleNamespace(**{**settings, **changes})
