@@ -62,7 +62,9 @@ def test_power_sgd_is_known_by_its_settings(factory: Callable[..., Any] | None, 
 def test_what_was_described_can_be_made_elsewhere() -> None:
     for factory in (None, GradientAverager, PowerSGD(4).factory(), PowerSGD(4, 0.2).factory()):
         assert describe_averager(averager_factory(describe_averager(factory))) == describe_averager(factory)
-    with pytest.raises(OptionsError, match=r"test_gradient_averager_choice\.Own, which is not hivemind's own: give this"):
+    with pytest.raises(
+        OptionsError, match=r"test_gradient_averager_choice\.Own, which is not hivemind's own: give this"
+    ):
         averager_factory(describe_averager(partial(Own, averager_rank=4)))
     with pytest.raises(OptionsError, match="with anything, which is not"):
         averager_factory("anything")
