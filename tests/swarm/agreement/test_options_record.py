@@ -18,6 +18,7 @@ from joining_peer import DiaryModel, diaries, peer
 from tiny import LOOPBACK, loader
 
 import hivenb
+from hivenb.engine.dht.record_board import RECORD_BYTES, is_owned, owner_of
 from hivenb.errors import OptionsError
 from hivenb.options import FIELDS, Options
 from hivenb.options.swarm_wide import PART_SIZE, SHARED_FIELDS, shared_part, with_shared_part
@@ -25,13 +26,10 @@ from hivenb.run.status import RunState
 from hivenb.swarm.agreement.host import NOTICE, Hosting, epochs_ahead
 from hivenb.swarm.agreement.options_record import (
     EXPIRATION,
-    RECORD_BYTES,
     Declaration,
     Plan,
     Records,
     host_of,
-    is_owned,
-    owner_of,
     parse,
 )
 
