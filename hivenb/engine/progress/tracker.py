@@ -131,11 +131,11 @@ class ProgressTracker(_ProgressTracker):
         except OSError as e:  # the DHT was closed first
             logger.debug(f"No goodbye to {self.training_progress_key}: {e!r}")
 
-    def report_local_progress(self, local_epoch: int, samples_accumulated: int, **kwargs: Any) -> None:
+    def report_local_progress(self, local_epoch: int, samples_accumulated: int, *args: Any, **kwargs: Any) -> None:
         self._aside.clear()
         with self._lock_counting:
             self._batch_size = max(0, samples_accumulated - self.local_progress.samples_accumulated)
-            super().report_local_progress(local_epoch, samples_accumulated, **kwargs)
+            super().report_local_progress(local_epoch, samples_accumulated, *args, **kwargs)
         pause = time.monotonic() - self._counted_at  # none before the first
         self._longest_pause = max(0.9 * self._longest_pause, pause)
         self._counted_at = time.monotonic()

@@ -82,7 +82,7 @@ class OwnAverager(PowerSGDGradientAverager):
 def test_an_averager_of_ones_own_is_named_and_taken_from_whoever_has_it() -> None:
     own = partial(OwnAverager, averager_rank=2)
     shared = shared_part(OPTIONS.replace(grad_averager_factory=own))
-    with pytest.raises(OptionsError, match=r"test_swarm_options\.OwnAverager, which is not hivemind's own: give this"):
+    with pytest.raises(OptionsError, match=r"test_options_record\.OwnAverager, which is not hivemind's own: give this"):
         with_shared_part(OPTIONS, shared)
     assert with_shared_part(OPTIONS, shared, offered=own).grad_averager_factory is own
 
