@@ -29,7 +29,7 @@ EXPIRATION = 60.0
 
 Subkey = str | int | bytes
 
-_TimeoutErrors = (TimeoutError, concurrent.futures.TimeoutError)  # one and the same from Python 3.11 on
+_NO_ANSWER = (TimeoutError, concurrent.futures.TimeoutError)  # one and the same from Python 3.11 on
 _OWNER = RSASignatureValidator.PUBLIC_KEY_FORMAT.split(b"_key_")
 
 
@@ -60,7 +60,7 @@ class RecordBoard:
         """
         try:
             found: Any = self._dht.get(self._key, latest=True, return_future=True).result(self._timeout)
-        except _TimeoutErrors as e:
+        except _NO_ANSWER as e:
             raise SwarmError(
                 f"the DHT did not answer within {self._timeout} s; is its process overloaded or gone?"
             ) from e
@@ -87,7 +87,7 @@ class RecordBoard:
 
         :param timeout: seconds that this may take
         """
-        with contextlib.suppress(*_TimeoutErrors, OSError):
+        with contextlib.suppress(*_NO_ANSWER, OSError):
             self._store(subkey, None).result(timeout)
 
     def _store(self, subkey: Subkey, value: Any) -> Any:
