@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hivenb.engine.dht.addresses import is_loopback
 from hivenb.errors import TrainingError
 from hivenb.system.environment import detect
 from hivenb.system.procfs import descendants, left_running, seconds_since_start
@@ -299,7 +300,7 @@ def _last_words(figures: dict[str, Any], settings: DemoSettings, failed: list[st
 
 
 def _leave_this_machine(addresses: tuple[str, ...]) -> bool:
-    return not all(address.startswith(("/ip4/127.", "/ip6/::1/")) for address in addresses)
+    return not all(map(is_loopback, addresses))
 
 
 def _epochs(count: int) -> str:

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from hivemind.utils import get_dht_time
+from hivenb.engine.progress.estimate import seconds_left
 
 if TYPE_CHECKING:
     from hivenb.engine.progress.peer_reports import PeerInfo
-
-#: Seconds; an estimate beyond this comes from a speed of nothing.
-_ENDLESS = 1e6
 
 
 class RunState(str, Enum):
@@ -93,9 +90,3 @@ def status_of(
         loss=loss,
         error=None if error is None else f"{type(error).__name__}: {error}",
     )
-
-
-def seconds_left(progress: Any) -> float | None:
-    """Seconds until the swarm's next epoch, as estimated by hivemind's tracker; ``None`` if it cannot be told."""
-    eta = progress.eta_next_epoch - get_dht_time()
-    return max(0.0, eta) if eta < _ENDLESS else None

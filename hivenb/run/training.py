@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 
+from hivenb.engine.progress.estimate import seconds_left
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import History
@@ -19,7 +20,7 @@ from hivenb.run.monitor import Monitor
 from hivenb.run.recorder import Recorder
 from hivenb.run.run_options import RunOptions
 from hivenb.run.stage import Gate, Stage
-from hivenb.run.status import RunState, RunStatus, seconds_left, status_of
+from hivenb.run.status import RunState, RunStatus, status_of
 from hivenb.run.trainer import make_trainer
 from hivenb.strategy.hivemind_strategy import HivemindStrategy
 from hivenb.swarm.agreement.host import Hosting

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
+from hivenb.engine.dht.addresses import PUBLIC
 from hivenb.engine.dht.dht import DHT, reachable_addresses
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
@@ -37,7 +38,7 @@ __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
 logger = logging.getLogger(__name__)
 
 #: Where the strategy's own DHT listens when ``host_maddrs`` is not given, as documented for Lightning.
-DEFAULT_HOST_MADDRS = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic-v1")
+DEFAULT_HOST_MADDRS = PUBLIC
 
 #: Seconds between two looks of an auxiliary peer, in place of each of its batches, whether there is a round to help in.
 HELPING_INTERVAL = 0.1

@@ -30,7 +30,7 @@ class SwarmStatsMonitor(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._logged = None
 
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         strategy = trainer.strategy
         if not isinstance(strategy, HivemindStrategy):
             return

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from hivenb._lazy import lazy_face
 
 if TYPE_CHECKING:
+    from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC
     from hivenb.engine.progress.peer_reports import PeerInfo
-    from hivenb.swarm.swarm import LOOPBACK, PUBLIC, Swarm
+    from hivenb.swarm.swarm import Swarm
 
 __all__ = [
     "LOOPBACK",
@@ -20,8 +21,8 @@ __all__ = [
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
-        "LOOPBACK": "hivenb.swarm.swarm",
-        "PUBLIC": "hivenb.swarm.swarm",
+        "LOOPBACK": "hivenb.engine.dht.addresses",
+        "PUBLIC": "hivenb.engine.dht.addresses",
         "PeerInfo": "hivenb.engine.progress.peer_reports",
         "Swarm": "hivenb.swarm.swarm",
     },

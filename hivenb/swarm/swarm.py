@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from hivenb.engine.dht.dht import DHT, reachable_addresses
+from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC
+from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
 from hivenb.errors import SwarmError
 from hivenb.swarm.invite import encode_invite, read_addresses
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
     from hivenb.options.options import Options
     from hivenb.peers.local_peers import LocalPeer, LocalPeers
     from hivenb.run.training import TrainingRun
-
-LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
-PUBLIC = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic-v1")
-
-#: Seconds that a read of the DHT is given; peers on the internet answer within a fraction of that, or not at all.
-_READ_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ class _Settings:
     identity_path: str | None = None
     client_mode: bool = False
     public_name: str | None = None
-    startup_timeout: float = 60.0
+    startup_timeout: float = STARTUP_TIMEOUT
 
     def difference(self, other: _Settings) -> str:
         names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
@@ -114,7 +109,7 @@ class Swarm:
         identity_path: str | None = None,
         client_mode: bool = False,
         public_name: str | None = None,
-        startup_timeout: float = 60.0,
+        startup_timeout: float = STARTUP_TIMEOUT,
     ):
         """Does nothing: the same object is returned, and initialized, each time a cell is run."""
 
@@ -213,7 +208,7 @@ class Swarm:
         :returns: one :class:`PeerInfo` for each
         :raises SwarmError: if the swarm is closed, or the DHT does not answer
         """
-        return read_peers(self.dht, self._last_run_id if run_id is None else run_id, _READ_TIMEOUT)
+        return read_peers(self.dht, self._last_run_id if run_id is None else run_id)
 
     # -- peers on this machine ----------------------------------------------------------------------------------
 

@@ -14,15 +14,13 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from select import PIPE_BUF
 from typing import Any, TextIO
 
 from hivenb.engine.process import child_process
 
 #: Lines kept; the oldest go first.
 CAPACITY = 1000
-
-#: A write of up to this many bytes into a pipe is never mixed with that of another process (POSIX, PIPE_BUF).
-_ATOMIC_BYTES = 4096
 
 #: Loggers whose records are collected. hivemind's all come from threads and processes of its own.
 _ALWAYS = ("hivemind", "hivenb")
@@ -76,7 +74,8 @@ class LogCollector(logging.Handler):
         if os.getpid() == self._owner:
             self._keep(line)
         else:
-            os.write(self._write_end, line.encode(errors="replace")[: _ATOMIC_BYTES - 1] + b"\n")
+            # up to that many bytes in a pipe are never mixed with those of another process
+            os.write(self._write_end, line.encode(errors="replace")[: PIPE_BUF - 1] + b"\n")
 
     def _keep(self, line: str) -> None:
         self._lines.append(line)

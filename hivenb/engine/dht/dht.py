@@ -17,6 +17,7 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
+from hivenb.engine.dht.addresses import is_loopback
 from hivenb.engine.dht.node import Node, SignatureValidator
 from hivenb.engine.process.child_process import ChildProcess, settle_as_child
 from hivenb.engine.process.end_with_parent import tied_to_parent
@@ -146,7 +147,7 @@ def _finish(tasks: set[asyncio.Task], task: asyncio.Task) -> None:
 def reachable_addresses(dht: hivemind.DHT) -> tuple[str, ...]:
     """Addresses of a DHT at which others can reach it; those of this machine alone only if there are no others."""
     addresses = [str(address) for address in dht.get_visible_maddrs(latest=True)]
-    outside = [a for a in addresses if not a.startswith(("/ip4/127.", "/ip6/::1/"))]
+    outside = [address for address in addresses if not is_loopback(address)]
     return tuple(outside or addresses)
 
 

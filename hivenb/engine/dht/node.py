@@ -53,9 +53,9 @@ class Node(DHTNode):
         self._nearest: dict[DHTID, _Nearest] = {}
 
     @classmethod
-    async def create(cls, **kwargs: Any) -> Node:
+    async def create(cls, *args: Any, **kwargs: Any) -> Node:
         """Takes the parameters of ``DHTNode.create``, with other defaults of those that begin with ``cache``."""
-        return cast(Node, await super().create(**{**_CACHING, **kwargs}))
+        return cast(Node, await super().create(*args, **{**_CACHING, **kwargs}))
 
     async def find_nearest_nodes(
         self,

@@ -36,7 +36,7 @@ class EpochSchedulers(LRScheduler):
         """By this, hivemind/optim/state_averager.py:_update_scheduler sees how far it has to move them."""
         return self.epoch + 1
 
-    def step(self, *args: Any) -> None:
+    def step(self, *args: Any, **kwargs: Any) -> None:
         """Move them by one epoch of the swarm."""
         self.epoch += 1
         for scheduler, frequency in self._schedulers:

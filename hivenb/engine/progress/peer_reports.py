@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-from hivenb.errors import SwarmError
+from hivenb.engine.dht.record_board import ANSWER_TIMEOUT, RecordBoard
 
 
 @dataclass(frozen=True)
@@ -36,25 +35,20 @@ class PeerInfo:
     is_self: bool
 
 
-def read_peers(dht: hivemind.DHT, run_id: str, timeout: float) -> tuple[PeerInfo, ...]:
+def read_peers(dht: hivemind.DHT, run_id: str, timeout: float = ANSWER_TIMEOUT) -> tuple[PeerInfo, ...]:
     """What the peers of a run have reported, read from the DHT without being one of them.
 
     Reports of other shapes are passed over: anybody may write to a DHT.
 
-    :param timeout: seconds
+    :param timeout: seconds that the DHT is given to answer
     :returns: one entry for each peer; this process first, then by id
     :raises SwarmError: if the DHT does not answer in time
     """
-    try:
-        record = dht.get(f"{run_id}_progress", latest=True, return_future=True).result(timeout)
-    except (TimeoutError, concurrent.futures.TimeoutError) as e:
-        raise SwarmError(f"the DHT did not answer within {timeout} s; is its process overloaded or gone?") from e
-    if record is None or not isinstance(record.value, dict):
-        return ()
+    records = RecordBoard(dht, f"{run_id}_progress", timeout=timeout).read()
     own_id, now = dht.peer_id.to_base58(), get_dht_time()
     found = []
-    for entry in record.value.values():
-        progress = parse_report(entry.value)
+    for record in records.values():
+        progress = parse_report(record.value)
         if progress is None:
             continue
         peer_id = PeerID(progress.peer_id).to_base58()

@@ -16,6 +16,7 @@ from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainin
 from hivemind.optim.progress_tracker import ProgressTracker as _ProgressTracker
 from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
+from hivenb.engine.progress.estimate import seconds_left
 from hivenb.engine.progress.peer_reports import parse_report
 from hivenb.engine.progress.presence import Presence
 
@@ -57,9 +58,6 @@ SILENCE = 10.0
 
 #: Seconds without a report or an answer after which a peer has gone, unless told otherwise.
 LOST_AFTER = 4.0
-
-#: Seconds; an estimate beyond this comes from a speed of nothing.
-_ENDLESS = 1e6
 
 
 class ProgressTracker(_ProgressTracker):
@@ -133,11 +131,11 @@ class ProgressTracker(_ProgressTracker):
         except OSError as e:  # the DHT was closed first
             logger.debug(f"No goodbye to {self.training_progress_key}: {e!r}")
 
-    def report_local_progress(self, local_epoch: int, samples_accumulated: int, **kwargs: Any) -> None:
+    def report_local_progress(self, local_epoch: int, samples_accumulated: int, *args: Any, **kwargs: Any) -> None:
         self._aside.clear()
         with self._lock_counting:
             self._batch_size = max(0, samples_accumulated - self.local_progress.samples_accumulated)
-            super().report_local_progress(local_epoch, samples_accumulated, **kwargs)
+            super().report_local_progress(local_epoch, samples_accumulated, *args, **kwargs)
         pause = time.monotonic() - self._counted_at  # none before the first
         self._longest_pause = max(0.9 * self._longest_pause, pause)
         self._counted_at = time.monotonic()
@@ -206,8 +204,7 @@ class ProgressTracker(_ProgressTracker):
         if not self._is_away:
             metadata[self._local_public_key] = ValueWithExpiration(self.local_progress.dict(), math.inf)
         progress = super()._parse_swarm_progress_data(metadata)
-        is_unknown = progress.eta_next_epoch - get_dht_time() > _ENDLESS
-        if progress.num_peers <= 1 or is_unknown:
+        if progress.num_peers <= 1 or seconds_left(progress) is None:
             # hivemind would wait for max_refresh_period: it finds a peer, which is this one, or peers that have just
             # begun and whose speed is not known yet, and whose first epoch is over by then
             progress.next_fetch_time = get_dht_time() + self.default_refresh_period

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import hivemind
 import torch
-from hivemind.utils import get_dht_time
 
+from hivenb.engine.dht.record_board import ANSWER_TIMEOUT, RECORD_BYTES, RecordBoard
 from hivenb.engine.progress.peer_reports import read_peers
 from hivenb.errors import SwarmError
 
@@ -24,11 +23,8 @@ EXPIRATION = 300.0
 #: Seconds between two renewals.
 RENEWAL = 60.0
 
-#: Bytes in one record. A larger message into the DHT's pipe can mix with one of another process (POSIX, PIPE_BUF).
-_RECORD_BYTES = 2048
-
-#: Seconds that the DHT is given to answer.
-_TIMEOUT = 10.0
+#: Bytes of a description in one record, which also says how many records there are.
+_PART_BYTES = RECORD_BYTES - 16
 
 ParameterShape = tuple[str, tuple[int, ...]]
 
@@ -52,17 +48,20 @@ def first_difference(ours: Sequence[ParameterShape], theirs: Sequence[ParameterS
     return None
 
 
-def agree_on_model(dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape]) -> None:
+def agree_on_model(
+    dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape], timeout: float = ANSWER_TIMEOUT
+) -> None:
     """Compare a model with the one that other peers of a run train, and describe it to those who come later.
 
     :param dht: a running DHT
     :param run_id: name of the run
     :param ours: what :func:`describe_parameters` gave
-    :raises SwarmError: if the models differ; the message names the first difference
+    :param timeout: seconds that the DHT is given for each answer
+    :raises SwarmError: if the models differ, and the message names the first difference; or if the DHT does not answer
     """
-    others = [peer for peer in read_peers(dht, run_id, _TIMEOUT) if not peer.is_self]
+    others = [peer for peer in read_peers(dht, run_id, timeout) if not peer.is_self]
     # without others, what stands there is what somebody trained before: a corrected cell is to be run again
-    theirs = _read(dht, run_id) if others else None
+    theirs = declared_model(dht, run_id, timeout) if others else None
     difference = None if theirs is None else first_difference(ours, theirs)
     if difference is not None:
         raise SwarmError(
@@ -74,15 +73,28 @@ def agree_on_model(dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape
 
 def declare_model(dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape]) -> None:
     """Describe the model of a run to those who come later, for the next :data:`EXPIRATION` seconds. Does not wait."""
-    records = _pack(ours)
-    for number, record in enumerate(records):
-        dht.store(
-            _key(run_id),
-            subkey=number,
-            value=[len(records), record],
-            expiration_time=get_dht_time() + EXPIRATION,
-            return_future=True,
-        )
+    text = json.dumps(ours, separators=(",", ":")).encode()
+    parts = [text[start : start + _PART_BYTES] for start in range(0, len(text), _PART_BYTES)]
+    board = RecordBoard(dht, _key(run_id), expiration=EXPIRATION)
+    for number, part in enumerate(parts):
+        board.write(number, [len(parts), part])
+
+
+def declared_model(
+    dht: hivemind.DHT, run_id: str, timeout: float = ANSWER_TIMEOUT
+) -> tuple[ParameterShape, ...] | None:
+    """The description of the model of a run; ``None`` if there is none, or it is not whole.
+
+    :param timeout: seconds that the DHT is given to answer
+    :raises SwarmError: if the DHT does not answer in time
+    """
+    records = RecordBoard(dht, _key(run_id), timeout=timeout).read()
+    try:
+        count = records[0].value[0]
+        text = b"".join(records[number].value[1] for number in range(count))
+        return tuple((str(name), tuple(int(size) for size in shape)) for name, shape in json.loads(text))
+    except (KeyError, IndexError, TypeError, ValueError):  # anybody may write to a DHT
+        return None
 
 
 class ModelDeclaration:
@@ -108,22 +120,3 @@ class ModelDeclaration:
 
 def _key(run_id: str) -> str:
     return f"{run_id}_model"
-
-
-def _pack(ours: Sequence[ParameterShape]) -> list[bytes]:
-    text = json.dumps(ours, separators=(",", ":")).encode()
-    return [text[start : start + _RECORD_BYTES] for start in range(0, len(text), _RECORD_BYTES)]
-
-
-def _read(dht: hivemind.DHT, run_id: str) -> tuple[ParameterShape, ...] | None:
-    """The description in the DHT; ``None`` if there is none, or it is not whole."""
-    found: Any = dht.get(_key(run_id), latest=True, return_future=True).result(_TIMEOUT)
-    if found is None or not isinstance(found.value, dict):
-        return None
-    try:
-        records = {number: entry.value for number, entry in found.value.items()}
-        count = records[0][0]
-        text = b"".join(records[number][1] for number in range(count))
-        return tuple((str(name), tuple(int(size) for size in shape)) for name, shape in json.loads(text))
-    except (KeyError, IndexError, TypeError, ValueError):  # anybody may write to a DHT
-        return None

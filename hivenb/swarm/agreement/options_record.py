@@ -7,35 +7,25 @@ longest counts: it is the host. When it leaves, the next one's word counts, whic
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import json
 import math
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import hivemind
-from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.utils import get_dht_time
-from hivemind.utils.crypto import RSAPrivateKey
 
-from hivenb.errors import OptionsError, SwarmError
+from hivenb.engine.dht.record_board import RECORD_BYTES, RecordBoard, Subkey, is_owned
+from hivenb.errors import OptionsError
 from hivenb.options.options import Options
 from hivenb.options.swarm_wide import Shared, with_shared_part
-
-#: Bytes in one record. A larger message into the DHT's pipe can mix with one of another process (POSIX, PIPE_BUF).
-RECORD_BYTES = 2048
 
 #: Seconds for which a declaration counts after its last renewal: one that leaves without a goodbye is host that long.
 EXPIRATION = 30.0
 
-#: Seconds that the DHT is given to answer.
-_TIMEOUT = 10.0
-
 _MAX_STEPS = 8
-_OWNER = RSASignatureValidator.PUBLIC_KEY_FORMAT.split(b"_key_")
 
 
 @dataclass(frozen=True)
@@ -115,7 +105,7 @@ class Declaration:
 
 def parse(owner: Any, value: Any) -> Declaration | None:
     """A declaration as it was found, or ``None`` if it is none: anybody may write to a DHT."""
-    if not isinstance(owner, bytes) or not is_owned(owner) or not isinstance(value, bytes) or len(value) > RECORD_BYTES:
+    if not is_owned(owner) or not isinstance(value, bytes) or len(value) > RECORD_BYTES:
         return None
     try:
         fields = json.loads(value)
@@ -129,17 +119,6 @@ def parse(owner: Any, value: Any) -> Declaration | None:
     if not (isinstance(peer_id, str) and math.isfinite(since) and 0 < len(steps) <= _MAX_STEPS and ascending):
         return None
     return Declaration(owner, peer_id, since, Plan(version, steps))
-
-
-def is_owned(subkey: bytes) -> bool:
-    """Whether a subkey is a public key and nothing else, so that only its owner can write there."""
-    start, end = _OWNER
-    return subkey.startswith(start) and subkey.endswith(end) and subkey.count(start) == 1
-
-
-def owner_of(key: RSAPrivateKey) -> bytes:
-    """The subkey that only the holder of a private key can write to."""
-    return RSASignatureValidator(key).local_public_key
 
 
 def host_of(declarations: Iterable[Declaration]) -> Declaration | None:
@@ -157,9 +136,9 @@ class Records:
     """
 
     def __init__(self, dht: hivemind.DHT, run_id: str):
-        self._dht, self._key = dht, f"{run_id}_options"
-        self.owner, self.peer_id = owner_of(dht.private_key), dht.peer_id.to_base58()
-        self._known: dict[bytes, tuple[float, Declaration | None]] = {}
+        self._board = RecordBoard(dht, f"{run_id}_options", expiration=EXPIRATION)
+        self.owner, self.peer_id = self._board.owner, dht.peer_id.to_base58()
+        self._known: dict[Subkey, tuple[float, Declaration | None]] = {}
         self._lock = threading.Lock()
 
     def read(self) -> tuple[Declaration, ...]:
@@ -167,17 +146,12 @@ class Records:
 
         :raises SwarmError: if the DHT does not answer in time
         """
-        try:
-            found: Any = self._dht.get(self._key, latest=True, return_future=True).result(_TIMEOUT)
-        except (TimeoutError, concurrent.futures.TimeoutError) as e:
-            raise SwarmError(f"the DHT did not answer within {_TIMEOUT} s; is its process overloaded or gone?") from e
-        entries = found.value if found is not None and isinstance(found.value, Mapping) else {}
-        now = get_dht_time()
-        for subkey, entry in entries.items():
-            declaration = parse(subkey, entry.value)
+        records, now = self._board.read(), get_dht_time()
+        for subkey, record in records.items():
+            declaration = parse(subkey, record.value)
             # one that would stand for ever is none of ours, or of a clock that is far ahead
-            if (declaration is not None or entry.value is None) and entry.expiration_time < now + 2 * EXPIRATION:
-                self._note(subkey, entry.expiration_time, declaration)
+            if (declaration is not None or record.value is None) and record.expiration_time < now + 2 * EXPIRATION:
+                self._note(subkey, record.expiration_time, declaration)
         with self._lock:
             self._known = {owner: known for owner, known in self._known.items() if known[0] > now}
             declarations = [one for _, one in self._known.values() if one is not None]
@@ -185,22 +159,18 @@ class Records:
 
     def write(self, declaration: Declaration) -> None:
         """Declare something for the next :data:`EXPIRATION` seconds, over what was declared before. Does not wait."""
-        self._store(declaration.pack(), replace(declaration, owner=self.owner))
+        self._note(self.owner, get_dht_time() + EXPIRATION, replace(declaration, owner=self.owner))
+        self._board.write(self.owner, declaration.pack())
 
     def withdraw(self, timeout: float) -> None:
         """Declare nothing any more, so that the next peer is host at once.
 
         :param timeout: seconds that this may take; without an answer, the declaration expires
         """
-        with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError, OSError):
-            self._store(None, None).result(timeout)
+        self._note(self.owner, get_dht_time() + EXPIRATION, None)
+        self._board.withdraw(self.owner, timeout)
 
-    def _store(self, value: bytes | None, declaration: Declaration | None) -> Any:
-        expires = get_dht_time() + EXPIRATION
-        self._note(self.owner, expires, declaration)
-        return self._dht.store(self._key, subkey=self.owner, value=value, expiration_time=expires, return_future=True)
-
-    def _note(self, owner: bytes, expires: float, declaration: Declaration | None) -> None:
+    def _note(self, owner: Subkey, expires: float, declaration: Declaration | None) -> None:
         with self._lock:
             if expires > self._known.get(owner, (0.0, None))[0]:
                 self._known[owner] = (expires, declaration)

@@ -6,15 +6,13 @@ nothing else hangs on it.
 
 from __future__ import annotations
 
-import concurrent.futures
 import time
 import unicodedata
-from typing import Any
+from itertools import islice
 
 import hivemind
-from hivemind.utils import get_dht_time
 
-from hivenb.errors import SwarmError
+from hivenb.engine.dht.record_board import RecordBoard
 
 #: Characters of a name that are kept.
 MAX_LENGTH = 40
@@ -27,9 +25,6 @@ EXPIRATION, RENEWAL = 180.0, 60.0
 
 #: Seconds between two looks for the names of others.
 READ_INTERVAL = 5.0
-
-#: Seconds that the DHT is given to answer.
-_TIMEOUT = 10.0
 
 
 def clean(name: object) -> str:
@@ -49,7 +44,7 @@ class PublicNames:
     """
 
     def __init__(self, dht: hivemind.DHT, run_id: str, own: str):
-        self._dht, self._key = dht, f"{run_id}_names"
+        self._board = RecordBoard(dht, f"{run_id}_names", expiration=EXPIRATION)
         self._peer_id, self._own = dht.peer_id.to_base58(), clean(own)
         self._tell_at = self._read_at = 0.0
         self._names: dict[str, str] = {}
@@ -62,13 +57,7 @@ class PublicNames:
         """
         now = time.monotonic()
         if self._own and now >= self._tell_at:
-            self._dht.store(
-                self._key,
-                subkey=self._peer_id,
-                value=self._own,
-                expiration_time=get_dht_time() + EXPIRATION,
-                return_future=True,
-            )
+            self._board.write(self._peer_id, self._own)
             self._tell_at = now + RENEWAL
         if now >= self._read_at:
             self._names = self._read()
@@ -76,14 +65,8 @@ class PublicNames:
         return self._names
 
     def _read(self) -> dict[str, str]:
-        try:
-            found: Any = self._dht.get(self._key, latest=True, return_future=True).result(_TIMEOUT)
-        except (TimeoutError, concurrent.futures.TimeoutError) as e:
-            raise SwarmError(f"the DHT did not answer within {_TIMEOUT} s; is its process overloaded or gone?") from e
         names = {self._peer_id: self._own} if self._own else {}
-        if found is None or not isinstance(found.value, dict):
-            return names
-        for peer_id, entry in list(found.value.items())[:MAX_NAMES]:
-            if isinstance(peer_id, str) and peer_id not in names and (name := clean(entry.value)):
+        for peer_id, record in islice(self._board.read().items(), MAX_NAMES):
+            if isinstance(peer_id, str) and peer_id not in names and (name := clean(record.value)):
                 names[peer_id] = name
         return names

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 
 import lightning
 import pytest
@@ -13,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import hivenb
 from hivenb.errors import SwarmError
 from hivenb.swarm.agreement.model_record import (
-    _read,
     agree_on_model,
     declare_model,
+    declared_model,
     describe_parameters,
     first_difference,
 )
@@ -99,9 +101,9 @@ def test_a_large_model_fits_and_rubbish_is_passed_over():
         guest.dht.store("large_model", subkey=0, value=["?"], expiration_time=get_dht_time() + 1)
         declare_model(host.dht, "large", many)
         deadline = get_dht_time() + 10
-        while _read(guest.dht, "large") != many and get_dht_time() < deadline:
+        while declared_model(guest.dht, "large") != many and get_dht_time() < deadline:
             pass
-        assert _read(guest.dht, "large") == many
+        assert declared_model(guest.dht, "large") == many
 
 
 def test_two_swarms_of_one_process_count_as_two_peers():
@@ -113,3 +115,41 @@ def test_two_swarms_of_one_process_count_as_two_peers():
         while len(host.peers("models")) < 2 and get_dht_time() < deadline:
             runs[0].wait(timeout=0.2)
         assert len({peer.peer_id for peer in host.peers("models")}) == 2
+
+
+def test_a_dht_that_does_not_answer_is_an_error_at_whichever_read(swarm, eventually, monkeypatch):
+    with hivenb.Swarm.join(swarm.invite, "slow") as guest:
+        report = {"epoch": 0, "samples_accumulated": 1, "samples_per_second": 1.0, "client_mode": False}
+        report |= {"peer_id": swarm.dht.peer_id.to_bytes(), "time": get_dht_time()}
+        assert swarm.dht.store("slow_progress", report, expiration_time=get_dht_time() + 120, subkey="other")
+        eventually(lambda: guest.peers("slow"))
+        read = guest.dht.get
+        for stopped_at in ("slow_progress", "slow_model"):
+
+            def stop_and_read(key, *args, stopped_at=stopped_at, **kwargs):
+                if key == stopped_at:
+                    os.kill(guest.dht.pid, signal.SIGSTOP)
+                return read(key, *args, **kwargs)
+
+            monkeypatch.setattr(guest.dht, "get", stop_and_read)
+            try:
+                with pytest.raises(SwarmError, match=r"did not answer within 2\.0 s; is its process overloaded"):
+                    agree_on_model(guest.dht, "slow", OURS, timeout=2.0)
+            finally:
+                os.kill(guest.dht.pid, signal.SIGCONT)
+        monkeypatch.undo()
+        agree_on_model(guest.dht, "slow", OURS)
+
+
+def test_a_description_that_is_not_whole_is_none(swarm):
+    def write(key, subkey, value):
+        assert swarm.dht.store(key, subkey=subkey, value=value, expiration_time=get_dht_time() + 60)
+
+    write("torn_model", 0, [2, b'[["a.weight",'])
+    assert declared_model(swarm.dht, "torn") is None
+    write("torn_model", 1, [2, b"[3,4]]]"])
+    assert declared_model(swarm.dht, "torn") == (("a.weight", (3, 4)),)
+    write("withdrawn_model", 0, None)
+    assert declared_model(swarm.dht, "withdrawn") is None
+    assert swarm.dht.store("plain_model", {"a": 1}, expiration_time=get_dht_time() + 60)
+    assert declared_model(swarm.dht, "plain") is None

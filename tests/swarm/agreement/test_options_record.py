@@ -18,6 +18,7 @@ from joining_peer import DiaryModel, diaries, peer
 from tiny import LOOPBACK, loader
 
 import hivenb
+from hivenb.engine.dht.record_board import RECORD_BYTES, is_owned, owner_of
 from hivenb.errors import OptionsError
 from hivenb.options import FIELDS, Options
 from hivenb.options.swarm_wide import PART_SIZE, SHARED_FIELDS, shared_part, with_shared_part
@@ -25,13 +26,10 @@ from hivenb.run.status import RunState
 from hivenb.swarm.agreement.host import NOTICE, Hosting, epochs_ahead
 from hivenb.swarm.agreement.options_record import (
     EXPIRATION,
-    RECORD_BYTES,
     Declaration,
     Plan,
     Records,
     host_of,
-    is_owned,
-    owner_of,
     parse,
 )
 
@@ -84,7 +82,7 @@ class OwnAverager(PowerSGDGradientAverager):
 def test_an_averager_of_ones_own_is_named_and_taken_from_whoever_has_it() -> None:
     own = partial(OwnAverager, averager_rank=2)
     shared = shared_part(OPTIONS.replace(grad_averager_factory=own))
-    with pytest.raises(OptionsError, match=r"test_swarm_options\.OwnAverager, which is not hivemind's own: give this"):
+    with pytest.raises(OptionsError, match=r"test_options_record\.OwnAverager, which is not hivemind's own: give this"):
         with_shared_part(OPTIONS, shared)
     assert with_shared_part(OPTIONS, shared, offered=own).grad_averager_factory is own
 
