@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -280,10 +281,11 @@ class TrainingRun:
         self, trainer: lightning.Trainer, strategy: HivemindStrategy, monitor: Monitor, train: Any, validation: Any
     ) -> None:
         failure: BaseException | None = None
+        run_id = self.options.run_id
         with self.swarm.logs.this_thread():
             try:
                 monitor.start()
-                self._options.join(Hosting(self.swarm, self.options.run_id, self._may_host))
+                self._options.join(Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host))
                 steps_before = self._recorder.steps
                 trainer.fit(self.model, train, validation, ckpt_path=self._resume_from, weights_only=False)
                 if self._recorder.steps == steps_before and not trainer.should_stop:
