@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
-import weakref
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning
@@ -18,6 +15,7 @@ from hivenb.options.options import Options
 from hivenb.run.data import split_data
 from hivenb.run.monitor import Monitor
 from hivenb.run.recorder import Recorder
+from hivenb.run.run_folder import RunFolder
 from hivenb.run.run_options import RunOptions
 from hivenb.run.stage import Gate, Stage
 from hivenb.run.status import RunState, RunStatus, seconds_left, status_of
@@ -64,9 +62,8 @@ class TrainingRun:
         self._trainer: lightning.Trainer | None = None
         self._strategy: HivemindStrategy | None = None
         self._monitor: Monitor | None = None
-        self._resume_from: Path | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="hivenb-run-")
-        self._forget_folder = weakref.finalize(self, self._folder.cleanup)
+        self._thread: threading.Thread | None = None
+        self._folder = RunFolder()
         swarm.attach(self)
 
     # -- what a person does -------------------------------------------------------------------------------------
@@ -89,7 +86,7 @@ class TrainingRun:
             with self.swarm.logs.this_thread():
                 strategy = HivemindStrategy(dht=self.swarm.dht, **self.options.to_strategy_kwargs())
                 own = [self._recorder, Gate(self._stage, self._began, self._step_aside)]
-                trainer = make_trainer(strategy, self._folder.name, self.trainer_kwargs, own)
+                trainer = make_trainer(strategy, str(self._folder.path), self.trainer_kwargs, own)
             strategy.on_epoch = self._on_epoch
             self.swarm.attach(self)
             self._trainer, self._strategy, self._exception = trainer, strategy, None
@@ -98,12 +95,13 @@ class TrainingRun:
             )
             self._monitor.on_look = self._options.look
             self._stage.enter(RunState.STARTING)
-            threading.Thread(
+            self._thread = threading.Thread(
                 target=self._train,
                 args=(trainer, strategy, self._monitor, train, validation),
                 name="hivenb-trainer",
                 daemon=True,
-            ).start()
+            )
+            self._thread.start()
 
     def stop(self, wait: bool = True) -> None:
         """End training at the next batch. The model keeps what it has learned; :meth:`start` goes on from there.
@@ -287,13 +285,14 @@ class TrainingRun:
                 monitor.start()
                 self._options.join(Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host))
                 steps_before = self._recorder.steps
-                trainer.fit(self.model, train, validation, ckpt_path=self._resume_from, weights_only=False)
+                trainer.fit(self.model, train, validation, ckpt_path=self._folder.checkpoint, weights_only=False)
                 if self._recorder.steps == steps_before and not trainer.should_stop:
                     raise TrainingError("the training data gave no batches; is the dataset empty?")
             except BaseException as e:  # surfaces at wait() and in the panel
                 failure = e
             try:
-                self._keep_state(trainer, strategy)
+                if strategy.optimizer is not None:
+                    self._folder.keep_state(trainer)
             except Exception as e:
                 failure = failure or e
             monitor.close()
@@ -307,13 +306,6 @@ class TrainingRun:
                 self._stage.enter(RunState.FAILED)
             else:
                 self._stage.enter(RunState.STOPPED if stopped else RunState.FINISHED)
-
-    def _keep_state(self, trainer: lightning.Trainer, strategy: HivemindStrategy) -> None:
-        """Write down all that another start needs to go on, if training got as far as having any."""
-        if strategy.optimizer is not None and trainer.global_step > 0:
-            path = Path(self._folder.name) / "resume.ckpt"
-            trainer.save_checkpoint(path)
-            self._resume_from = path
 
     def _on_epoch(self, report: Any) -> None:
         self._recorder.on_epoch(report)
@@ -336,7 +328,7 @@ class TrainingRun:
         return optimizer.local_epoch, seconds_left(optimizer.tracker.global_progress)
 
     def _began(self) -> None:
-        self.history.mark("run", "started" if self._resume_from is None else "resumed")
+        self.history.mark("run", "started" if self._folder.checkpoint is None else "resumed")
         self.swarm.begin(self, self.options)
 
     def _step_aside(self) -> None:
@@ -348,4 +340,4 @@ class TrainingRun:
         return self._stage.state
 
     def _is_trainer_thread(self) -> bool:
-        return threading.current_thread().name == "hivenb-trainer"
+        return threading.current_thread() is self._thread
