@@ -12,6 +12,7 @@ from hivenb.errors import OptionsError, TrainingError
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import History
 from hivenb.options.options import Options
+from hivenb.peers.followed_run import Followers
 from hivenb.run.data import split_data
 from hivenb.run.monitor import Monitor
 from hivenb.run.recorder import Recorder
@@ -23,10 +24,10 @@ from hivenb.run.trainer import make_trainer
 from hivenb.strategy.hivemind_strategy import HivemindStrategy
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.roster import Roster
+from hivenb.swarm.swarm import Swarm, adopt
 
 if TYPE_CHECKING:
     from hivenb.engine.progress.peer_reports import PeerInfo
-    from hivenb.swarm.swarm import Swarm
 
 
 class TrainingRun:
@@ -55,6 +56,8 @@ class TrainingRun:
             raise OptionsError(f"options has to be a hivenb.Options, and is {options!r}")
         self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
         self.history, self.roster = History(), Roster()
+        #: those who train with the options of this run, from when it begins: its local peers
+        self.followers = Followers()
         self._stage = Stage()
         self._options = RunOptions(options, self._stage, self.history, self._train_with, self._position)
         self._exception: BaseException | None = None
@@ -64,7 +67,7 @@ class TrainingRun:
         self._monitor: Monitor | None = None
         self._thread: threading.Thread | None = None
         self._folder = RunFolder()
-        swarm.attach(self)
+        adopt(swarm, self, options.run_id)
 
     # -- what a person does -------------------------------------------------------------------------------------
 
@@ -88,7 +91,7 @@ class TrainingRun:
                 own = [self._recorder, Gate(self._stage, self._began, self._step_aside)]
                 trainer = make_trainer(strategy, str(self._folder.path), self.trainer_kwargs, own)
             strategy.on_epoch = self._on_epoch
-            self.swarm.attach(self)
+            adopt(self.swarm, self, self.options.run_id)
             self._trainer, self._strategy, self._exception = trainer, strategy, None
             self._monitor = Monitor(
                 self.swarm, self.options.run_id, self.history, self.roster, lambda: self.options.target_batch_size
@@ -299,6 +302,7 @@ class TrainingRun:
             self._options.leave()
         with self._stage.changed:
             self._stage.do_tasks()  # options that came too late are those of the next start
+            self.followers.end()
             stopped = self._state is RunState.STOPPING
             self._exception = failure
             if failure is not None:
@@ -319,7 +323,7 @@ class TrainingRun:
         if self._strategy is not None:
             self._strategy.change_options(options)
         if self._state in (RunState.TRAINING, RunState.PAUSED):
-            self.swarm.begin(self, options)  # the local peers follow
+            self.followers.tell(options)
 
     def _position(self) -> tuple[int, float | None]:
         optimizer = None if self._strategy is None else self._strategy.optimizer
@@ -329,7 +333,7 @@ class TrainingRun:
 
     def _began(self) -> None:
         self.history.mark("run", "started" if self._folder.checkpoint is None else "resumed")
-        self.swarm.begin(self, self.options)
+        self.followers.tell(self.options)
 
     def _step_aside(self) -> None:
         if self._strategy is not None and self._strategy.optimizer is not None:
