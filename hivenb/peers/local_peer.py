@@ -83,7 +83,8 @@ class LocalPeer:
         if not wait_for_exit(self.pid, timeout):
             self._process.kill()
         self._wait_for_exit_code()
-        self._connection.close()
+        with self._sending, self._listening:  # what has its number next is somebody else's
+            self._connection.close()
 
     def wait_until_started(self, timeout: float) -> None:
         """Wait until it has an id in the DHT.

@@ -8,7 +8,7 @@ import itertools
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hivenb.errors import LocalPeerError
@@ -29,12 +29,9 @@ class LocalPeers:
 
     Peers belong to the thread that adds them until they have started, to the swarm until they are removed, and then to
     the thread that removes them. Nobody holds the lock while waiting for a peer.
-
-    :param addresses: gives the multiaddresses of the swarm that they join
     """
 
-    def __init__(self, addresses: Callable[[], tuple[str, ...]]):
-        self._addresses = addresses
+    def __init__(self) -> None:
         self._peers: tuple[LocalPeer, ...] = ()
         self._starting: set[LocalPeer] = set()
         self._numbers = itertools.count(1)
@@ -50,22 +47,30 @@ class LocalPeers:
         """All that were added and not removed."""
         return self._peers
 
-    def add(self, count: int, run: FollowedRun) -> tuple[LocalPeer, ...]:
-        """See :meth:`hivenb.Swarm.add_local_peers`."""
+    def add(self, count: int, run: FollowedRun, initial_peers: tuple[str, ...]) -> tuple[LocalPeer, ...]:
+        """See :meth:`hivenb.Swarm.add_local_peers`.
+
+        :param initial_peers: multiaddresses of the swarm that they join
+        """
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise LocalPeerError(f"cannot add {count!r} peers; give a whole number of at least 1")
+        new: list[LocalPeer] = []
         with self._working():
-            new: list[LocalPeer] = []
+            self._require_open()  # from here on, close() waits for this to end
             try:
-                self._start(count, run, new)
+                for _ in range(count):
+                    new.append(self._launch(run, initial_peers))
+                    with self._changed:
+                        self._require_open()  # from here on, close() knows of this one
+                        self._starting.add(new[-1])
+                for peer in new:
+                    peer.wait_until_started(START_TIMEOUT)
+                self._take_in(new)
             except BaseException as e:
-                _end(new, timeout=0.0)
+                self._give_up(new)
                 if isinstance(e, LocalPeerError):
                     self._require_open()  # if it is not, that is why
                 raise
-            finally:
-                with self._changed:
-                    self._starting.difference_update(new)
         for peer in new:
             run.followers.add(peer)
         return tuple(new)
@@ -104,23 +109,21 @@ class LocalPeers:
                 self._at_work -= 1
                 self._changed.notify_all()
 
-    def _start(self, count: int, run: FollowedRun, new: list[LocalPeer]) -> None:
-        """Launch peers, wait for them and take them in; ``new`` holds each from the moment that there is one."""
-        for _ in range(count):
-            new.append(self._launch(run))
-            with self._changed:
-                self._require_open()  # from here on, close() knows of it
-                self._starting.add(new[-1])
-        for peer in new:
-            peer.wait_until_started(START_TIMEOUT)
+    def _take_in(self, new: list[LocalPeer]) -> None:
         with self._changed:
             self._require_open()
             self._starting.difference_update(new)
             self._peers += tuple(new)
 
-    def _launch(self, run: FollowedRun) -> LocalPeer:
+    def _give_up(self, new: list[LocalPeer]) -> None:
+        _end(new, timeout=0.0)
+        with self._changed:
+            self._starting.difference_update(new)
+            self._peers = tuple(peer for peer in self._peers if peer not in new)
+
+    def _launch(self, run: FollowedRun, initial_peers: tuple[str, ...]) -> LocalPeer:
         number = next(self._numbers)
-        recipe = make_recipe(run, self._addresses(), seed=number)
+        recipe = make_recipe(run, initial_peers, seed=number)
         log_path = Path(self._folder.name) / f"peer-{number}.log"
         process, connection = fork_peer(f"hivenb-peer-{number}", recipe, log_path)
         return LocalPeer(number, process, connection, log_path)

@@ -56,10 +56,7 @@ class _Settings:
         if self.identity_path is not None:
             kwargs["identity_path"] = self.identity_path
         if not self.public:
-            kwargs |= {
-                "nat_port_map": False,
-                "auto_nat": False,
-            }  # nothing on this machine alone to be found out
+            kwargs |= {"nat_port_map": False, "auto_nat": False}  # nothing on this machine alone to be found out
         return kwargs
 
 
@@ -233,14 +230,14 @@ class Swarm:
         :raises SwarmError: if the swarm is closed
         """
         with self._lock:
-            self.dht  # noqa: B018 - what is closed has nobody to end them
-            local_peers = self._local_peers = self._local_peers or LocalPeers(lambda: self.addresses)
-        return local_peers.add(count, run)  # without the lock: that takes its time, and close() may end it
+            addresses = self.addresses
+            local_peers = self._local_peers = self._local_peers or LocalPeers()
+        return local_peers.add(count, run, addresses)  # without the lock: it takes its time, and close() may end it
 
     def remove_local_peers(self, count: int | None = None) -> None:
         """Let peers on this machine leave, the newest first.
 
-        :param count: how many; by default all
+        :param count: how many; by default all that have been added
         :raises LocalPeerError: if that is no number of peers
         """
         if self._local_peers is not None:
@@ -254,7 +251,10 @@ class Swarm:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the runs of this swarm, end the peers on this machine and the DHT. May be called twice."""
+        """Stop the runs of this swarm, end the peers on this machine and the DHT. May be called twice.
+
+        Peers that another thread is adding end too, and that thread hears of it by an error.
+        """
         if self._owner_pid != os.getpid():
             return
         with self._lock:

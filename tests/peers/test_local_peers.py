@@ -184,7 +184,7 @@ def test_a_wrong_number_of_peers_is_refused(run, swarm, count):
         swarm.add_local_peers(count, run)
     if count != 0:
         with pytest.raises(LocalPeerError, match="whole number"):
-            swarm._local_peers.remove(count)
+            swarm.remove_local_peers(count)
     assert swarm.local_peers == ()
 
 
