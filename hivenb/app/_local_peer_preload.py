@@ -1,4 +1,4 @@
-"""What the server of local peers imports before it forks them; see :mod:`hivenb.peers.local_peers`."""
+"""What the server of local peers imports before it forks them; see :mod:`hivenb.peers.forking`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
     terminal.say(f"hivenb {versions()['hivenb']}: {settings.task}, {_epochs(settings.epochs)}")
     terminal.show("loading PyTorch, Lightning and hivemind ...")
     if settings.peers:
-        from hivenb.peers.local_peers import start_server
+        from hivenb.peers.forking import start_server
 
         start_server()  # its imports take as long as ours, so it does them meanwhile
     from hivenb.swarm.swarm import Swarm

@@ -1,4 +1,7 @@
-"""The inside of a local peer: a process forked from a server that has imported all this before."""
+"""The inside of a local peer: a process forked from a server that has imported all this before.
+
+A program of its own; :mod:`hivenb.peers.forking` starts it by its name.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from hivenb.engine.process.child_process import redirect_output, settle_as_child
 from hivenb.options.options import Options
-from hivenb.peers.local_peers import PeerRecipe
+from hivenb.peers.peer_recipe import PeerRecipe
 from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
 from hivenb.swarm.swarm import Swarm

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hivenb.peers.local_peers import LocalPeer
+    from hivenb.peers.local_peer import LocalPeer
     from hivenb.run.training import TrainingRun
 
 _counts: weakref.WeakKeyDictionary[TrainingRun, LocalPeerCount] = weakref.WeakKeyDictionary()

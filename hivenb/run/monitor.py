@@ -14,6 +14,7 @@ from hivenb.errors import SwarmError
 from hivenb.figures.history import History
 from hivenb.figures.measured_traffic import Traffic
 from hivenb.swarm.agreement.public_names import PublicNames
+from hivenb.swarm.peer_id import short_id
 from hivenb.swarm.roster import Presence, Roster
 
 if TYPE_CHECKING:
@@ -150,11 +151,6 @@ class Monitor:
 
 def _others(peers: tuple[PeerInfo, ...]) -> set[str]:
     return {peer.peer_id for peer in peers if not peer.is_self}
-
-
-def short_id(peer_id: str) -> str:
-    """The end of a peer's id: the beginning is the same for all."""
-    return "…" + peer_id[-6:]
 
 
 def resident_bytes() -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
-import weakref
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lightning
@@ -15,9 +13,11 @@ from hivenb.errors import OptionsError, TrainingError
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import History
 from hivenb.options.options import Options
+from hivenb.peers.followed_run import Followers
 from hivenb.run.data import split_data
 from hivenb.run.monitor import Monitor
 from hivenb.run.recorder import Recorder
+from hivenb.run.run_folder import RunFolder
 from hivenb.run.run_options import RunOptions
 from hivenb.run.stage import Gate, Stage
 from hivenb.run.status import RunState, RunStatus, status_of
@@ -25,10 +25,10 @@ from hivenb.run.trainer import make_trainer
 from hivenb.strategy.hivemind_strategy import HivemindStrategy
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.roster import Roster
+from hivenb.swarm.swarm import Swarm, adopt
 
 if TYPE_CHECKING:
     from hivenb.engine.progress.peer_reports import PeerInfo
-    from hivenb.swarm.swarm import Swarm
 
 
 class TrainingRun:
@@ -57,6 +57,8 @@ class TrainingRun:
             raise OptionsError(f"options has to be a hivenb.Options, and is {options!r}")
         self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
         self.history, self.roster = History(), Roster()
+        #: those who train with the options of this run, from when it begins: its local peers
+        self.followers = Followers()
         self._stage = Stage()
         self._options = RunOptions(options, self._stage, self.history, self._train_with, self._position)
         self._exception: BaseException | None = None
@@ -64,10 +66,9 @@ class TrainingRun:
         self._trainer: lightning.Trainer | None = None
         self._strategy: HivemindStrategy | None = None
         self._monitor: Monitor | None = None
-        self._resume_from: Path | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="hivenb-run-")
-        self._forget_folder = weakref.finalize(self, self._folder.cleanup)
-        swarm.attach(self)
+        self._thread: threading.Thread | None = None
+        self._folder = RunFolder()
+        adopt(swarm, self, options.run_id)
 
     # -- what a person does -------------------------------------------------------------------------------------
 
@@ -89,21 +90,22 @@ class TrainingRun:
             with self.swarm.logs.this_thread():
                 strategy = HivemindStrategy(dht=self.swarm.dht, **self.options.to_strategy_kwargs())
                 own = [self._recorder, Gate(self._stage, self._began, self._step_aside)]
-                trainer = make_trainer(strategy, self._folder.name, self.trainer_kwargs, own)
+                trainer = make_trainer(strategy, str(self._folder.path), self.trainer_kwargs, own)
             strategy.on_epoch = self._on_epoch
-            self.swarm.attach(self)
+            adopt(self.swarm, self, self.options.run_id)
             self._trainer, self._strategy, self._exception = trainer, strategy, None
             self._monitor = Monitor(
                 self.swarm, self.options.run_id, self.history, self.roster, lambda: self.options.target_batch_size
             )
             self._monitor.on_look = self._options.look
             self._stage.enter(RunState.STARTING)
-            threading.Thread(
+            self._thread = threading.Thread(
                 target=self._train,
                 args=(trainer, strategy, self._monitor, train, validation),
                 name="hivenb-trainer",
                 daemon=True,
-            ).start()
+            )
+            self._thread.start()
 
     def stop(self, wait: bool = True) -> None:
         """End training at the next batch. The model keeps what it has learned; :meth:`start` goes on from there.
@@ -281,24 +283,27 @@ class TrainingRun:
         self, trainer: lightning.Trainer, strategy: HivemindStrategy, monitor: Monitor, train: Any, validation: Any
     ) -> None:
         failure: BaseException | None = None
+        run_id = self.options.run_id
         with self.swarm.logs.this_thread():
             try:
                 monitor.start()
-                self._options.join(Hosting(self.swarm, self.options.run_id, self._may_host))
+                self._options.join(Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host))
                 steps_before = self._recorder.steps
-                trainer.fit(self.model, train, validation, ckpt_path=self._resume_from, weights_only=False)
+                trainer.fit(self.model, train, validation, ckpt_path=self._folder.checkpoint, weights_only=False)
                 if self._recorder.steps == steps_before and not trainer.should_stop:
                     raise TrainingError("the training data gave no batches; is the dataset empty?")
             except BaseException as e:  # surfaces at wait() and in the panel
                 failure = e
             try:
-                self._keep_state(trainer, strategy)
+                if strategy.optimizer is not None:
+                    self._folder.keep_state(trainer)
             except Exception as e:
                 failure = failure or e
             monitor.close()
             self._options.leave()
         with self._stage.changed:
             self._stage.do_tasks()  # options that came too late are those of the next start
+            self.followers.end()
             stopped = self._state is RunState.STOPPING
             self._exception = failure
             if failure is not None:
@@ -306,13 +311,6 @@ class TrainingRun:
                 self._stage.enter(RunState.FAILED)
             else:
                 self._stage.enter(RunState.STOPPED if stopped else RunState.FINISHED)
-
-    def _keep_state(self, trainer: lightning.Trainer, strategy: HivemindStrategy) -> None:
-        """Write down all that another start needs to go on, if training got as far as having any."""
-        if strategy.optimizer is not None and trainer.global_step > 0:
-            path = Path(self._folder.name) / "resume.ckpt"
-            trainer.save_checkpoint(path)
-            self._resume_from = path
 
     def _on_epoch(self, report: Any) -> None:
         self._recorder.on_epoch(report)
@@ -326,7 +324,7 @@ class TrainingRun:
         if self._strategy is not None:
             self._strategy.change_options(options)
         if self._state in (RunState.TRAINING, RunState.PAUSED):
-            self.swarm.begin(self, options)  # the local peers follow
+            self.followers.tell(options)
 
     def _position(self) -> tuple[int, float | None]:
         optimizer = None if self._strategy is None else self._strategy.optimizer
@@ -335,8 +333,8 @@ class TrainingRun:
         return optimizer.local_epoch, seconds_left(optimizer.tracker.global_progress)
 
     def _began(self) -> None:
-        self.history.mark("run", "started" if self._resume_from is None else "resumed")
-        self.swarm.begin(self, self.options)
+        self.history.mark("run", "started" if self._folder.checkpoint is None else "resumed")
+        self.followers.tell(self.options)
 
     def _step_aside(self) -> None:
         if self._strategy is not None and self._strategy.optimizer is not None:
@@ -347,4 +345,4 @@ class TrainingRun:
         return self._stage.state
 
     def _is_trainer_thread(self) -> bool:
-        return threading.current_thread().name == "hivenb-trainer"
+        return threading.current_thread() is self._thread

@@ -8,20 +8,18 @@ import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
 from hivenb.errors import SwarmError
+from hivenb.peers.followed_run import FollowedRun
+from hivenb.peers.local_peer import LocalPeer
+from hivenb.peers.local_peers import LocalPeers
 from hivenb.swarm.invite import encode_invite, read_addresses
 from hivenb.system.environment import require_linux
 from hivenb.system.logs import collect_logs
-
-if TYPE_CHECKING:
-    from hivenb.options.options import Options
-    from hivenb.peers.local_peers import LocalPeer, LocalPeers
-    from hivenb.run.training import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,15 @@ class _Settings:
         if self.identity_path is not None:
             kwargs["identity_path"] = self.identity_path
         if not self.public:
-            kwargs |= {
-                "nat_port_map": False,
-                "auto_nat": False,
-            }  # nothing on this machine alone to be found out
+            kwargs |= {"nat_port_map": False, "auto_nat": False}  # nothing on this machine alone to be found out
         return kwargs
+
+
+class Stoppable(Protocol):
+    """What trains in a swarm."""
+
+    def stop(self) -> None:
+        """End training; returns when it has ended."""
 
 
 class Swarm:
@@ -147,7 +149,7 @@ class Swarm:
         self._settings = settings
         self._owner_pid = os.getpid()
         self._lock = threading.RLock()
-        self._runs: weakref.WeakSet[TrainingRun] = weakref.WeakSet()
+        self._runs: weakref.WeakSet[Stoppable] = weakref.WeakSet()
         self._local_peers: LocalPeers | None = None
         self._dht: DHT | None = None
         self._last_run_id = "lightning_run"
@@ -212,26 +214,25 @@ class Swarm:
 
     # -- peers on this machine ----------------------------------------------------------------------------------
 
-    def add_local_peers(self, count: int, run: TrainingRun) -> tuple[LocalPeer, ...]:
+    def add_local_peers(self, count: int, run: FollowedRun) -> tuple[LocalPeer, ...]:
         """Start further peers of a run as processes on this machine; they end with this process.
 
         :param count: how many
         :param run: whose model, data and options they take, each with its own shuffle of the data. It need not have
           been started
         :returns: the new peers
-        :raises LocalPeerError: if one cannot be started
+        :raises LocalPeerError: if one cannot be started, or the swarm is closed before they all have
+        :raises SwarmError: if the swarm is closed
         """
-        from hivenb.peers.local_peers import LocalPeers
-
         with self._lock:
-            if self._local_peers is None:
-                self._local_peers = LocalPeers(self)
-            return self._local_peers.add(count, run)
+            addresses = self.addresses
+            local_peers = self._local_peers = self._local_peers or LocalPeers()
+        return local_peers.add(count, run, addresses)  # without the lock: it takes its time, and close() may end it
 
     def remove_local_peers(self, count: int | None = None) -> None:
         """Let peers on this machine leave, the newest first.
 
-        :param count: how many; by default all
+        :param count: how many; by default all that have been added
         :raises LocalPeerError: if that is no number of peers
         """
         if self._local_peers is not None:
@@ -244,18 +245,11 @@ class Swarm:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def attach(self, run: TrainingRun) -> None:
-        """Remember a run, so that :meth:`close` ends it first."""
-        self._runs.add(run)
-        self._last_run_id = run.options.run_id
-
-    def begin(self, run: TrainingRun, options: Options) -> None:
-        """Let the local peers of a run train with these options from now on."""
-        if self._local_peers is not None:
-            self._local_peers.begin(run, options)
-
     def close(self) -> None:
-        """Stop the runs of this swarm, end the peers on this machine and the DHT. May be called twice."""
+        """Stop the runs of this swarm, end the peers on this machine and the DHT. May be called twice.
+
+        Peers that another thread is adding end too, and that thread hears of it by an error.
+        """
         if self._owner_pid != os.getpid():
             return
         with self._lock:
@@ -297,6 +291,17 @@ class Swarm:
         left = 'style="text-align:left"'
         cells = "".join(f"<tr><td {left}>{k}</td><td {left}>{v}</td></tr>" for k, v in rows.items())
         return f"{title}<table>{cells}</table>"
+
+
+def adopt(swarm: Swarm, run: Stoppable, run_id: str) -> None:
+    """Let a swarm stop a run before it closes, unless nobody holds the run by then. For :class:`hivenb.TrainingRun`.
+
+    :param swarm: an open one
+    :param run: the newest one of the swarm from now on
+    :param run_id: its name
+    """
+    swarm._runs.add(run)
+    swarm._last_run_id = run_id
 
 
 def _read_settings(settings: dict[str, Any]) -> _Settings:

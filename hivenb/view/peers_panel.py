@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hivenb.run.monitor import short_id
+from hivenb.swarm.peer_id import short_id
 from hivenb.swarm.roster import Presence
 from hivenb.view import words
 from hivenb.view.display import require_ipywidgets

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hivenb.figures.advice import Advice
 from hivenb.figures.history import Snapshot
-from hivenb.run.monitor import short_id
+from hivenb.swarm.peer_id import short_id
 from hivenb.view import words
 
 if TYPE_CHECKING:

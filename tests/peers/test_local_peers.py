@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lightning
@@ -16,9 +18,9 @@ import torch
 from torch import nn
 
 import hivenb
-from hivenb.errors import LocalPeerError
+from hivenb.errors import LocalPeerError, SwarmError
 from hivenb.options import Options
-from hivenb.peers.local_peers import make_recipe
+from hivenb.peers import local_peers
 from hivenb.run.status import RunState
 from hivenb.training import TrainingRun
 
@@ -182,20 +184,8 @@ def test_a_wrong_number_of_peers_is_refused(run, swarm, count):
         swarm.add_local_peers(count, run)
     if count != 0:
         with pytest.raises(LocalPeerError, match="whole number"):
-            swarm._local_peers.remove(count)
+            swarm.remove_local_peers(count)
     assert swarm.local_peers == ()
-
-
-def test_a_model_that_cannot_travel_is_a_clear_error(run, swarm):
-    run.model.lock = threading.Lock()
-    with pytest.raises(LocalPeerError, match=r"cannot be sent to another process \(TypeError: .*lock.*keep open files"):
-        swarm.add_local_peers(1, run)
-    del run.model.lock
-    run.data = (tiny.loader(), None)
-    assert make_recipe(run, swarm.addresses, seed=1)
-    run.data = (batch for batch in [1])
-    with pytest.raises(LocalPeerError, match="generator"):
-        swarm.add_local_peers(1, run)
 
 
 def test_a_peer_that_fails_at_the_start_says_why_and_leaves_nothing(run, swarm):
@@ -208,24 +198,6 @@ def test_a_peer_that_fails_at_the_start_says_why_and_leaves_nothing(run, swarm):
     run.trainer_kwargs["accelerator"] = "cpu"
     (peer,) = swarm.add_local_peers(1, run)
     assert peer.state == "ready"
-
-
-def test_a_peer_that_fails_while_training_leaves_the_run_alone(swarm, eventually):
-    class Mortal(tiny.TinyModel):
-        home = os.getpid()
-
-        def training_step(self, batch, batch_idx):
-            threading.Event().wait(0.01)
-            if batch_idx == 3 and os.getpid() != self.home:
-                raise ArithmeticError("the peer's own")
-            return super().training_step(batch, batch_idx)
-
-    run = TrainingRun(Mortal(), tiny.loader(), swarm=swarm, options=Options(target_batch_size=64), accelerator="cpu")
-    (peer,) = swarm.add_local_peers(1, run)
-    run.start()
-    eventually(lambda: peer.state == "failed", PATIENCE)
-    assert any("the peer's own" in line for line in peer.log)
-    assert run.wait(epochs=3, timeout=PATIENCE)
 
 
 SCRIPT = """
@@ -291,3 +263,80 @@ def test_closing_the_swarm_ends_them_and_their_folder(tmp_path, eventually):
     assert peer.state == "left"
     assert not folder.exists()
     assert tree() <= before
+
+
+class HeldOnArrival(tiny.TinyModel):
+    """Who unpacks it leaves a note, and comes no further."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        return hold, (self.folder,)
+
+
+class HeldInSetup(tiny.TinyModel):
+    """Who sets up its training anywhere else leaves a note, and comes no further; it has joined the swarm by then."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder, self.home = folder, os.getpid()
+
+    def configure_optimizers(self):
+        if os.getpid() != self.home:
+            hold(self.folder)
+        return super().configure_optimizers()
+
+
+def hold(folder):
+    (folder / str(os.getpid())).touch()
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("model", [HeldOnArrival, HeldInSetup])
+def test_a_swarm_closes_while_peers_are_being_added(swarm, tmp_path, eventually, model):
+    before = tree()
+    run = TrainingRun(model(tmp_path), tiny.loader(), swarm=swarm, options=Options(target_batch_size=64))
+    with ThreadPoolExecutor(1) as pool:
+        adding = pool.submit(swarm.add_local_peers, 2, run)
+        eventually(lambda: len(list(tmp_path.iterdir())) == 2, PATIENCE)
+        began = time.monotonic()
+        assert swarm.local_peers == ()
+        swarm.remove_local_peers()
+        swarm.close()
+        assert time.monotonic() - began < 30, "as long as peers may take to start is 120 s"
+        assert adding.done()
+        with pytest.raises(LocalPeerError, match="closed before the peers on this machine had started"):
+            adding.result()
+    assert not any(psutil.pid_exists(int(note.name)) for note in tmp_path.iterdir())
+    assert psutil.wait_procs(tree() - before, timeout=10)[1] == []
+    with pytest.raises(SwarmError, match="is closed"):
+        swarm.add_local_peers(1, run)
+
+
+def test_a_peer_that_nobody_knows_of_yet_when_the_swarm_closes_is_ended(swarm, run, monkeypatch, eventually):
+    before, launched, fork_peer = tree(), threading.Event(), local_peers.fork_peer
+    processes = []
+
+    def fork_and_dawdle(*args):
+        made = fork_peer(*args)
+        processes.append(made[0])
+        launched.set()
+        eventually(lambda: swarm._local_peers._is_closed, PATIENCE)
+        return made
+
+    monkeypatch.setattr(local_peers, "fork_peer", fork_and_dawdle)
+    with ThreadPoolExecutor(1) as pool:
+        adding = pool.submit(swarm.add_local_peers, 2, run)
+        assert launched.wait(PATIENCE)
+        swarm.close()
+        assert adding.done()
+        with pytest.raises(LocalPeerError, match="closed before"):
+            adding.result()
+    (process,) = processes
+    assert not psutil.pid_exists(process.pid)
+    assert psutil.wait_procs(tree() - before, timeout=10)[1] == []

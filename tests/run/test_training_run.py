@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import lightning
 import pytest
@@ -368,6 +367,22 @@ def test_a_stop_from_inside_of_training_does_not_deadlock(make):
     assert run.status.step == 5
 
 
+def test_a_run_that_stops_another_one_waits_for_its_end(make):
+    class Enough(lightning.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            if trainer.global_step == 2 and not seen:
+                other.stop()
+                seen.append(other.status.state)
+
+    seen: list[RunState] = []
+    other, run = make(), make(callbacks=Enough())
+    other.start()
+    assert other.wait(steps=1, timeout=PATIENCE)
+    run.start()
+    assert run.wait(epochs=4, timeout=PATIENCE)
+    assert seen[:1] == [RunState.STOPPED]
+
+
 def test_closing_the_swarm_ends_the_run(swarm):
     run = TrainingRun(Slow(), tiny.loader(), swarm=swarm, options=Options(target_batch_size=32), accelerator="cpu")
     run.start()
@@ -385,7 +400,7 @@ def test_a_run_that_nobody_refers_to_trains_on_and_leaves_no_folder(home):
         tiny.TinyModel(), tiny.loader(), swarm=home, options=Options(target_batch_size=32), accelerator="cpu"
     )
     run.start()
-    history, folder = run.history, Path(run._folder.name)
+    history, folder = run.history, run._folder.path
     assert run.wait(epochs=1, timeout=PATIENCE)
     trainer = next(thread for thread in threading.enumerate() if thread.name == "hivenb-trainer")
     seen = history.version

@@ -7,19 +7,19 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hivemind.utils import get_dht_time
 
 from hivenb.errors import OptionsError
 from hivenb.options.swarm_wide import Shared
-from hivenb.run.monitor import short_id
 from hivenb.swarm.agreement.options_record import EXPIRATION, Declaration, Plan, Records, host_of
+from hivenb.swarm.peer_id import short_id
 
 if TYPE_CHECKING:
+    from hivenb.engine.dht.dht import DHT
     from hivenb.engine.progress.peer_reports import PeerInfo
-    from hivenb.swarm.swarm import Swarm
 
 #: Seconds between two renewals of a declaration.
 RENEWAL = EXPIRATION / 3
@@ -33,7 +33,7 @@ NOTICE = 4.0
 #: Seconds that a goodbye may take.
 _GOODBYE = 2.0
 
-_first_started: weakref.WeakKeyDictionary[Swarm, dict[str, float]] = weakref.WeakKeyDictionary()
+_first_started: weakref.WeakKeyDictionary[DHT, dict[str, float]] = weakref.WeakKeyDictionary()
 
 
 def epochs_ahead(seconds_left: float | None, seconds_per_epoch: float | None) -> int:
@@ -50,14 +50,15 @@ def epochs_ahead(seconds_left: float | None, seconds_per_epoch: float | None) ->
 class Hosting:
     """What a run's host has decided, and whether this peer is the host. Any thread may ask.
 
-    :param swarm: an open one
+    :param dht: a running one
+    :param peers: gives the peers of the run that are here; may wait for the DHT
     :param run_id: name of the run
     :param may_host: whether this peer can be the host
     """
 
-    def __init__(self, swarm: Swarm, run_id: str, may_host: bool = True):
-        self._swarm, self._run_id, self._may_host = swarm, run_id, may_host
-        self._records = Records(swarm.dht, run_id)
+    def __init__(self, dht: DHT, peers: Callable[[], Sequence[PeerInfo]], run_id: str, may_host: bool = True):
+        self._dht, self._peers, self._run_id, self._may_host = dht, peers, run_id, may_host
+        self._records = Records(dht, run_id)
         self._lock = threading.RLock()
         self._host: Declaration | None = None
         self._plan: Plan | None = None
@@ -112,11 +113,11 @@ class Hosting:
         :raises SwarmError: if the DHT does not answer
         :raises OptionsError: if what this peer declares is too long to travel
         """
-        self._note_peers(self._swarm.peers(self._run_id))
+        self._note_peers(self._peers())
         declarations = self._records.read()
         with self._lock:
             if self._may_host:
-                started = _first_started.setdefault(self._swarm, {})
+                started = _first_started.setdefault(self._dht, {})
                 # whoever is there already is the elder, whatever this machine's clock says
                 newcomer = max([get_dht_time(), *(one.since + 1e-3 for one in declarations)])
                 self._since = started.setdefault(self._run_id, newcomer)

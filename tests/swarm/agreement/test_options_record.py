@@ -222,12 +222,16 @@ def test_declarations_that_a_read_does_not_find_count_until_they_expire(swarm: h
     assert records.read() == ()
 
 
+def hosting_of(swarm: hivenb.Swarm, may_host: bool = True) -> Hosting:
+    return Hosting(swarm.dht, partial(swarm.peers, "both"), "both", may_host)
+
+
 def test_of_two_that_believe_to_be_host_the_younger_yields_and_the_elder_comes_back_as_host(
     swarm: hivenb.Swarm, eventually: Callable[..., None]
 ) -> None:
     other = shared_part(OPTIONS.replace(target_batch_size=96))
     with hivenb.Swarm.join(swarm.invite, "younger") as second:
-        elder, younger = Hosting(swarm, "both"), Hosting(second, "both")
+        elder, younger = hosting_of(swarm), hosting_of(second)
         assert younger.join(other) == other  # as if the elder's declaration were still on its way
         assert younger.why_not_host is None
         records = Records(swarm.dht, "both")
@@ -250,12 +254,12 @@ def test_of_two_that_believe_to_be_host_the_younger_yields_and_the_elder_comes_b
         eventually(lambda: sees(elder, False))
         elder.leave()
         # who returns is the elder again
-        again = Hosting(second, "both")
+        again = hosting_of(second)
         assert again.join(SHARED) == SHARED
-        returned = Hosting(swarm, "both")
+        returned = hosting_of(swarm)
         returned.join(SHARED)
         eventually(lambda: sees(again, False) and sees(returned, True))
-        assert Hosting(swarm, "both", may_host=False).why_not_host is not None
+        assert hosting_of(swarm, may_host=False).why_not_host is not None
 
 
 # -- real peers ---------------------------------------------------------------------------------------------------

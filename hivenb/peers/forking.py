@@ -1,0 +1,59 @@
+"""Where local peers are forked: a server process that has imported all that they need before."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing as mp
+import os
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from hivenb.engine.process.child_process import interrupts_blocked
+
+#: The program that a local peer runs: a module with a function ``main``. Named as one names the program of any other
+#: process, not imported: it is built on all that is above this package, and a kernel that only adds peers needs none of
+#: what they need.
+PROGRAM = "hivenb.app.local_peer"
+
+#: Imported once by the process that all local peers are forked from: they share its memory and start at once.
+PRELOADED = ["hivenb.app._local_peer_preload"]
+
+
+def start_server() -> None:
+    """Start the process that local peers are forked from, unless it runs already. Returns at once.
+
+    Its imports take several seconds. A program that will need local peers calls this before its own imports, so
+    that both happen at the same time.
+    """
+    mp.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    with interrupts_blocked():
+        forkserver.ensure_running()
+
+
+def fork_peer(name: str, packed_recipe: bytes, log_path: Path) -> tuple[BaseProcess, Connection]:
+    """Start a local peer. The first time, this waits for the imports of the server.
+
+    :param name: of the process
+    :param packed_recipe: what :func:`hivenb.peers.peer_recipe.make_recipe` gave
+    :param log_path: where it is to write what it logs
+    :returns: its process, and a connection for orders and reports
+    """
+    start_server()
+    context = mp.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(
+        target=_run_program,
+        args=(PROGRAM, packed_recipe, theirs, os.getpid(), str(log_path)),
+        name=name,
+        daemon=False,  # it has children of its own
+    )
+    with interrupts_blocked():
+        process.start()
+    theirs.close()
+    return process, ours
+
+
+def _run_program(program: str, packed_recipe: bytes, connection: Connection, parent_pid: int, log_path: str) -> None:
+    importlib.import_module(program).main(packed_recipe, connection, parent_pid, log_path)

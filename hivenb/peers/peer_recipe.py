@@ -1,0 +1,72 @@
+"""All that another process needs to become a peer of a run, packed."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from hivenb.errors import LocalPeerError
+from hivenb.options.options import Options
+from hivenb.peers.followed_run import FollowedRun
+
+#: Trainer arguments that belong to the run in the notebook alone: one set of log files and checkpoints.
+_NOT_FOR_PEERS = (
+    "callbacks",
+    "logger",
+    "enable_checkpointing",
+    "default_root_dir",
+    "max_epochs",
+    "max_steps",
+    "profiler",
+)
+
+
+@dataclass(frozen=True)
+class PeerRecipe:
+    """All that another process needs to become a peer of a run.
+
+    :param model: the LightningModule, on the CPU
+    :param data: training data; peers do not validate
+    :param options: those of the run
+    :param initial_peers: multiaddresses of the swarm
+    :param trainer_kwargs: keyword arguments of the Trainer
+    :param seed: for this peer's own shuffle of the data
+    """
+
+    model: Any
+    data: Any
+    options: Options
+    initial_peers: tuple[str, ...]
+    trainer_kwargs: dict[str, Any]
+    seed: int
+
+
+def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> bytes:
+    """A run's model, data and options, packed for a process that does not share this one's ``__main__``.
+
+    :param run: the run to take part in
+    :param initial_peers: multiaddresses of the swarm
+    :param seed: for the peer's own shuffle of the data
+    :returns: a pickled :class:`PeerRecipe`
+    :raises LocalPeerError: if the model or the data cannot be packed
+    """
+    data = run.data[0] if isinstance(run.data, (tuple, list)) else run.data
+    try:
+        return cloudpickle.dumps(
+            PeerRecipe(
+                model=copy.deepcopy(run.model).cpu(),
+                data=data,
+                options=run.options,
+                initial_peers=initial_peers,
+                trainer_kwargs={k: v for k, v in run.trainer_kwargs.items() if k not in _NOT_FOR_PEERS},
+                seed=seed,
+            )
+        )
+    except Exception as e:
+        raise LocalPeerError(
+            f"the model or the data cannot be sent to another process ({type(e).__name__}: {e}); keep open files, "
+            "locks and generators out of them"
+        ) from e

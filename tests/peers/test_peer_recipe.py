@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import threading
+
+import cloudpickle
+import pytest
+import tiny
+
+from hivenb.errors import LocalPeerError
+from hivenb.options import Options
+from hivenb.peers.followed_run import Followers
+from hivenb.peers.peer_recipe import make_recipe
+
+ADDRESSES = ("/ip4/127.0.0.1/tcp/1",)
+
+
+class Run:
+    def __init__(self):
+        self.model, self.data, self.options = tiny.TinyModel(), tiny.loader(), Options(target_batch_size=64)
+        self.trainer_kwargs, self.followers = {"accelerator": "cpu", "max_epochs": 3, "logger": True}, Followers()
+
+
+def test_it_holds_what_a_peer_needs_and_not_what_is_the_runs_own():
+    run = Run()
+    run.data = (tiny.loader(), None)
+    recipe = cloudpickle.loads(make_recipe(run, ADDRESSES, seed=7))
+    assert (recipe.initial_peers, recipe.seed, recipe.options) == (ADDRESSES, 7, run.options)
+    assert recipe.trainer_kwargs == {"accelerator": "cpu"}
+    assert len(recipe.data) == len(run.data[0])
+    for mine, packed in zip(run.model.parameters(), recipe.model.parameters(), strict=True):
+        assert packed.equal(mine)
+
+
+def test_what_cannot_travel_is_a_clear_error():
+    run = Run()
+    run.model.lock = threading.Lock()
+    with pytest.raises(LocalPeerError, match=r"cannot be sent to another process \(TypeError: .*lock.*keep open files"):
+        make_recipe(run, ADDRESSES, seed=1)
+    del run.model.lock
+    run.data = (batch for batch in [1])
+    with pytest.raises(LocalPeerError, match="generator"):
+        make_recipe(run, ADDRESSES, seed=1)
