@@ -16,8 +16,8 @@ from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainin
 from hivemind.optim.progress_tracker import ProgressTracker as _ProgressTracker
 from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
+from hivenb.engine.progress.failure_detector import FailureDetector
 from hivenb.engine.progress.peer_reports import parse_report
-from hivenb.engine.progress.presence import Presence
 
 logger = get_logger(__name__)
 
@@ -89,7 +89,7 @@ class ProgressTracker(_ProgressTracker):
         self.on_look = on_look
         #: seconds without a report or an answer after which a peer has gone
         self.lost_after = LOST_AFTER
-        self._presence = Presence(dht)
+        self._detector = FailureDetector(dht)
         self._others: list[LocalTrainingProgress] = []
         self._gone: frozenset[bytes] = frozenset()
         super().__init__(
@@ -183,13 +183,13 @@ class ProgressTracker(_ProgressTracker):
         entries = record.value if isinstance(record, ValueWithExpiration) and isinstance(record.value, dict) else {}
         reports = {key: report for key, entry in entries.items() if (report := parse_report(entry.value)) is not None}
         self._others = [report for key, report in reports.items() if key != self._local_public_key]
-        self._gone = self._presence.find_gone(self._others, self.lost_after)
+        self._gone = self._detector.find_gone(self._others, self.lost_after)
         self._tell_who_is_there()
         return {key: entries[key] for key, report in reports.items() if report.peer_id not in self._gone}
 
     def _look_for_the_gone(self) -> None:
         """See whether somebody has gone since the last look; a peer that does not answer holds up the next one."""
-        gone = self._presence.find_gone(self._others, self.lost_after)
+        gone = self._detector.find_gone(self._others, self.lost_after)
         if gone != self._gone:
             self._gone = gone
             self._tell_who_is_there()

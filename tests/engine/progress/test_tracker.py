@@ -136,7 +136,7 @@ class TestTracker:
         tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
         report_and_vanish(joining_dht, run_id)
         eventually(lambda: (1, frozenset()) in told)
-        eventually(lambda: tracker._presence._sightings[joining_dht.peer_id.to_bytes()].was_reached)
+        eventually(lambda: tracker._detector._sightings[joining_dht.peer_id.to_bytes()].was_reached)
         with silence(dht) as reading:
             assert reading.wait(20)
             joining_dht.kill()
