@@ -173,15 +173,15 @@ class TestTracker:
     def test_its_look_tells_who_has_gone_and_says_no_more_of_when_the_dht_answered(
         self, dht: DHT, joining_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
     ) -> None:
-        tracker, lost = make_tracker(), joining_dht.peer_id.to_base58()
+        tracker, killed = make_tracker(), joining_dht.peer_id.to_base58()
         report_and_vanish(joining_dht, run_id)
-        eventually(lambda: tracker.look is not None and [peer.peer_id for peer in tracker.look.peers] == [lost])
+        eventually(lambda: tracker.look is not None and [peer.peer_id for peer in tracker.look.peers] == [killed])
         eventually(lambda: tracker._detector._sightings[joining_dht.peer_id.to_bytes()].was_reached)
         with silence(dht) as reading:
             assert reading.wait(20)
             before = tracker.look
             joining_dht.kill()
-            eventually(lambda: tracker.look.gone == {lost})
+            eventually(lambda: tracker.look.gone == {killed})
             assert (tracker.look.taken_at, tracker.look.peers) == (before.taken_at, before.peers)
             eventually(lambda: tracker.unanswered_for > 1)
             assert before.gone == frozenset(), "a look is a value"
