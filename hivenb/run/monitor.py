@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from hivenb.engine.progress.peer_reports import Look, PeerInfo
 from hivenb.errors import SwarmError
 from hivenb.figures.history import History
 from hivenb.figures.measured_traffic import Traffic
@@ -18,15 +20,20 @@ from hivenb.swarm.peer_id import short_id
 from hivenb.swarm.roster import Presence, Roster
 
 if TYPE_CHECKING:
-    from hivenb.engine.progress.peer_reports import PeerInfo
+    from hivenb.engine.progress.tracker import ProgressTracker
     from hivenb.swarm.swarm import Swarm
 
 #: Seconds between two samples.
 INTERVAL = 1.0
 
+#: Seconds that the DHT is given to answer before the history says that it does not, and between two times that it does.
+ANSWER_TIMEOUT = 10.0
+
 
 class Monitor:
-    """A thread that reads the swarm's progress once a second, so that nobody else has to wait for the DHT.
+    """A thread that notes once a second how the swarm is, so that nobody else has to wait for the DHT.
+
+    Who is there, it knows from the run's tracker. Only until that has looked first, it reads the DHT itself.
 
     It records the series ``peers``, ``samples_per_second`` and ``swarm_samples_per_second``; ``memory`` and, with
     CUDA, ``gpu_memory``, in bytes; ``bytes_sent`` and ``bytes_received``, which are totals since the run was first
@@ -54,7 +61,10 @@ class Monitor:
         self._names: PublicNames | None = None
         #: called after each sample with the peers that are here; on this thread, which may wait for the DHT
         self.on_look: Callable[[Sequence[PeerInfo]], None] | None = None
+        #: gives the run's tracker; ``None`` while there is none
+        self.tracker: Callable[[], ProgressTracker | None] = lambda: None
         self._ended = threading.Event()
+        self._troubled_at = -math.inf
         self._peers: tuple[PeerInfo, ...] = ()
         self._traffic: Traffic | None = None
         last = history.snapshot().last
@@ -65,7 +75,7 @@ class Monitor:
 
     @property
     def peers(self) -> tuple[PeerInfo, ...]:
-        """Peers that are here, as last seen at most a second or so ago; none that is silent."""
+        """Peers that are here, as last seen at most a few seconds ago; none that has gone."""
         return self._peers
 
     def start(self) -> None:
@@ -95,16 +105,33 @@ class Monitor:
                 if self.on_look is not None:
                     self.on_look(self._peers)
             except SwarmError as e:
-                self._history.mark("run", f"the swarm cannot be read: {e}")
+                self._mark_trouble(e)
             except (OSError, TypeError):  # the latter from a pipe that is closed while it is written to
                 if self._swarm.is_open:
                     raise
                 return  # the DHT was closed under our hands: the run is being torn down
             self._ended.wait(max(0.0, INTERVAL - (time.monotonic() - started)))
 
+    def _mark_trouble(self, trouble: SwarmError) -> None:
+        if time.monotonic() - self._troubled_at >= ANSWER_TIMEOUT:
+            self._history.mark("run", f"the swarm cannot be read: {trouble}")
+            self._troubled_at = time.monotonic()
+
+    def _newest_look(self) -> Look:
+        """The tracker's, or one of this thread's own while there is no other.
+
+        :raises SwarmError: if the DHT has ended, or does not answer
+        """
+        tracker = self.tracker()
+        if tracker is None or tracker.look is None or not self._swarm.is_open:  # it then says why
+            return Look(time.monotonic(), self._swarm.peers(self._run_id))
+        if (seconds := tracker.unanswered_for) > ANSWER_TIMEOUT:
+            raise SwarmError(f"the DHT has not answered for {seconds:.0f} s; is its process overloaded or gone?")
+        return tracker.look
+
     def _sample(self) -> None:
-        reports = self._swarm.peers(self._run_id)
-        self._roster.update(reports, self._target_batch_size(), self._look_for_names())
+        look = self._newest_look()
+        self._roster.update(look, self._target_batch_size(), self._look_for_names())
         peers = self._roster.present
         if self._peers:  # those of the first look were there already
             self._mark_changes(_others(self._peers), _others(peers))
@@ -141,11 +168,11 @@ class Monitor:
                     self._history.record(name, total, epoch=self._epoch)
 
     def _mark_changes(self, before: set[str], after: set[str]) -> None:
-        silent = {member.peer.peer_id for member in self._roster.members if member.presence is Presence.GHOST}
+        gone = {member.peer.peer_id for member in self._roster.members if member.presence is Presence.GONE}
         for peer_id in sorted(after - before):
             self._history.mark("peer", f"peer {short_id(peer_id)} joined")
         for peer_id in sorted(before - after):
-            how = " without a goodbye" if peer_id in silent else ""
+            how = " without a goodbye" if peer_id in gone else ""
             self._history.mark("peer", f"peer {short_id(peer_id)} left{how}")
 
 

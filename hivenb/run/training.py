@@ -98,6 +98,7 @@ class TrainingRun:
                 self.swarm, self.options.run_id, self.history, self.roster, lambda: self.options.target_batch_size
             )
             self._monitor.on_look = self._options.look
+            self._monitor.tracker = lambda: strategy.optimizer and strategy.optimizer.tracker
             self._stage.enter(RunState.STARTING)
             self._thread = threading.Thread(
                 target=self._train,

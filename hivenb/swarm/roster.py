@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -11,24 +10,16 @@ from typing import TYPE_CHECKING
 from hivenb.swarm.contributions import Contributions
 
 if TYPE_CHECKING:
-    from hivenb.engine.progress.peer_reports import PeerInfo
-
-#: Seconds without a report after which a peer seems to be gone. One that is there reports every 5 s at least, and takes
-#: itself off the list when it pauses; see :data:`hivenb.engine.progress.tracker.SILENCE`.
-QUIET = 8.0
-
-#: ... or that many times its longest pause so far, if that is longer: peers of plain hivemind report twice a minute.
-_PATIENCE = 1.25
+    from hivenb.engine.progress.peer_reports import Look, PeerInfo
 
 #: Peers that are not here any more and are still listed, for what they have put in.
 MAX_ABSENT = 50
 
 
 class Presence(Enum):
-    """Whether a peer is there."""
+    """Whether a peer is there, as the tracker of this process found out."""
 
     HERE = "here"
-    GHOST = "gone?"  # listed still, and silent
     GONE = "gone"  # without a goodbye
     AWAY = "away"  # has left, or pauses
     UNKNOWN = "not watched"  # the run that watched has ended
@@ -55,11 +46,18 @@ class Member:
 
 
 @dataclass(frozen=True)
-class _Sighting:
+class _Entry:
+    """What is kept of a peer from one look to the next.
+
+    :param peer: what it reported last
+    :param first_seen: when it came, by ``time.monotonic()``
+    :param reported_at: when it reported last
+    :param presence: whether it is there
+    """
+
     peer: PeerInfo
     first_seen: float
     reported_at: float
-    longest_pause: float
     presence: Presence
 
 
@@ -68,7 +66,7 @@ class Roster:
 
     def __init__(self) -> None:
         self._contributions = Contributions()
-        self._sightings: dict[str, _Sighting] = {}
+        self._entries: dict[str, _Entry] = {}
         self._members: tuple[Member, ...] = ()
         self._looked_at: float | None = None
 
@@ -83,26 +81,22 @@ class Roster:
         here = (member.peer for member in self._members if member.presence is Presence.HERE)
         return tuple(sorted(here, key=lambda peer: (not peer.is_self, peer.peer_id)))
 
-    def update(
-        self, peers: Sequence[PeerInfo], target_batch_size: int, names: Mapping[str, str], now: float | None = None
-    ) -> None:
-        """Take in what was read from the swarm.
+    def update(self, look: Look, target_batch_size: int, names: Mapping[str, str]) -> None:
+        """Take in who is there.
 
-        :param peers: all reports
+        :param look: the newest; it may be the same one again
         :param target_batch_size: samples that make an epoch
         :param names: of peers, by their ids
-        :param now: seconds of a clock that never goes back; by default ``time.monotonic()``
         """
-        now = time.monotonic() if now is None else now
-        self._contributions.note(peers, target_batch_size, 0.0 if self._looked_at is None else now - self._looked_at)
-        self._looked_at = now
-        reports = {peer.peer_id: peer for peer in peers}
-        sightings = {peer_id: _seen(self._sightings.get(peer_id), peer, now) for peer_id, peer in reports.items()}
-        absent = [_missed(sighting) for peer_id, sighting in self._sightings.items() if peer_id not in reports]
-        for sighting in sorted(absent, key=lambda sighting: -sighting.reported_at)[:MAX_ABSENT]:
-            sightings[sighting.peer.peer_id] = sighting
-        self._sightings = sightings
-        self._publish(names, now)
+        seconds = 0.0 if self._looked_at is None else look.taken_at - self._looked_at
+        self._contributions.note(look.peers, target_batch_size, seconds)
+        self._looked_at = look.taken_at
+        entries = {peer.peer_id: _seen(self._entries.get(peer.peer_id), peer, look) for peer in look.peers}
+        absent = [_missed(entry, look) for peer_id, entry in self._entries.items() if peer_id not in entries]
+        for entry in sorted(absent, key=lambda entry: -entry.reported_at)[:MAX_ABSENT]:
+            entries[entry.peer.peer_id] = entry
+        self._entries = entries
+        self._publish(names, look.taken_at)
 
     def stop_watching(self) -> None:
         """From now on it is not known who is there."""
@@ -113,35 +107,26 @@ class Roster:
         order = list(Presence)
         members = [
             Member(
-                peer=sighting.peer,
-                presence=sighting.presence,
-                here_for=now - sighting.first_seen,
+                peer=entry.peer,
+                presence=entry.presence,
+                here_for=now - entry.first_seen,
                 samples=known.samples(peer_id),
                 share=known.share(peer_id),
                 name=names.get(peer_id, ""),
             )
-            for peer_id, sighting in self._sightings.items()
+            for peer_id, entry in self._entries.items()
         ]
         members.sort(key=lambda m: (order.index(m.presence), -m.samples, not m.peer.is_self, m.peer.peer_id))
         self._members = tuple(members)
 
 
-def _seen(before: _Sighting | None, peer: PeerInfo, now: float) -> _Sighting:
-    reported_at = now - peer.age
-    if before is None or before.presence in (Presence.AWAY, Presence.GONE):
-        # one that has just come may need longer than that for its first batch
-        is_ghost = peer.age > QUIET and (peer.samples > 0 or peer.epoch > 0) and not peer.is_self
-        return _Sighting(peer, now, reported_at, 0.0, Presence.GHOST if is_ghost else Presence.HERE)
-    pause, longest = reported_at - before.reported_at, before.longest_pause
-    if pause > 0.1:  # a new report, and not the same one read a little faster
-        longest = max(0.9 * longest, pause)
-    else:
-        reported_at = before.reported_at
-    may_begin = longest == 0.0 and peer.samples == 0
-    is_ghost = not peer.is_self and not may_begin and now - reported_at > max(QUIET, _PATIENCE * longest)
-    return _Sighting(peer, before.first_seen, reported_at, longest, Presence.GHOST if is_ghost else Presence.HERE)
+def _seen(before: _Entry | None, peer: PeerInfo, look: Look) -> _Entry:
+    presence = Presence.GONE if peer.peer_id in look.gone else Presence.HERE
+    came_back = before is not None and presence is Presence.HERE and before.presence is not Presence.HERE
+    first_seen = look.taken_at if before is None or came_back else before.first_seen
+    return _Entry(peer, first_seen, look.taken_at - peer.age, presence)
 
 
-def _missed(sighting: _Sighting) -> _Sighting:
-    left = {Presence.HERE: Presence.AWAY, Presence.GHOST: Presence.GONE}
-    return replace(sighting, presence=left.get(sighting.presence, sighting.presence))
+def _missed(before: _Entry, look: Look) -> _Entry:
+    presence = Presence.AWAY if before.presence is Presence.HERE else before.presence
+    return replace(before, presence=presence, peer=replace(before.peer, age=look.taken_at - before.reported_at))

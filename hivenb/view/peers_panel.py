@@ -117,7 +117,7 @@ def _row(member: Member, local_number: int | None) -> str:
     peer = member.peer
     is_there = member.presence in (Presence.HERE, Presence.UNKNOWN)
     name = f"{safe(member.name)} " if member.name else ""
-    since = words.ago(member.here_for) if member.presence in (Presence.HERE, Presence.GHOST) else words.ABSENT
+    since = words.ago(member.here_for) if member.presence is Presence.HERE else words.ABSENT
     bar = f'<span class="share" style="width: {max(1, round(_BAR * member.share))}px"></span>'
     return (
         f"<tr{_ABSENT_ROW if not is_there else ''}>"

@@ -83,7 +83,7 @@ def share(part: float) -> str:
 def presence(member: Member) -> str:
     """When a peer reported last, or what has become of it."""
     seen = ago(member.peer.age)
-    return {"here": seen, "gone?": f"gone? ({seen})", "not watched": ABSENT}.get(
+    return {"here": seen, "gone": f"gone ({seen})", "not watched": ABSENT}.get(
         member.presence.value, member.presence.value
     )
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
-import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import psutil
@@ -9,12 +12,52 @@ import tiny
 import torch
 
 import hivenb
+from hivenb.engine.dht.dht import DHT
 from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.history import History
 from hivenb.options import Options
-from hivenb.run.monitor import Monitor, gpu_bytes, resident_bytes
+from hivenb.run import monitor as module
+from hivenb.run.monitor import Monitor, gpu_bytes, resident_bytes, short_id
 from hivenb.swarm.roster import Presence
 from hivenb.training import TrainingRun
+
+#: Seconds within which a peer that was killed is to be shown as gone: about two, or more on a busy machine.
+GONE_WITHIN = 8.0
+
+
+def run_of(run_id: str, swarm: hivenb.Swarm) -> TrainingRun:
+    options = Options(target_batch_size=512, run_id=run_id, matchmaking_time=2.0)
+    return TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
+
+
+def presence(run: TrainingRun, peer_id: str) -> Presence | None:
+    return next((member.presence for member in run.roster.members if member.peer.peer_id == peer_id), None)
+
+
+def events(history: History, kind: str) -> list[str]:
+    return [event.text for event in history.snapshot().events if event.kind == kind]
+
+
+@contextlib.contextmanager
+def reads(dht: DHT, key: str, answer: Callable[[Any], Any] = lambda future: future) -> Iterator[list[threading.Thread]]:
+    """Notes which thread reads a key of the DHT, each time that one does.
+
+    :param answer: what it gets, for the future that it would get
+    """
+    threads, get = [], dht.get
+
+    def noted(asked: Any, *args: Any, **kwargs: Any) -> Any:
+        found = get(asked, *args, **kwargs)
+        if asked != key:
+            return found
+        threads.append(threading.current_thread())
+        return answer(found)
+
+    dht.get = noted  # type: ignore[method-assign]
+    try:
+        yield threads
+    finally:
+        del dht.get
 
 
 def test_it_sees_peers_come_and_go(swarm, eventually):
@@ -53,27 +96,72 @@ def test_it_sees_peers_come_and_go(swarm, eventually):
     assert not any(thread.name == "hivenb-monitor" for thread in threading.enumerate())
 
 
-def test_a_peer_killed_is_shown_as_gone_within_ten_seconds_and_what_it_put_in_stays(swarm, eventually):
-    options = Options(target_batch_size=512, run_id="killed", matchmaking_time=2.0)
-    run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
+def test_while_a_run_trains_its_tracker_alone_reads_who_is_there(swarm, eventually):
+    run = run_of("read", swarm)
     (local,) = swarm.add_local_peers(1, run)
     run.start()
+    eventually(lambda: presence(run, local.peer_id) is Presence.HERE, 60)
+    assert run.wait(epochs=1, timeout=60)
+    with reads(swarm.dht, "read_progress") as threads:
+        before = len(run.history.snapshot().series["peers"].values)
+        assert run.wait(epochs=2, timeout=60)
+        eventually(lambda: len(run.history.snapshot().series["peers"].values) >= before + 4)
+        assert set(threads) == {run.strategy.optimizer.tracker}
+        assert {peer.peer_id for peer in swarm.peers()} == {swarm.peer_id, local.peer_id}
+        assert threading.current_thread() in threads, "whoever asks from outside reads"
+    swarm.remove_local_peers(1)
+    eventually(lambda: presence(run, local.peer_id) is Presence.AWAY)
+    eventually(lambda: f"peer {short_id(local.peer_id)} left" in events(run.history, "peer"))
+    assert [peer.is_self for peer in run.peers()] == [True]
+    run.stop()
 
-    def presence() -> Presence | None:
-        return next((m.presence for m in run.roster.members if m.peer.peer_id == local.peer_id), None)
 
-    eventually(lambda: presence() is Presence.HERE, 60)
+def test_a_peer_killed_is_soon_shown_as_gone_and_what_it_put_in_stays(swarm, eventually):
+    run = run_of("killed", swarm)
+    (local,) = swarm.add_local_peers(1, run)
+    run.start()
+    eventually(lambda: presence(run, local.peer_id) is Presence.HERE, 60)
     eventually(lambda: all(member.samples > 0 for member in run.roster.members), 60)
     local.kill()
-    ghost_after = time.monotonic()
-    eventually(lambda: presence() in (Presence.GHOST, Presence.GONE), 10)
-    assert time.monotonic() - ghost_after <= 10
+    eventually(lambda: presence(run, local.peer_id) is Presence.GONE, GONE_WITHIN)
+    assert run.strategy.optimizer.tracker.look.gone == {local.peer_id}
     assert local.peer_id not in {peer.peer_id for peer in run.peers()}
     assert run.status.num_peers == 1
-    eventually(lambda: "left without a goodbye" in " ".join(event.text for event in run.history.snapshot().events))
+    eventually(lambda: f"peer {short_id(local.peer_id)} left without a goodbye" in events(run.history, "peer"))
     assert all(member.samples > 0 for member in run.roster.members)
     run.stop()
-    assert presence() is Presence.UNKNOWN
+    assert presence(run, local.peer_id) is Presence.UNKNOWN
+
+
+def test_one_that_pauses_is_away_until_it_goes_on(swarm, eventually):
+    run = run_of("paused", swarm)
+    run.start()
+    eventually(lambda: presence(run, swarm.peer_id) is Presence.HERE, 60)
+    run.pause()
+    eventually(lambda: presence(run, swarm.peer_id) is Presence.AWAY)
+    assert run.peers() == ()
+    run.resume()
+    eventually(lambda: presence(run, swarm.peer_id) is Presence.HERE)
+    run.stop()
+
+
+def test_a_dht_that_does_not_answer_is_told_with_the_seconds_again_and_again(swarm, eventually, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT", 2.0)
+    run = run_of("unanswered", swarm)
+    run.start()
+    assert run.wait(epochs=1, timeout=60)
+    assert not events(run.history, "run")[1:], "all is well"
+
+    def told() -> list[Any]:
+        return [event for event in run.history.snapshot().events if "cannot be read" in event.text]
+
+    with reads(swarm.dht, "unanswered_progress", answer=lambda future: type(future)()):
+        eventually(lambda: len(told()) == 2)
+        run.stop()
+    pattern = r"the swarm cannot be read: the DHT has not answered for (\d+) s; is its process overloaded or gone\?"
+    found = [re.fullmatch(pattern, event.text) for event in told()]
+    assert [int(match[1]) >= least for match, least in zip(found, (2, 4), strict=True)] == [True, True]
+    assert told()[1].time - told()[0].time > 1.9
 
 
 def test_it_ends_quietly_with_the_swarm(swarm):

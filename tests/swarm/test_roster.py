@@ -1,11 +1,11 @@
-"""Who is here, who has gone without a goodbye, and since when, from reports as they are read once a second."""
+"""Who is here, who has gone without a goodbye, and since when, from one look at the swarm after another."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from hivenb.engine.progress.peer_reports import PeerInfo
-from hivenb.swarm.roster import MAX_ABSENT, QUIET, Presence, Roster
+from hivenb.engine.progress.peer_reports import Look, PeerInfo
+from hivenb.swarm.roster import MAX_ABSENT, Presence, Roster
 
 OWN = PeerInfo("own", 3, 10, 100.0, False, 0.1, True)
 OTHER = PeerInfo("other", 3, 30, 300.0, False, 0.1, False)
@@ -15,69 +15,72 @@ def presences(roster: Roster) -> dict[str, Presence]:
     return {member.peer.peer_id: member.presence for member in roster.members}
 
 
-def watch(roster: Roster, seconds: range, *peers: PeerInfo) -> None:
-    for now in seconds:
-        roster.update(peers, 1000, {}, now=float(now))
+def look(roster: Roster, at: float, *peers: PeerInfo, gone: str | None = None) -> None:
+    roster.update(Look(at, peers, frozenset() if gone is None else frozenset([gone])), 1000, {})
 
 
-def test_a_peer_that_falls_silent_is_a_ghost_within_ten_seconds_and_is_not_counted():
+def test_one_that_has_gone_is_not_counted_listed_or_not_until_it_is_back():
     roster = Roster()
-    watch(roster, range(5), OWN, OTHER)
+    look(roster, 0.0, OWN, OTHER)
     assert [peer.peer_id for peer in roster.present] == ["own", "other"]
-    for age in range(1, 11):
-        if presences(roster)["other"] is Presence.GHOST:
-            break
-        roster.update((OWN, replace(OTHER, age=float(age))), 1000, {}, now=4.0 + age)
-    assert QUIET < age <= 10
+    look(roster, 3.0, OWN, replace(OTHER, age=3.0), gone="other")
+    assert presences(roster) == {"own": Presence.HERE, "other": Presence.GONE}
     assert [peer.peer_id for peer in roster.present] == ["own"]
-    watch(roster, range(20, 21), OWN)
+    look(roster, 23.0, OWN)
+    assert presences(roster) == {"own": Presence.HERE, "other": Presence.GONE}
+    assert [member.peer.age for member in roster.members] == [0.1, 23.0]
+    look(roster, 30.0, OWN, OTHER)
+    look(roster, 32.0, OWN, OTHER)
+    assert presences(roster) == {"own": Presence.HERE, "other": Presence.HERE}
+    assert {m.peer.peer_id: m.here_for for m in roster.members} == {"own": 32.0, "other": 2.0}
+
+
+def test_who_has_gone_may_be_found_out_between_two_answers_of_the_dht():
+    roster = Roster()
+    look(roster, 5.0, OWN, OTHER)
+    before = [(m.peer, m.samples, m.here_for) for m in roster.members]
+    look(roster, 5.0, OWN, OTHER)
+    assert [(m.peer, m.samples, m.here_for) for m in roster.members] == before, "the same look says nothing new"
+    look(roster, 5.0, OWN, OTHER, gone="other")
     assert presences(roster) == {"own": Presence.HERE, "other": Presence.GONE}
 
 
 def test_a_peer_that_says_goodbye_is_away_and_here_again_when_it_returns():
     roster = Roster()
-    watch(roster, range(5), OWN, OTHER)
+    look(roster, 0.0, OWN, OTHER)
+    look(roster, 4.0, OWN, OTHER)
     assert {member.here_for for member in roster.members} == {4.0}
-    watch(roster, range(5, 8), OWN)
+    look(roster, 5.0, OWN)
     assert presences(roster) == {"own": Presence.HERE, "other": Presence.AWAY}
-    watch(roster, range(8, 10), OWN, OTHER)
+    look(roster, 8.0, OWN, OTHER)
+    look(roster, 9.0, OWN, OTHER)
     assert {m.peer.peer_id: m.here_for for m in roster.members} == {"own": 9.0, "other": 1.0}
 
 
-def test_a_peer_of_slow_batches_is_no_ghost():
+def test_one_that_reports_seldom_is_here_as_long_as_nobody_says_otherwise():
+    """A peer of plain hivemind, or one whose batches take long: it is asked, and answers."""
     roster = Roster()
-    roster.update((OWN, replace(OTHER, epoch=0, samples=0)), 1000, {}, now=0.0)
-    for now in range(1, 20):  # its first batch
-        roster.update((OWN, replace(OTHER, epoch=0, samples=0, age=float(now))), 1000, {}, now=float(now))
-        assert presences(roster)["other"] is Presence.HERE
-    for now in range(20, 80):  # one in 20 s
-        roster.update((OWN, replace(OTHER, epoch=0, samples=now // 20, age=now % 20 + 0.01)), 1000, {}, now=float(now))
-        assert presences(roster)["other"] is Presence.HERE
-    for now in range(80, 130):
-        roster.update((OWN, replace(OTHER, epoch=0, samples=3, age=now - 60.0)), 1000, {}, now=float(now))
-    assert presences(roster)["other"] is Presence.GHOST
+    for age in range(60):
+        look(roster, float(age), OWN, replace(OTHER, age=float(age)))
+        assert presences(roster) == {"own": Presence.HERE, "other": Presence.HERE}
 
 
-def test_one_that_was_silent_already_when_it_is_first_seen_is_a_ghost():
+def test_epochs_between_two_looks_count_by_the_time_between_them_and_not_between_two_updates():
     roster = Roster()
-    watch(roster, range(1), OWN, replace(OTHER, age=15.0))
-    assert presences(roster)["other"] is Presence.GHOST
-
-
-def test_this_process_is_never_a_ghost():
-    roster = Roster()
-    watch(roster, range(5), OWN)
-    for now in range(5, 60):
-        roster.update((replace(OWN, age=now - 4.0),), 1000, {}, now=float(now))
-    assert presences(roster) == {"own": Presence.HERE}
+    look(roster, 0.0, OWN, OTHER)
+    for _ in range(10):
+        look(roster, 0.0, OWN, OTHER)
+    # eight epochs of 1000 samples at 400 a second
+    look(roster, 20.0, replace(OWN, epoch=11, samples=0), replace(OTHER, epoch=11, samples=0))
+    assert sum(member.samples for member in roster.members) == 8000
 
 
 def test_those_here_come_first_and_those_who_put_in_more_before_others():
     roster = Roster()
     small = replace(OTHER, peer_id="small", samples=1)
     left = replace(OTHER, peer_id="left", samples=900)
-    roster.update((OWN, OTHER, small, left), 1000, {"small": "Ann"}, now=0.0)
-    roster.update((OWN, OTHER, small), 1000, {"small": "Ann"}, now=1.0)
+    roster.update(Look(0.0, (OWN, OTHER, small, left)), 1000, {"small": "Ann"})
+    roster.update(Look(1.0, (OWN, OTHER, small)), 1000, {"small": "Ann"})
     members = roster.members
     assert [m.peer.peer_id for m in members] == ["other", "own", "small", "left"]
     assert [m.samples for m in members] == [30, 10, 1, 900]
@@ -87,17 +90,17 @@ def test_those_here_come_first_and_those_who_put_in_more_before_others():
 
 def test_after_the_run_the_contributions_stay_and_presence_is_unknown():
     roster = Roster()
-    watch(roster, range(3), OWN, OTHER)
+    look(roster, 0.0, OWN, OTHER)
     roster.stop_watching()
     assert set(presences(roster).values()) == {Presence.UNKNOWN}
     assert roster.present == ()
     assert roster.members[0].samples == 30
-    watch(roster, range(100, 102), OWN)
+    look(roster, 100.0, OWN)
     assert presences(roster) == {"own": Presence.HERE, "other": Presence.AWAY}
 
 
 def test_those_who_left_are_remembered_within_bounds():
     roster = Roster()
     for now in range(MAX_ABSENT + 30):
-        roster.update((OWN, replace(OTHER, peer_id=f"{now}")), 1000, {}, now=float(now))
+        look(roster, float(now), OWN, replace(OTHER, peer_id=f"{now}"))
     assert len(roster.members) == MAX_ABSENT + 2

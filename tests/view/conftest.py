@@ -107,7 +107,7 @@ def members(peers: tuple[PeerInfo, ...]) -> tuple[Member, ...]:
     own, other = peers
     return (
         Member(own, Presence.HERE, here_for=125.0, samples=5000.0, share=0.25),
-        Member(other, Presence.GHOST, here_for=12.0, samples=15000.0, share=0.75, name="Ann"),
+        Member(other, Presence.GONE, here_for=12.0, samples=15000.0, share=0.75, name="Ann"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,20 @@ class PeerInfo:
     is_self: bool
 
 
+@dataclass(frozen=True)
+class Look:
+    """Who was there when this process looked at a run's peers.
+
+    :param taken_at: when the DHT answered, by ``time.monotonic()``
+    :param peers: all that are on the swarm's list, this process included if it is; it comes first, then by id
+    :param gone: ids of those among them that have gone without a goodbye
+    """
+
+    taken_at: float
+    peers: tuple[PeerInfo, ...]
+    gone: frozenset[str] = frozenset()
+
+
 def read_peers(dht: hivemind.DHT, run_id: str, timeout: float = ANSWER_TIMEOUT) -> tuple[PeerInfo, ...]:
     """What the peers of a run have reported, read from the DHT without being one of them.
 
@@ -45,24 +60,29 @@ def read_peers(dht: hivemind.DHT, run_id: str, timeout: float = ANSWER_TIMEOUT) 
     :raises SwarmError: if the DHT does not answer in time
     """
     records = RecordBoard(dht, f"{run_id}_progress", timeout=timeout).read()
-    own_id, now = dht.peer_id.to_base58(), get_dht_time()
-    found = []
-    for record in records.values():
-        progress = parse_report(record.value)
-        if progress is None:
-            continue
-        peer_id = PeerID(progress.peer_id).to_base58()
-        found.append(
-            PeerInfo(
-                peer_id=peer_id,
-                epoch=progress.epoch,
-                samples=progress.samples_accumulated,
-                samples_per_second=progress.samples_per_second,
-                client_mode=progress.client_mode,
-                age=max(0.0, now - progress.time),
-                is_self=peer_id == own_id,
-            )
+    reports = (parse_report(record.value) for record in records.values())
+    return as_infos((report for report in reports if report is not None), dht.peer_id)
+
+
+def as_infos(reports: Iterable[LocalTrainingProgress], own: PeerID) -> tuple[PeerInfo, ...]:
+    """Reports as people read them; this process first, then by id.
+
+    :param own: id of this process
+    """
+    now = get_dht_time()
+    found = (
+        PeerInfo(
+            peer_id=peer.to_base58(),
+            epoch=report.epoch,
+            samples=report.samples_accumulated,
+            samples_per_second=report.samples_per_second,
+            client_mode=report.client_mode,
+            age=max(0.0, now - report.time),
+            is_self=peer == own,
         )
+        for report in reports
+        for peer in [PeerID(report.peer_id)]
+    )
     return tuple(sorted(found, key=lambda peer: (not peer.is_self, peer.peer_id)))
 
 

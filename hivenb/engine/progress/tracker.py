@@ -9,16 +9,18 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import hivemind
 from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress
 from hivemind.optim.progress_tracker import ProgressTracker as _ProgressTracker
+from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
 from hivenb.engine.progress.estimate import seconds_left
-from hivenb.engine.progress.peer_reports import parse_report
-from hivenb.engine.progress.presence import Presence
+from hivenb.engine.progress.failure_detector import FailureDetector
+from hivenb.engine.progress.peer_reports import Look, as_infos, parse_report
 
 logger = get_logger(__name__)
 
@@ -87,9 +89,12 @@ class ProgressTracker(_ProgressTracker):
         self.on_look = on_look
         #: seconds without a report or an answer after which a peer has gone
         self.lost_after = LOST_AFTER
-        self._presence = Presence(dht)
+        self._detector = FailureDetector(dht)
         self._others: list[LocalTrainingProgress] = []
         self._gone: frozenset[bytes] = frozenset()
+        #: the newest look at the swarm, for any thread to read; ``None`` before the first
+        self.look: Look | None = None
+        self._asked_at = -math.inf
         super().__init__(
             dht,
             *args,
@@ -181,18 +186,26 @@ class ProgressTracker(_ProgressTracker):
         entries = record.value if isinstance(record, ValueWithExpiration) and isinstance(record.value, dict) else {}
         reports = {key: report for key, entry in entries.items() if (report := parse_report(entry.value)) is not None}
         self._others = [report for key, report in reports.items() if key != self._local_public_key]
-        self._gone = self._presence.find_gone(self._others, self.lost_after)
-        self._tell_who_is_there()
+        gone = self._detector.find_gone(self._others, self.lost_after)
+        self._tell_who_is_there(Look(time.monotonic(), as_infos(reports.values(), self.dht.peer_id)), gone)
         return {key: entries[key] for key, report in reports.items() if report.peer_id not in self._gone}
+
+    @property
+    def unanswered_for(self) -> float:
+        """Seconds for which the DHT has not answered; 0 while it is not asked, and after the end."""
+        answered_at = -math.inf if self.look is None else self.look.taken_at
+        is_asked = self._asked_at > answered_at and not self.shutdown_triggered.is_set()
+        return time.monotonic() - self._asked_at if is_asked else 0.0
 
     def _look_for_the_gone(self) -> None:
         """See whether somebody has gone since the last look; a peer that does not answer holds up the next one."""
-        gone = self._presence.find_gone(self._others, self.lost_after)
-        if gone != self._gone:
-            self._gone = gone
-            self._tell_who_is_there()
+        gone = self._detector.find_gone(self._others, self.lost_after)
+        if self.look is not None and gone != self._gone:
+            self._tell_who_is_there(self.look, gone)
 
-    def _tell_who_is_there(self) -> None:
+    def _tell_who_is_there(self, look: Look, gone: frozenset[bytes]) -> None:
+        self._gone = gone
+        self.look = replace(look, gone=frozenset(PeerID(peer).to_base58() for peer in gone))
         if self.on_look is not None:
             self.on_look([report for report in self._others if report.peer_id not in self._gone], self._gone)
 
@@ -278,16 +291,15 @@ class ProgressTracker(_ProgressTracker):
         # training thread needs at the end of each epoch: 0.2 to 0.8 s of standing still.
         loop = asyncio.get_running_loop()
         shutdown = loop.run_in_executor(None, self.shutdown_triggered.wait)
-        looked_at = -math.inf
         while not self.shutdown_triggered.is_set():
             pause = max(0.0, self.global_progress.next_fetch_time - get_dht_time())
             if await loop.run_in_executor(None, self.global_state_updated.wait, pause):
                 self.global_state_updated.clear()
                 continue
-            if self.lock_global_progress.locked() and time.monotonic() - looked_at < ENDING_REFRESH_PERIOD:
+            if self.lock_global_progress.locked() and time.monotonic() - self._asked_at < ENDING_REFRESH_PERIOD:
                 await asyncio.sleep(_TICK)
                 continue
-            looked_at = time.monotonic()
+            self._asked_at = time.monotonic()
             try:
                 read = self.dht.get(self.training_progress_key, latest=True, return_future=True)
             except OSError as e:  # the DHT was closed first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,11 +137,56 @@ class TestTracker:
         tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
         report_and_vanish(joining_dht, run_id)
         eventually(lambda: (1, frozenset()) in told)
-        eventually(lambda: tracker._presence._sightings[joining_dht.peer_id.to_bytes()].was_reached)
+        eventually(lambda: tracker._detector._sightings[joining_dht.peer_id.to_bytes()].was_reached)
         with silence(dht) as reading:
             assert reading.wait(20)
             joining_dht.kill()
             eventually(lambda: told[-1] == (0, {joining_dht.peer_id.to_bytes()}))
+
+    def test_its_newest_look_tells_any_thread_who_is_there(
+        self, dht: DHT, joining_dht: DHT, make_tracker: Any, eventually: Any
+    ) -> None:
+        tracker, other = make_tracker(), make_tracker(joining_dht)
+        eventually(lambda: tracker.look is not None)
+        assert tracker.look.peers == (), "nobody has announced itself yet"
+        other.report_local_progress(local_epoch=0, samples_accumulated=40)
+        eventually(lambda: [(peer.samples, peer.is_self) for peer in tracker.look.peers] == [(40, False)])
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
+        eventually(lambda: [(peer.samples, peer.is_self) for peer in tracker.look.peers] == [(7, True), (40, False)])
+        look = tracker.look
+        assert [peer.peer_id for peer in look.peers] == [one.peer_id.to_base58() for one in (dht, joining_dht)]
+        assert (look.gone, tracker.unanswered_for < 5) == (frozenset(), True)
+        assert 0 <= time.monotonic() - look.taken_at < 20
+
+    def test_one_that_has_stepped_aside_goes_on_looking_at_the_others(
+        self, joining_dht: DHT, make_tracker: Any, eventually: Any
+    ) -> None:
+        tracker, other = make_tracker(), make_tracker(joining_dht)
+        for one in (tracker, other):
+            one.report_local_progress(local_epoch=0, samples_accumulated=1)
+        eventually(lambda: tracker.look is not None and len(tracker.look.peers) == 2)
+        tracker.step_aside()
+        eventually(lambda: [peer.is_self for peer in tracker.look.peers] == [False])
+        other.report_local_progress(local_epoch=0, samples_accumulated=5)
+        eventually(lambda: [peer.samples for peer in tracker.look.peers] == [5])
+
+    def test_its_look_tells_who_has_gone_and_says_no_more_of_when_the_dht_answered(
+        self, dht: DHT, joining_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
+    ) -> None:
+        tracker, killed = make_tracker(), joining_dht.peer_id.to_base58()
+        report_and_vanish(joining_dht, run_id)
+        eventually(lambda: tracker.look is not None and [peer.peer_id for peer in tracker.look.peers] == [killed])
+        eventually(lambda: tracker._detector._sightings[joining_dht.peer_id.to_bytes()].was_reached)
+        with silence(dht) as reading:
+            assert reading.wait(20)
+            before = tracker.look
+            joining_dht.kill()
+            eventually(lambda: tracker.look.gone == {killed})
+            assert (tracker.look.taken_at, tracker.look.peers) == (before.taken_at, before.peers)
+            eventually(lambda: tracker.unanswered_for > 1)
+            assert before.gone == frozenset(), "a look is a value"
+        tracker.shutdown(10)
+        assert tracker.unanswered_for == 0
 
     def test_tells_how_many_peers_there_are_also_while_an_epoch_ends(self, make_tracker: Any, eventually: Any) -> None:
         told: list[int] = []

@@ -67,7 +67,7 @@ class _Sighting:
     answer: MPFuture | None = None
 
 
-class Presence:
+class FailureDetector:
     """Watches the peers of a swarm. To be used by one thread.
 
     :param dht: which asks them
