@@ -6,15 +6,18 @@ import contextlib
 import json
 import platform
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from hivenb.errors import TrainingError
+from hivenb.system.child_processes import descendants, left_running
 from hivenb.system.environment import detect
-from hivenb.system.procfs import descendants, left_running, seconds_since_start
 from hivenb.view.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -96,7 +99,7 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
         **_figures(run, last),
         "accuracy": accuracy,
         "children_left": len(left_running(children, _GRACE_SECONDS)),
-        "wall_seconds": round(seconds_since_start(), 2),
+        "wall_seconds": round(_seconds_since_start(), 2),
         "phases": clock.lap("results"),
         "versions": versions(),
     }
@@ -160,10 +163,16 @@ class _Clock:
         self._last = 0.0
 
     def lap(self, name: str) -> dict[str, float]:
-        now = seconds_since_start()
+        now = _seconds_since_start()
         self.laps[name] = round(now - self._last, 2)
         self._last = now
         return self.laps
+
+
+def _seconds_since_start() -> float:
+    """How long this process has existed, the start of the interpreter included."""
+    started = psutil.Process().create_time() - psutil.boot_time()  # by a clock that nobody sets
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def _load(name: str) -> Task:
