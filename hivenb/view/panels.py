@@ -13,7 +13,7 @@ import numpy as np
 from hivenb.figures.history import Event, Snapshot
 from hivenb.figures.measured_traffic import per_epoch
 from hivenb.view import theme, words
-from hivenb.view.shares import shares
+from hivenb.view.time_shares import time_shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Panel:
     """What one panel shows. ``empty`` is written in it while it has no line; ``marks`` are the kinds of event
     whose words it carries (the thin lines of all events go through all panels).
 
-    :param axis: what it is drawn against, one of :data:`hivenb.view.clock.AXES`
+    :param axis: what it is drawn against, one of :data:`hivenb.view.horizontal_axis.AXES`
     :param stacked: the lines are shares of one, drawn on top of each other
     """
 
@@ -95,7 +95,7 @@ def panels(snapshot: Snapshot, axis: str = "time", log: bool = False) -> tuple[t
 
 
 def _time_panel(snapshot: Snapshot) -> Panel:
-    found = shares(snapshot)
+    found = time_shares(snapshot)
     lines: list[Line] = []
     if found is not None:
         # at the left edge of each interval, and at the end of the last one

@@ -1,4 +1,4 @@
-"""A picture to draw on: lines and areas by Agg, words by Pillow.
+"""What the charts are drawn on: lines and areas by Agg, words by Pillow.
 
 matplotlib's figures and axes take three times as long for the same picture, most of it for texts. Nothing here knows
 pyplot or the user's style, so that a background thread may draw whatever the user does.
@@ -24,7 +24,7 @@ _NOTHING = IdentityTransform()
 
 @dataclass(frozen=True)
 class Box:
-    """A part of the sheet, in pixels from its lower left corner."""
+    """A part of the surface, in pixels from its lower left corner."""
 
     left: float
     bottom: float
@@ -51,7 +51,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Word:
-    """A text on the sheet, and the room that it takes."""
+    """A text on the surface, and the room that it takes."""
 
     text: str
     box: Box
@@ -60,7 +60,7 @@ class Word:
     bold: bool
 
 
-class Sheet:
+class DrawingSurface:
     """A picture in pixels, ``y`` upwards, drawn anew for each frame. For one thread at a time.
 
     :param width: inches
@@ -76,7 +76,7 @@ class Sheet:
         self._renderer = RendererAgg(self.width, self.height, dpi)
 
     def clear(self, color: str) -> None:
-        """An empty sheet of that color."""
+        """An empty surface of that color."""
         self._renderer.clear()
         self.words = []
         self.rectangle(Box(0, 0, self.width, self.height), color)
@@ -155,7 +155,7 @@ class Sheet:
         return word
 
     def png(self) -> bytes:
-        """The sheet as it is, all words on top."""
+        """The surface as it is, all words on top."""
         image = Image.frombuffer("RGBA", (self.width, self.height), self._renderer.buffer_rgba(), "raw", "RGBA", 0, 1)
         image = image.convert("RGB")
         draw = ImageDraw.Draw(image)
