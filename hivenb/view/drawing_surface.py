@@ -1,7 +1,8 @@
 """What the charts are drawn on: lines and areas by Agg, words by Pillow.
 
-matplotlib's figures and axes take three times as long for the same picture, most of it for texts. Nothing here knows
-pyplot or the user's style, so that a background thread may draw whatever the user does.
+matplotlib's figures and axes take three to four times as long for the same panels, most of it for texts:
+``tests/benchmarks/dashboard.py`` draws both. Nothing here knows pyplot or the user's style, so that a background thread
+may draw whatever the user does.
 """
 
 from __future__ import annotations
