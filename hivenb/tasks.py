@@ -117,18 +117,11 @@ class DigitsModel(_Classifier):
         self.hidden = hidden
         self.blocks = blocks
         self.learning_rate = learning_rate
-        self.network = nn.Sequential(
-            nn.Conv2d(1, hidden, kernel_size=3, padding=1),
-            *(_Residual(hidden) for _ in range(blocks)),
-            nn.MaxPool2d(2),
-            nn.Conv2d(hidden, 2 * hidden, kernel_size=3, padding=1),
-            *(_Residual(2 * hidden) for _ in range(blocks)),
-            nn.GroupNorm(4, 2 * hidden),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(8 * hidden, 10),
-        )
+        first = [nn.Conv2d(1, hidden, kernel_size=3, padding=1), *(_Residual(hidden) for _ in range(blocks))]
+        wider = nn.Conv2d(hidden, 2 * hidden, kernel_size=3, padding=1)
+        second = [wider, *(_Residual(2 * hidden) for _ in range(blocks)), nn.GroupNorm(4, 2 * hidden), nn.ReLU()]
+        scores = nn.Linear(8 * hidden, 10)
+        self.network = nn.Sequential(*first, nn.MaxPool2d(2), *second, nn.MaxPool2d(2), nn.Flatten(), scores)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return one score per digit, shape (batch, 10), for images of shape (batch, 1, 8, 8) in 0..1."""

@@ -66,15 +66,10 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
     :raises KeyboardInterrupt: when interrupted, after everything has been ended
     """
     terminal.say(f"hivenb {versions()['hivenb']}: {settings.task}, {_epochs(settings.epochs)}")
-    terminal.show("loading PyTorch, Lightning and hivemind ...")
-    if settings.peers:
-        from hivenb.peers.local_peers import start_server
-
-        start_server()  # its imports take as long as ours, so it does them meanwhile
+    clock = _Clock()
+    task = _load_beside_peers(settings, terminal)
     from hivenb.swarm.swarm import Swarm
 
-    clock = _Clock()
-    task = _load(settings.task)
     clock.lap("imports")
     terminal.show("opening a swarm ...")
     with _closing(Swarm(RUN_ID, public=settings.public), terminal) as swarm:
@@ -173,6 +168,16 @@ def _seconds_since_start() -> float:
     """How long this process has existed, the start of the interpreter included."""
     started = psutil.Process().create_time() - psutil.boot_time()  # by a clock that nobody sets
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+
+
+def _load_beside_peers(settings: DemoSettings, terminal: Terminal) -> Task:
+    """Import all that is needed, while the process that peers are forked from does the same."""
+    terminal.show("loading PyTorch, Lightning and hivemind ...")
+    if settings.peers:
+        from hivenb.peers.local_peers import start_server
+
+        start_server()
+    return _load(settings.task)
 
 
 def _load(name: str) -> Task:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hivenb.figures.history import Event, Snapshot
 from hivenb.view import theme
-from hivenb.view.drawing_surface import Box, DrawingSurface
+from hivenb.view.drawing_surface import Box, DrawingSurface, TextStyle
 from hivenb.view.horizontal_axis import ToAxis, to_axis
 from hivenb.view.panels import Line, Panel, limits, logarithm, merged, panels, smoothed, with_gaps
 from hivenb.view.ticks import byte_ticks, log_ticks, number_ticks, time_ticks
@@ -135,7 +135,7 @@ class _PanelDrawing:
         def scaled(values: np.ndarray) -> np.ndarray:
             return logarithm(values) if log else np.where(np.isfinite(values), values, np.nan)
 
-        places, values = self._to_x(line.times), line.values
+        places, values = self._to_x(line.points.times), line.points.values
         if line.step:
             now = float(self._to_x(np.array([self._now]))[0])
             x, y = with_gaps(np.append(places, max(now, places[-1])), np.append(values, values[-1]), starts)
@@ -143,9 +143,9 @@ class _PanelDrawing:
             surface.area(x, within.bottom, y, color, alpha=0.10, within=within)
             surface.line(x, y, color, width=1.6, within=within)
             return
-        if np.any(line.highs > line.lows):
-            x, low = with_gaps(places, line.lows, starts)
-            high = with_gaps(places, line.highs, starts)[1]
+        if np.any(line.points.highs > line.points.lows):
+            x, low = with_gaps(places, line.points.lows, starts)
+            high = with_gaps(places, line.points.highs, starts)[1]
             low, high = scaled(low), scaled(high)
             if log:  # a mean can have a logarithm where the least of its values has none
                 low = np.where(np.isnan(low), self._low, low)
@@ -164,16 +164,16 @@ class _PanelDrawing:
 
     def _draw_shares(self, lines: Sequence[Line]) -> None:
         below: Any = 0.0
-        x = np.repeat(self._x(lines[0].times), 2)[1:]
+        x = np.repeat(self._x(lines[0].points.times), 2)[1:]
         for line in lines:
-            above = below + line.values
+            above = below + line.points.values
             low, high = (np.repeat(self._y(edge + 0 * above), 2)[:-1] for edge in (below, above))
             self._surface.area(x, low, high, self._colors.hue(line.color), alpha=0.75, within=self._axes)
             below = above
 
     def _draw_ticks(self, panel: Panel) -> None:
         surface, axes, colors = self._surface, self._axes, self._colors
-        style: dict[str, Any] = {"size": _TICK, "color": colors.faint_ink}
+        style = TextStyle(_TICK, colors.faint_ink)
         gap = 5 * surface.point
         most = max(2, int(axes.width / surface.inch / 0.55))
         if panel.axis == "time":
@@ -182,7 +182,7 @@ class _PanelDrawing:
             places, labels = number_ticks(self._start, self._end, most, whole=True)
             labels[:1] = [f"{panel.axis.removesuffix('s')} {label}" for label in labels[:1]]
         for place, label in zip(places, labels, strict=True):
-            surface.write(label, self._x(place), axes.bottom - gap, across="center", up="top", **style)
+            surface.write(label, self._x(place), axes.bottom - gap, style, across="center", up="top")
         most = max(2, int(axes.height / surface.inch / 0.34))
         if panel.log:
             places, labels = log_ticks(self._low, self._high, most)
@@ -194,7 +194,7 @@ class _PanelDrawing:
             )  # fmt: skip
         heights = [self._y(place) for place in places]
         for height, label in zip(heights, labels, strict=True):
-            surface.write(label, axes.left - gap, height, across="right", **style)
+            surface.write(label, axes.left - gap, height, style, across="right")
         starts, ends = ([(x, height) for height in heights] for x in (axes.left, axes.right))
         surface.segments(starts, ends, colors.grid, width=0.8)
 
@@ -203,7 +203,7 @@ class _PanelDrawing:
         surface = self._surface
         height, gap = self._axes.top + 0.16 * surface.inch, 0.10 * surface.inch
         edge = self._place.left + 0.06 * surface.inch  # in line with the numbers, not with the axes
-        title = surface.write(panel.title, edge, height, size=_TITLE, color=self._colors.ink, bold=True)
+        title = surface.write(panel.title, edge, height, TextStyle(_TITLE, self._colors.ink, bold=True))
         left, right = title.box.right + gap, self._axes.right
         legend = [(f"{line.word} {line.latest}".strip(), line.latest, line.color) for line in panel.lines]
         wide = sum(surface.measure(word, _LEGEND) + gap for word, _, _ in legend)
@@ -212,7 +212,7 @@ class _PanelDrawing:
             for text in (word, number):
                 start = right - surface.measure(text, size)
                 if start >= left:
-                    surface.write(text, start, height, size=size, color=self._colors.hue(color))
+                    surface.write(text, start, height, TextStyle(size, self._colors.hue(color)))
                     right = start - gap
                     break
 
@@ -220,8 +220,9 @@ class _PanelDrawing:
         surface, axes = self._surface, self._axes
         lines, step = text.split("\n"), 1.5 * _LEGEND * surface.point
         x, y = (axes.left + axes.right) / 2, (axes.bottom + axes.top) / 2 + step * (len(lines) - 1) / 2
+        style = TextStyle(_LEGEND, self._colors.faint_ink)
         for number, line in enumerate(lines):
-            surface.write(line, x, y - number * step, across="center", size=_LEGEND, color=self._colors.faint_ink)
+            surface.write(line, x, y - number * step, style, across="center")
 
     def _write_marks(self, events: Sequence[Event]) -> None:
         """Write events' words beside their lines, the newest first; one that finds no free place goes without."""
@@ -243,5 +244,5 @@ class _PanelDrawing:
                     paper = Box(left - 1, room.bottom, left + wide + 1, top)
                     surface.rectangle(paper, self._colors.paper, alpha=0.75)
                     middle = (room.bottom + top) / 2
-                    surface.write(text, left, middle, size=_MARK, color=self._colors.ink)
+                    surface.write(text, left, middle, TextStyle(_MARK, self._colors.ink))
                     break

@@ -51,14 +51,24 @@ class Box:
 
 
 @dataclass(frozen=True)
+class TextStyle:
+    """How a text looks.
+
+    :param size: points
+    """
+
+    size: float
+    color: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
 class Word:
     """A text on the surface, and the room that it takes."""
 
     text: str
     box: Box
-    size: float
-    color: str
-    bold: bool
+    style: TextStyle
 
 
 class DrawingSurface:
@@ -139,19 +149,17 @@ class DrawingSurface:
         return _font(size * self.point, bold).getlength(text)
 
     def write(
-        self, text: str, x: float, y: float, *, size: float, color: str, bold: bool = False,
-        across: str = "left", up: str = "middle",
-    ) -> Word:  # fmt: skip
+        self, text: str, x: float, y: float, style: TextStyle, *, across: str = "left", up: str = "middle"
+    ) -> Word:
         """A line of text.
 
         :param x: of its left end, centre or right end, as ``across`` says
         :param y: of its bottom, middle or top, as ``up`` says
-        :param size: points
         """
-        wide, high = self.measure(text, size, bold), 1.2 * size * self.point
+        wide, high = self.measure(text, style.size, style.bold), 1.2 * style.size * self.point
         left = x - {"left": 0.0, "center": 0.5, "right": 1.0}[across] * wide
         bottom = y - {"bottom": 0.0, "middle": 0.5, "top": 1.0}[up] * high
-        word = Word(text, Box(left, bottom, left + wide, bottom + high), size, color, bold)
+        word = Word(text, Box(left, bottom, left + wide, bottom + high), style)
         self.words.append(word)
         return word
 
@@ -162,8 +170,8 @@ class DrawingSurface:
         draw = ImageDraw.Draw(image)
         for word in self.words:
             middle = self.height - (word.box.bottom + word.box.top) / 2
-            font = _font(word.size * self.point, word.bold)
-            draw.text((word.box.left, middle), word.text, fill=word.color, font=font, anchor="lm")
+            font = _font(word.style.size * self.point, word.style.bold)
+            draw.text((word.box.left, middle), word.text, fill=word.style.color, font=font, anchor="lm")
         file = io.BytesIO()
         image.save(file, "PNG", compress_level=1)
         return file.getvalue()

@@ -44,8 +44,6 @@ class PeersPanel:
         self._ask_for = ask_for
         self._shown = 0
         self.slider = widgets.IntSlider(
-            value=0,
-            min=0,
             max=MAX_LOCAL,
             continuous_update=False,
             description="peers on this machine",

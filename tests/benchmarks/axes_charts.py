@@ -57,11 +57,13 @@ class AxesCharts:
         axes, texts = self._axes[number]
         bands = self._bands[number]
         for place, (line, drawn, text) in enumerate(zip(panel.lines, self._lines[number], texts, strict=True)):
-            drawn.set_data(line.times, line.values)
+            drawn.set_data(line.points.times, line.points.values)
             text.set_text(f"{line.word} {line.latest}")
             if bands[place] is not None:
                 bands[place].remove()
-            bands[place] = axes.fill_between(line.times, line.lows, line.highs, color=drawn.get_color(), alpha=0.16)
+            bands[place] = axes.fill_between(
+                line.points.times, line.points.lows, line.points.highs, color=drawn.get_color(), alpha=0.16
+            )
         if panel.lines:
-            axes.set_xlim(0, max(line.times[-1] for line in panel.lines))
+            axes.set_xlim(0, max(line.points.times[-1] for line in panel.lines))
             axes.set_ylim(*limits(panel))
