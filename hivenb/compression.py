@@ -73,8 +73,8 @@ __all__ = [
     "public_home",
 ]
 
+#: The codec "size_adaptive" sends tensors with at least this many parameters in 8 bits, as documented.
 SIZE_ADAPTIVE_THRESHOLD = 2**16 + 1
-"""The codec "size_adaptive" sends tensors with at least this many parameters in 8 bits, as documented."""
 
 
 def __getattr__(name: str) -> Any:

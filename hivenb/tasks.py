@@ -41,13 +41,12 @@ _PLAIN = str.maketrans(
 class Task:
     """A model with its data, ready for a Trainer or a ``TrainingRun``.
 
-    Attributes:
-        name: the key under which ``TASKS`` knows the task.
-        model: a LightningModule that logs ``loss`` in training and ``val_loss``, ``val_acc`` in validation.
-        train: shuffled batches; the loader's own generator decides the order.
-        validation: batches in a fixed order, or None.
-        metric: name of the logged metric that says best how good the model is, or None.
-        target_batch_size: samples per optimizer step, summed over all peers, with which the task trains well.
+    :param name: the key under which ``TASKS`` knows the task
+    :param model: a LightningModule that logs ``loss`` in training and ``val_loss``, ``val_acc`` in validation
+    :param train: shuffled batches; the loader's own generator decides the order
+    :param validation: batches in a fixed order, or None
+    :param metric: name of the logged metric that says best how good the model is, or None
+    :param target_batch_size: samples per optimizer step, summed over all peers, with which the task trains well
     """
 
     name: str
@@ -108,10 +107,9 @@ class _Residual(nn.Module):
 class DigitsModel(_Classifier):
     """A small residual network for 8 x 8 images of handwritten digits.
 
-    Parameters:
-        hidden: channels of the first half of the network, a multiple of 4; the second half has twice as many.
-        blocks: residual blocks in each half.
-        learning_rate: of AdamW, per swarm-wide step.
+    :param hidden: channels of the first half of the network, a multiple of 4; the second half has twice as many
+    :param blocks: residual blocks in each half
+    :param learning_rate: of AdamW, per swarm-wide step
     """
 
     def __init__(self, hidden: int = 32, blocks: int = 2, learning_rate: float = 1e-3) -> None:
@@ -119,18 +117,11 @@ class DigitsModel(_Classifier):
         self.hidden = hidden
         self.blocks = blocks
         self.learning_rate = learning_rate
-        self.network = nn.Sequential(
-            nn.Conv2d(1, hidden, kernel_size=3, padding=1),
-            *(_Residual(hidden) for _ in range(blocks)),
-            nn.MaxPool2d(2),
-            nn.Conv2d(hidden, 2 * hidden, kernel_size=3, padding=1),
-            *(_Residual(2 * hidden) for _ in range(blocks)),
-            nn.GroupNorm(4, 2 * hidden),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(8 * hidden, 10),
-        )
+        first = [nn.Conv2d(1, hidden, kernel_size=3, padding=1), *(_Residual(hidden) for _ in range(blocks))]
+        wider = nn.Conv2d(hidden, 2 * hidden, kernel_size=3, padding=1)
+        second = [wider, *(_Residual(2 * hidden) for _ in range(blocks)), nn.GroupNorm(4, 2 * hidden), nn.ReLU()]
+        scores = nn.Linear(8 * hidden, 10)
+        self.network = nn.Sequential(*first, nn.MaxPool2d(2), *second, nn.MaxPool2d(2), nn.Flatten(), scores)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return one score per digit, shape (batch, 10), for images of shape (batch, 1, 8, 8) in 0..1."""
@@ -167,12 +158,11 @@ class _Block(nn.Module):
 class TextModel(_Classifier):
     """A character-level transformer that predicts the next character; its losses are nats per character.
 
-    Parameters:
-        context: characters that the model sees at most.
-        width: size of each position's vector; a multiple of ``heads``.
-        layers: number of transformer blocks.
-        heads: attention heads per block.
-        learning_rate: of AdamW, per swarm-wide step.
+    :param context: characters that the model sees at most
+    :param width: size of each position's vector; a multiple of ``heads``
+    :param layers: number of transformer blocks
+    :param heads: attention heads per block
+    :param learning_rate: of AdamW, per swarm-wide step
     """
 
     def __init__(
@@ -208,19 +198,14 @@ def digits(
 ) -> Task:
     """Recognize handwritten digits: 1,797 images of 8 x 8 pixels, a fifth of them for validation.
 
-    Parameters:
-        batch_size: images per local batch.
-        hidden: channels of the network's first half; a multiple of 4.
-        seed: decides the split, the first weights and the order of the batches.
-        blocks: residual blocks in each half of the network.
-        learning_rate: of AdamW, per swarm-wide step.
-
-    Returns:
-        the task, measured by ``val_acc``, the share of validation images that are recognized.
-
-    Raises:
-        OptionsError: a size does not fit.
-        MissingDependencyError: scikit-learn is not installed.
+    :param batch_size: images per local batch
+    :param hidden: channels of the network's first half; a multiple of 4
+    :param seed: decides the split, the first weights and the order of the batches
+    :param blocks: residual blocks in each half of the network
+    :param learning_rate: of AdamW, per swarm-wide step
+    :returns: the task, measured by ``val_acc``, the share of validation images that are recognized
+    :raises OptionsError: if a size does not fit
+    :raises MissingDependencyError: if scikit-learn is not installed
     """
     _check_sizes(batch_size=batch_size, hidden=hidden, blocks=blocks)
     _check_multiple("hidden", hidden, 4)
@@ -261,22 +246,17 @@ def text(
     The text has some 460,000 characters; its last tenth is for validation. The topics quote each other now
     and then, so the validation loss is a little lower than it would be on a book that nobody has read.
 
-    Parameters:
-        context: characters per sample.
-        width: size of the model's vectors; a multiple of ``heads``.
-        layers: number of transformer blocks.
-        batch_size: samples per local batch.
-        seed: decides the first weights and the order of the batches.
-        heads: attention heads per block.
-        learning_rate: of AdamW, per swarm-wide step.
-
-    Returns:
-        the task; ``loss`` and ``val_loss`` are in nats per character, ``val_acc`` is the share of characters
-        that were guessed.
-
-    Raises:
-        OptionsError: a size does not fit.
-        MissingDependencyError: this Python comes without its help topics.
+    :param context: characters per sample
+    :param width: size of the model's vectors; a multiple of ``heads``
+    :param layers: number of transformer blocks
+    :param batch_size: samples per local batch
+    :param seed: decides the first weights and the order of the batches
+    :param heads: attention heads per block
+    :param learning_rate: of AdamW, per swarm-wide step
+    :returns: the task; ``loss`` and ``val_loss`` are in nats per character, ``val_acc`` is the share of characters
+      that were guessed
+    :raises OptionsError: if a size does not fit
+    :raises MissingDependencyError: if this Python comes without its help topics
     """
     _check_sizes(context=context, width=width, layers=layers, batch_size=batch_size, heads=heads)
     _check_multiple("width", width, heads)

@@ -7,9 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from hivenb.errors import HivenbError
 from hivenb.view.terminal import Terminal
+
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 TASKS = ("digits", "text")
 
@@ -112,7 +115,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="hivenb", description=DESCRIPTION)
     parser.add_argument("--version", action=_Version, help="show the versions of hivenb and of what it runs on")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for add in (_add_demo, _add_join, _add_lab):
+        command = add(commands)
+        command.add_argument("--debug", action="store_true", help="after an error, show where in the code it happened")
+    return parser
 
+
+def _add_demo(commands: _Commands) -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="train with peers on this machine, for a minute", description=DEMO)
     _add_task(demo)
     demo.add_argument(
@@ -131,7 +140,10 @@ def _parser() -> argparse.ArgumentParser:
         "--public", action="store_true", help="let other machines join: listen on the network, not on this machine only"
     )
     demo.set_defaults(command=_demo)
+    return demo
 
+
+def _add_join(commands: _Commands) -> argparse.ArgumentParser:
     join = commands.add_parser("join", help="take part in a swarm", description=JOIN)
     join.add_argument("invite", metavar="INVITE", help="hivenb://... , or the address of a peer")
     _add_task(join)
@@ -143,7 +155,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     join.add_argument("--name", metavar="NAME", help="what the others see beside your peer's id; nothing else uses it")
     join.set_defaults(command=_join)
+    return join
 
+
+def _add_lab(commands: _Commands) -> argparse.ArgumentParser:
     lab = commands.add_parser("lab", help="open the quickstart notebook in JupyterLab", description=LAB)
     lab.add_argument("--no-browser", dest="browser", action="store_false", help="only show the address to open")
     lab.add_argument("--port", type=_whole(1, 65535), metavar="N", help="port of JupyterLab (default: a free one)")
@@ -151,10 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         "further", nargs="*", metavar="-- OPTION", help="further options of JupyterLab, such as -- --allow-root"
     )
     lab.set_defaults(command=_lab)
-
-    for command in (demo, join, lab):
-        command.add_argument("--debug", action="store_true", help="after an error, show where in the code it happened")
-    return parser
+    return lab
 
 
 def _add_task(parser: argparse.ArgumentParser) -> None:

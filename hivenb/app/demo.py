@@ -6,16 +6,19 @@ import contextlib
 import json
 import platform
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from hivenb.engine.dht.addresses import is_loopback
 from hivenb.errors import TrainingError
+from hivenb.system.child_processes import descendants, left_running
 from hivenb.system.environment import detect
-from hivenb.system.procfs import descendants, left_running, seconds_since_start
 from hivenb.view.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -64,15 +67,10 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
     :raises KeyboardInterrupt: when interrupted, after everything has been ended
     """
     terminal.say(f"hivenb {versions()['hivenb']}: {settings.task}, {_epochs(settings.epochs)}")
-    terminal.show("loading PyTorch, Lightning and hivemind ...")
-    if settings.peers:
-        from hivenb.peers.forking import start_server
-
-        start_server()  # its imports take as long as ours, so it does them meanwhile
+    clock = _Clock()
+    task = _load_beside_peers(settings, terminal)
     from hivenb.swarm.swarm import Swarm
 
-    clock = _Clock()
-    task = _load(settings.task)
     clock.lap("imports")
     terminal.show("opening a swarm ...")
     with _closing(Swarm(RUN_ID, public=settings.public), terminal) as swarm:
@@ -97,7 +95,7 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
         **_figures(run, last),
         "accuracy": accuracy,
         "children_left": len(left_running(children, _GRACE_SECONDS)),
-        "wall_seconds": round(seconds_since_start(), 2),
+        "wall_seconds": round(_seconds_since_start(), 2),
         "phases": clock.lap("results"),
         "versions": versions(),
     }
@@ -161,10 +159,26 @@ class _Clock:
         self._last = 0.0
 
     def lap(self, name: str) -> dict[str, float]:
-        now = seconds_since_start()
+        now = _seconds_since_start()
         self.laps[name] = round(now - self._last, 2)
         self._last = now
         return self.laps
+
+
+def _seconds_since_start() -> float:
+    """How long this process has existed, the start of the interpreter included."""
+    started = psutil.Process().create_time() - psutil.boot_time()  # by a clock that nobody sets
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+
+
+def _load_beside_peers(settings: DemoSettings, terminal: Terminal) -> Task:
+    """Import all that is needed, while the process that peers are forked from does the same."""
+    terminal.show("loading PyTorch, Lightning and hivemind ...")
+    if settings.peers:
+        from hivenb.peers.forking import start_server
+
+        start_server()
+    return _load(settings.task)
 
 
 def _load(name: str) -> Task:

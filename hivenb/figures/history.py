@@ -277,7 +277,7 @@ class _Buckets:
         if self._taken:
             rows = np.vstack([rows, self._open])
         made = Series(
-            name,
+            name=name,
             times=_frozen(rows[:, _TIME] - start),
             epochs=_frozen(rows[:, _EPOCH].astype(np.int64)),
             samples=_frozen(rows[:, _SAMPLES].astype(np.int64)),

@@ -10,6 +10,7 @@ daemon more.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -18,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from hivenb.figures.history import Series
-from hivenb.system.procfs import descendants
 
 _DAEMON = "p2pd"
 
@@ -60,7 +61,7 @@ class Traffic:
     """
 
     def __init__(self, dht_pid: int | None):
-        self._pid = None if dht_pid is None else _daemon_of(dht_pid)
+        self._daemon = None if dht_pid is None else _daemon_of(dht_pid)
         self._connections: dict[int, Bytes] = {}
         self._closed = Bytes(0, 0)
         self._uses_udp = False
@@ -85,12 +86,12 @@ class Traffic:
 
     def _look(self) -> tuple[Bytes, Bytes] | None:
         """What the daemon has exchanged over TCP, and by system calls."""
-        if self._pid is None:
+        if self._daemon is None:
             return None
         try:
-            handled = _handled(self._pid)  # first: what TCP carries meanwhile must not look like QUIC's
-            return self._over_tcp(self._pid), handled
-        except OSError:
+            handled = self._daemon.io_counters()  # first: what TCP carries meanwhile must not look like QUIC's
+            return self._over_tcp(self._daemon.pid), Bytes(handled.write_chars, handled.read_chars)
+        except (OSError, psutil.Error):
             return None
 
     def _over_tcp(self, pid: int) -> Bytes:
@@ -134,21 +135,13 @@ def per_second(series: Series) -> tuple[np.ndarray, np.ndarray]:
     return series.times[1:][known], growth[known] / seconds[known]
 
 
-def _daemon_of(dht_pid: int) -> int | None:
-    for process in descendants():
-        if process.parent == dht_pid:
-            try:
-                if Path(f"/proc/{process.pid}/comm").read_text().strip() == _DAEMON:
-                    return process.pid
-            except OSError:
-                continue
+def _daemon_of(dht_pid: int) -> psutil.Process | None:
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(dht_pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended by now
+                if process.name() == _DAEMON:
+                    return process
     return None
-
-
-def _handled(pid: int) -> Bytes:
-    """What a process has written and read by system calls: with Go, all of its TCP and unix sockets."""
-    fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-    return Bytes(int(fields["wchar"]), int(fields["rchar"]))
 
 
 def _socket_inodes(pid: int) -> set[int]:

@@ -19,11 +19,11 @@ from hivenb.errors import OptionsError
 
 CODEC_FIELDS = ("grad_compression", "state_averaging_compression", "load_state_compression")
 
+#: Options that must be on as well: ``state_averager.py`` works in background only on a copy.
 PREREQUISITES: Mapping[str, tuple[str, ...]] = {
     "delay_grad_averaging": ("delay_optimizer_step",),
     "delay_optimizer_step": ("offload_optimizer", "delay_state_averaging"),
 }
-"""Options that must be on as well: ``state_averager.py`` works in background only on a copy."""
 
 _FLAGS = (
     "delay_state_averaging",
@@ -79,6 +79,7 @@ TRACKER_OPTS = (
     "min_refresh_period",
     "private_key",
 )
+#: What hivemind passes to a ``grad_averager_factory``, always by keyword.
 FACTORY_ARGUMENTS = (
     "allreduce_timeout",
     "auxiliary",
@@ -93,7 +94,6 @@ FACTORY_ARGUMENTS = (
     "shutdown_timeout",
     "start",
 )
-"""What hivemind passes to a ``grad_averager_factory``, always by keyword."""
 
 
 def normalized(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -173,6 +173,7 @@ class Options:
 
 FIELD_NAMES = tuple(option.name for option in dataclasses.fields(Options))
 
+#: What is known about each option, by its name, in the order in which people should see them.
 FIELDS: Mapping[str, FieldInfo] = MappingProxyType(
     {
         option.name: FieldInfo(
@@ -184,7 +185,6 @@ FIELDS: Mapping[str, FieldInfo] = MappingProxyType(
         for option in dataclasses.fields(Options)
     }
 )
-"""What is known about each option, by its name, in the order in which people should see them."""
 
 
 def _check_names(changes: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ class About:
     swarm_wide: bool = False
 
 
+#: By the option's name in code, which is the same everywhere.
 ABOUT: Mapping[str, About] = MappingProxyType(
     {
         "target_batch_size": About(
@@ -169,4 +170,3 @@ ABOUT: Mapping[str, About] = MappingProxyType(
         "verbose": About("detailed log", "Logs every round, which helps to find out what holds peers up.", "rounds"),
     }
 )
-"""By the option's name in code, which is the same everywhere."""

@@ -108,35 +108,38 @@ def run_each(
         raise OptionsError(f"options={options!r}: give a dict of hivenb.Options by name")
     if epochs < 2:
         raise OptionsError(f"epochs={epochs!r}: give at least 2; the first one is not counted")
-    outcomes = [
-        _train(name, one, model, data, epochs, local_peers, seed, trainer_kwargs) for name, one in options.items()
-    ]
-    return Comparison(tuple(outcomes))
+    training = _Training(model, data, epochs, local_peers, seed, trainer_kwargs)
+    return Comparison(tuple(training.outcome(name, one) for name, one in options.items()))
 
 
-def _train(
-    name: str,
-    options: Options,
-    model: Any,
-    data: Any,
-    epochs: int,
-    local_peers: int,
-    seed: int,
-    trainer_kwargs: Mapping[str, Any],
-) -> Outcome:
-    import lightning
+@dataclass(frozen=True, eq=False)
+class _Training:
+    """What is the same for all options of a comparison; see :func:`run_each`."""
 
-    lightning.seed_everything(seed, verbose=False)
-    with Swarm(f"comparison: {name}") as swarm:
-        run = TrainingRun(copy.deepcopy(model), data, swarm=swarm, options=options, **trainer_kwargs)
-        if local_peers:
-            swarm.add_local_peers(local_peers, run)
-        run.start()
-        _meet(run, 1 + local_peers)
-        if not run.wait(epochs=epochs):
-            raise TrainingError(f"{name}: training ended in epoch {run.status.epoch}, before its {epochs} were over")
-        run.stop()
-    return outcome_of(name, options, run.history.snapshot(), 1 + local_peers)
+    model: Any
+    data: Any
+    epochs: int
+    local_peers: int
+    seed: int
+    trainer_kwargs: Mapping[str, Any]
+
+    def outcome(self, name: str, options: Options) -> Outcome:
+        """Train with these options."""
+        import lightning
+
+        lightning.seed_everything(self.seed, verbose=False)
+        with Swarm(f"comparison: {name}") as swarm:
+            model = copy.deepcopy(self.model)
+            run = TrainingRun(model, self.data, swarm=swarm, options=options, **self.trainer_kwargs)
+            if self.local_peers:
+                swarm.add_local_peers(self.local_peers, run)
+            run.start()
+            _meet(run, 1 + self.local_peers)
+            if not run.wait(epochs=self.epochs):
+                reached = f"training ended in epoch {run.status.epoch}"
+                raise TrainingError(f"{name}: {reached}, before its {self.epochs} were over")
+            run.stop()
+        return outcome_of(name, options, run.history.snapshot(), 1 + self.local_peers)
 
 
 def _meet(run: TrainingRun, peers: int) -> None:

@@ -11,6 +11,7 @@ from hivenb.engine.progress.estimate import seconds_left
 
 if TYPE_CHECKING:
     from hivenb.engine.progress.peer_reports import PeerInfo
+    from hivenb.run.recorder import Recorder
 
 
 class RunState(str, Enum):
@@ -65,8 +66,7 @@ def status_of(
     state: RunState,
     error: BaseException | None,
     *,
-    epoch: int,
-    step: int,
+    recorder: Recorder,
     target_batch_size: int,
     progress: Any,
     peers: Sequence[PeerInfo],
@@ -74,13 +74,14 @@ def status_of(
 ) -> RunStatus:
     """The status of a run, put together from those who know.
 
+    :param recorder: of the Trainer's, which counts epochs and batches
     :param progress: the swarm's, as hivemind's tracker has it; ``None`` while there is none
     :param peers: as last seen
     """
     return RunStatus(
         state=state,
-        epoch=epoch,
-        step=step,
+        epoch=recorder.epoch,
+        step=recorder.steps,
         samples=0 if progress is None else progress.samples_accumulated,
         target_batch_size=target_batch_size,
         eta_seconds=None if progress is None else seconds_left(progress),

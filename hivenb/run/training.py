@@ -267,8 +267,7 @@ class TrainingRun:
         return status_of(
             state,
             error,
-            epoch=self._recorder.epoch,
-            step=self._recorder.steps,
+            recorder=self._recorder,
             target_batch_size=self.options.target_batch_size,
             progress=None if optimizer is None else optimizer.tracker.global_progress,
             peers=self.peers(),

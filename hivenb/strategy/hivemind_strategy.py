@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -34,8 +33,6 @@ from hivenb.swarm.invite import addresses_from_environment, read_addresses
 from hivenb.system.environment import require_linux
 
 __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
-
-logger = logging.getLogger(__name__)
 
 #: Where the strategy's own DHT listens when ``host_maddrs`` is not given, as documented for Lightning.
 DEFAULT_HOST_MADDRS = PUBLIC

@@ -33,12 +33,11 @@ class Kind(str, Enum):
 class Environment:
     """What hivenb needs to know about the place it runs in.
 
-    Attributes:
-        kind: the place. A script that runs on Colab, Kaggle or Binder is still of that kind.
-        interactive: a person can type the next line, in a notebook or in a terminal.
-        has_widgets: a notebook kernel with ipywidgets installed; elsewhere the text view is the one to use.
-        reachable: other machines may be able to connect to this one. On Colab, Kaggle and Binder they never
-            can, so a peer there joins others as a client and cannot be the first one of a swarm.
+    :param kind: the place; a script that runs on Colab, Kaggle or Binder is still of that kind
+    :param interactive: a person can type the next line, in a notebook or in a terminal
+    :param has_widgets: a notebook kernel with ipywidgets installed; elsewhere the text view is the one to use
+    :param reachable: other machines may be able to connect to this one. On Colab, Kaggle and Binder they never can, so
+      a peer there joins others as a client and cannot be the first one of a swarm.
     """
 
     kind: Kind
@@ -58,9 +57,8 @@ _HOSTED = {
 def detect(environ: Mapping[str, str] | None = None, modules: Mapping[str, Any] | None = None) -> Environment:
     """Find out where this code runs.
 
-    Parameters:
-        environ: environment variables; this process's by default.
-        modules: loaded modules by name; this process's by default.
+    :param environ: environment variables; this process's by default
+    :param modules: loaded modules by name; this process's by default
     """
     environ = os.environ if environ is None else environ
     modules = sys.modules if modules is None else modules
@@ -99,8 +97,7 @@ def install_command(environment: Environment | None = None) -> str:
 
     On Colab it keeps the preinstalled ipywidgets: the page's own widget code fits that version only.
 
-    Parameters:
-        environment: the place; detected by default.
+    :param environment: the place; detected by default
     """
     environment = detect() if environment is None else environment
     if environment.kind is Kind.COLAB:
@@ -112,11 +109,8 @@ def install_command(environment: Environment | None = None) -> str:
 def require_linux(platform: str | None = None) -> None:
     """Stop with a clear sentence where hivemind cannot run.
 
-    Parameters:
-        platform: a name as in ``sys.platform``, which is the default.
-
-    Raises:
-        PlatformError: this is not Linux.
+    :param platform: a name as in ``sys.platform``, which is the default
+    :raises PlatformError: if this is not Linux
     """
     platform = sys.platform if platform is None else platform
     if platform.startswith("linux"):
@@ -134,11 +128,8 @@ def require_linux(platform: str | None = None) -> None:
 def notebook(name: str = "01_quickstart") -> Path:
     """Return the path of one of hivenb's notebooks, from a source checkout or from an installed package.
 
-    Parameters:
-        name: file name, with or without ``.ipynb``.
-
-    Raises:
-        HivenbError: there is no such notebook; the message lists those that are there.
+    :param name: file name, with or without ``.ipynb``
+    :raises HivenbError: if there is no such notebook; the message lists those that are there
     """
     folder = _notebook_folder()
     path = folder / f"{name.removesuffix('.ipynb')}.ipynb"

@@ -7,8 +7,8 @@ from typing import Any
 
 from hivenb.figures.advice import Advice, in_words
 from hivenb.figures.recent_rounds import LEAST_ROUNDS
+from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.display import require_ipywidgets
-from hivenb.view.facts import Facts
 from hivenb.view.style import note, safe
 
 NOTHING = (
@@ -45,18 +45,18 @@ class AdvicePanel:
         """The button of each advice that is shown, by its rule."""
         return {advice.rule: self._rows[advice.rule].button for advice in self._shown}
 
-    def update(self, facts: Facts) -> None:
-        """Show the advice of these facts."""
-        if facts.advice == self._shown:
+    def update(self, now: DashboardState) -> None:
+        """Show the advice as it is now."""
+        if now.advice == self._shown:
             return
-        for advice in facts.advice:
+        for advice in now.advice:
             if advice.rule not in self._rows:
                 self._rows[advice.rule] = _Row(self._apply)
             self._rows[advice.rule].show(advice)
-        rules = [advice.rule for advice in facts.advice]
+        rules = [advice.rule for advice in now.advice]
         if rules != [advice.rule for advice in self._shown]:
             self.widget.children = [self._rows[rule].widget for rule in rules] or [self._nothing]
-        self._shown = facts.advice
+        self._shown = now.advice
 
     def close(self) -> None:
         """Grey the buttons out."""

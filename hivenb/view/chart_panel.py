@@ -8,8 +8,8 @@ from typing import Any
 
 from hivenb.figures.history import Snapshot
 from hivenb.view.charts import ChartImage
-from hivenb.view.clock import AXES
 from hivenb.view.display import require_ipywidgets
+from hivenb.view.horizontal_axis import AXES
 
 #: Share of one core's time that drawing may take: whatever it takes, a training that is bound by Python lacks.
 _DRAWING_SHARE = 0.01

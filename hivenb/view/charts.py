@@ -14,9 +14,9 @@ import numpy as np
 
 from hivenb.figures.history import Event, Snapshot
 from hivenb.view import theme
-from hivenb.view.clock import Clock, clock
+from hivenb.view.drawing_surface import Box, DrawingSurface, TextStyle
+from hivenb.view.horizontal_axis import ToAxis, to_axis
 from hivenb.view.panels import Line, Panel, limits, logarithm, merged, panels, smoothed, with_gaps
-from hivenb.view.sheet import Box, Sheet
 from hivenb.view.ticks import byte_ticks, log_ticks, number_ticks, time_ticks
 
 WIDTH, HEIGHT, DPI = 7.4, 6.4, 150
@@ -30,7 +30,7 @@ _TITLE, _LEGEND, _TICK, _MARK = 9.5, 8.5, 7.5, 7.0  # points
 
 
 class ChartImage:
-    """Turns snapshots into PNGs, on one sheet that is used again and again. For one thread at a time.
+    """Turns snapshots into PNGs, on one surface that is used again and again. For one thread at a time.
 
     :param width: inches
     :param height: inches
@@ -38,7 +38,7 @@ class ChartImage:
     """
 
     def __init__(self, width: float = WIDTH, height: float = HEIGHT, dpi: int = DPI) -> None:
-        self._sheet = Sheet(width, height, dpi)
+        self._surface = DrawingSurface(width, height, dpi)
 
     def png(self, snapshot: Snapshot, *, axis: str = "time", log: bool = False, dark: bool = False) -> bytes:
         """The picture of a snapshot; equal snapshots give equal bytes.
@@ -47,25 +47,27 @@ class ChartImage:
         :param log: a logarithmic scale for the loss
         :param dark: light ink on dark paper
         """
-        draw(snapshot, self._sheet, axis=axis, log=log, dark=dark)
-        return self._sheet.png()
+        draw(snapshot, self._surface, axis=axis, log=log, dark=dark)
+        return self._surface.png()
 
 
-def draw(snapshot: Snapshot, sheet: Sheet, *, axis: str = "time", log: bool = False, dark: bool = False) -> None:
-    """Draw a snapshot over whatever the sheet showed before; see :func:`hivenb.view.panels.panels` for what it shows.
+def draw(
+    snapshot: Snapshot, surface: DrawingSurface, *, axis: str = "time", log: bool = False, dark: bool = False
+) -> None:
+    """Draw a snapshot over whatever the surface showed before; :func:`hivenb.view.panels.panels` says what it shows.
 
     Through all panels goes a thin line wherever an event was marked, with a word in the panel that it belongs to.
     """
     colors = theme.DARK if dark else theme.LIGHT
-    sheet.clear(colors.paper)
+    surface.clear(colors.paper)
     times = [float(s.times[-1]) for s in snapshot.series.values() if len(s)]
     now = max([0.0, *times, *(event.time for event in snapshot.events)])
-    top = float(sheet.height)
+    top = float(surface.height)
     for row, share in zip(panels(snapshot, axis, log), _HEIGHTS, strict=True):
-        bottom, left = top - share * sheet.height, 0.0
+        bottom, left = top - share * surface.height, 0.0
         for panel, width in zip(row, _WIDTHS[len(row)], strict=True):
-            right = left + width * sheet.width
-            _PanelDrawing(sheet, colors, Box(left, bottom, right, top), clock(snapshot, panel.axis), now).draw(
+            right = left + width * surface.width
+            _PanelDrawing(surface, colors, Box(left, bottom, right, top), to_axis(snapshot, panel.axis), now).draw(
                 panel, snapshot.events
             )
             left = right
@@ -73,11 +75,11 @@ def draw(snapshot: Snapshot, sheet: Sheet, *, axis: str = "time", log: bool = Fa
 
 
 class _PanelDrawing:
-    """One panel in its place on the sheet."""
+    """One panel in its place on the surface."""
 
-    def __init__(self, sheet: Sheet, colors: theme.Theme, place: Box, to_x: Clock, now: float):
-        self._sheet, self._colors, self._to_x, self._now = sheet, colors, to_x, now
-        inch = sheet.inch
+    def __init__(self, surface: DrawingSurface, colors: theme.Theme, place: Box, to_x: ToAxis, now: float):
+        self._surface, self._colors, self._to_x, self._now = surface, colors, to_x, now
+        inch = surface.inch
         self._place = place
         self._axes = Box(
             place.left + _LEFT * inch, place.bottom + _BOTTOM * inch, place.right - _RIGHT * inch,
@@ -91,7 +93,7 @@ class _PanelDrawing:
         self._write_title(panel)
         floor = (axes.left, axes.bottom), (axes.right, axes.bottom)
         if not panel.lines:
-            self._sheet.segments([floor[0]], [floor[1]], colors.frame, width=0.8)
+            self._surface.segments([floor[0]], [floor[1]], colors.frame, width=0.8)
             self._write_empty(panel.empty)
             return
         first, last = (float(x) for x in self._to_x(np.array([0.0, self._now])))
@@ -114,8 +116,8 @@ class _PanelDrawing:
             strength = 0.75 if event.kind in panel.marks else 0.3
             x = self._x(event.time)
             color = colors.hue(theme.EVENTS[event.kind])
-            self._sheet.segments([(x, axes.bottom)], [(x, axes.top)], color, width=0.8, alpha=strength)
-        self._sheet.segments([floor[0]], [floor[1]], colors.frame, width=0.8)
+            self._surface.segments([(x, axes.bottom)], [(x, axes.top)], color, width=0.8, alpha=strength)
+        self._surface.segments([floor[0]], [floor[1]], colors.frame, width=0.8)
         self._write_marks(marks)
 
     def _x(self, place: Any) -> Any:
@@ -127,61 +129,61 @@ class _PanelDrawing:
         return self._axes.bottom + share * self._axes.height
 
     def _draw_line(self, line: Line, log: bool, starts: np.ndarray) -> None:
-        sheet, within = self._sheet, self._axes
+        surface, within = self._surface, self._axes
         color = self._colors.hue(line.color)
 
         def scaled(values: np.ndarray) -> np.ndarray:
             return logarithm(values) if log else np.where(np.isfinite(values), values, np.nan)
 
-        places, values = self._to_x(line.times), line.values
+        places, values = self._to_x(line.points.times), line.points.values
         if line.step:
             now = float(self._to_x(np.array([self._now]))[0])
             x, y = with_gaps(np.append(places, max(now, places[-1])), np.append(values, values[-1]), starts)
             x, y = np.repeat(self._x(x), 2)[1:], np.repeat(self._y(scaled(y)), 2)[:-1]
-            sheet.area(x, within.bottom, y, color, alpha=0.10, within=within)
-            sheet.line(x, y, color, width=1.6, within=within)
+            surface.area(x, within.bottom, y, color, alpha=0.10, within=within)
+            surface.line(x, y, color, width=1.6, within=within)
             return
-        if np.any(line.highs > line.lows):
-            x, low = with_gaps(places, line.lows, starts)
-            high = with_gaps(places, line.highs, starts)[1]
+        if np.any(line.points.highs > line.points.lows):
+            x, low = with_gaps(places, line.points.lows, starts)
+            high = with_gaps(places, line.points.highs, starts)[1]
             low, high = scaled(low), scaled(high)
             if log:  # a mean can have a logarithm where the least of its values has none
                 low = np.where(np.isnan(low), self._low, low)
-            sheet.area(self._x(x), self._y(low), self._y(high), color, alpha=0.16, within=within)
+            surface.area(self._x(x), self._y(low), self._y(high), color, alpha=0.16, within=within)
         if line.smooth and len(values) >= 40:
             x, y = with_gaps(places, values, starts)
-            sheet.line(self._x(x), self._y(scaled(y)), color, width=0.7, alpha=0.30, within=within)
+            surface.line(self._x(x), self._y(scaled(y)), color, width=0.7, alpha=0.30, within=within)
             values = smoothed(values)
         x, y = with_gaps(places, values, starts)
         x, y = self._x(x), self._y(scaled(y))
-        sheet.line(x, y, color, width=1.6, within=within, dashes=(4, 2) if line.dashed else None)
+        surface.line(x, y, color, width=1.6, within=within, dashes=(4, 2) if line.dashed else None)
         known = np.flatnonzero(np.isfinite(y))
         if len(values) <= 40 and not line.smooth:
-            sheet.dots(x[known], y[known], color, size=3.0)
-        sheet.dots(x[known[-1:]], y[known[-1:]], color, size=4.0)
+            surface.dots(x[known], y[known], color, size=3.0)
+        surface.dots(x[known[-1:]], y[known[-1:]], color, size=4.0)
 
     def _draw_shares(self, lines: Sequence[Line]) -> None:
         below: Any = 0.0
-        x = np.repeat(self._x(lines[0].times), 2)[1:]
+        x = np.repeat(self._x(lines[0].points.times), 2)[1:]
         for line in lines:
-            above = below + line.values
+            above = below + line.points.values
             low, high = (np.repeat(self._y(edge + 0 * above), 2)[:-1] for edge in (below, above))
-            self._sheet.area(x, low, high, self._colors.hue(line.color), alpha=0.75, within=self._axes)
+            self._surface.area(x, low, high, self._colors.hue(line.color), alpha=0.75, within=self._axes)
             below = above
 
     def _draw_ticks(self, panel: Panel) -> None:
-        sheet, axes, colors = self._sheet, self._axes, self._colors
-        style: dict[str, Any] = {"size": _TICK, "color": colors.faint_ink}
-        gap = 5 * sheet.point
-        most = max(2, int(axes.width / sheet.inch / 0.55))
+        surface, axes, colors = self._surface, self._axes, self._colors
+        style = TextStyle(_TICK, colors.faint_ink)
+        gap = 5 * surface.point
+        most = max(2, int(axes.width / surface.inch / 0.55))
         if panel.axis == "time":
             places, labels = time_ticks(self._end, most)
         else:
             places, labels = number_ticks(self._start, self._end, most, whole=True)
             labels[:1] = [f"{panel.axis.removesuffix('s')} {label}" for label in labels[:1]]
         for place, label in zip(places, labels, strict=True):
-            sheet.write(label, self._x(place), axes.bottom - gap, across="center", up="top", **style)
-        most = max(2, int(axes.height / sheet.inch / 0.34))
+            surface.write(label, self._x(place), axes.bottom - gap, style, across="center", up="top")
+        most = max(2, int(axes.height / surface.inch / 0.34))
         if panel.log:
             places, labels = log_ticks(self._low, self._high, most)
         elif panel.bytes:
@@ -192,54 +194,55 @@ class _PanelDrawing:
             )  # fmt: skip
         heights = [self._y(place) for place in places]
         for height, label in zip(heights, labels, strict=True):
-            sheet.write(label, axes.left - gap, height, across="right", **style)
+            surface.write(label, axes.left - gap, height, style, across="right")
         starts, ends = ([(x, height) for height in heights] for x in (axes.left, axes.right))
-        sheet.segments(starts, ends, colors.grid, width=0.8)
+        surface.segments(starts, ends, colors.grid, width=0.8)
 
     def _write_title(self, panel: Panel) -> None:
         """The title at the left; at the right each line's word and latest value, as far as there is room."""
-        sheet = self._sheet
-        height, gap = self._axes.top + 0.16 * sheet.inch, 0.10 * sheet.inch
-        edge = self._place.left + 0.06 * sheet.inch  # in line with the numbers, not with the axes
-        title = sheet.write(panel.title, edge, height, size=_TITLE, color=self._colors.ink, bold=True)
+        surface = self._surface
+        height, gap = self._axes.top + 0.16 * surface.inch, 0.10 * surface.inch
+        edge = self._place.left + 0.06 * surface.inch  # in line with the numbers, not with the axes
+        title = surface.write(panel.title, edge, height, TextStyle(_TITLE, self._colors.ink, bold=True))
         left, right = title.box.right + gap, self._axes.right
         legend = [(f"{line.word} {line.latest}".strip(), line.latest, line.color) for line in panel.lines]
-        wide = sum(sheet.measure(word, _LEGEND) + gap for word, _, _ in legend)
+        wide = sum(surface.measure(word, _LEGEND) + gap for word, _, _ in legend)
         size = _LEGEND if wide <= right - left else _TICK
         for word, number, color in reversed(legend):
             for text in (word, number):
-                start = right - sheet.measure(text, size)
+                start = right - surface.measure(text, size)
                 if start >= left:
-                    sheet.write(text, start, height, size=size, color=self._colors.hue(color))
+                    surface.write(text, start, height, TextStyle(size, self._colors.hue(color)))
                     right = start - gap
                     break
 
     def _write_empty(self, text: str) -> None:
-        sheet, axes = self._sheet, self._axes
-        lines, step = text.split("\n"), 1.5 * _LEGEND * sheet.point
+        surface, axes = self._surface, self._axes
+        lines, step = text.split("\n"), 1.5 * _LEGEND * surface.point
         x, y = (axes.left + axes.right) / 2, (axes.bottom + axes.top) / 2 + step * (len(lines) - 1) / 2
+        style = TextStyle(_LEGEND, self._colors.faint_ink)
         for number, line in enumerate(lines):
-            sheet.write(line, x, y - number * step, across="center", size=_LEGEND, color=self._colors.faint_ink)
+            surface.write(line, x, y - number * step, style, across="center")
 
     def _write_marks(self, events: Sequence[Event]) -> None:
         """Write events' words beside their lines, the newest first; one that finds no free place goes without."""
-        sheet, axes = self._sheet, self._axes
+        surface, axes = self._surface, self._axes
         taken: list[Box] = []
-        row, near = 10 * sheet.point, 3 * sheet.point
+        row, near = 10 * surface.point, 3 * surface.point
         for event in reversed(events):
             text = event.text if len(event.text) <= _MARK_LETTERS else event.text[: _MARK_LETTERS - 1] + "…"
             text = text.replace("\n", " ")
-            wide, x = sheet.measure(text, _MARK), self._x(event.time)
+            wide, x = surface.measure(text, _MARK), self._x(event.time)
             left = x + near if x + near + wide <= axes.right else x - near - wide
             if left < axes.left:
                 continue
             for number in range(_MARK_ROWS):
-                top = axes.top - 2 * sheet.point - number * row
+                top = axes.top - 2 * surface.point - number * row
                 room = Box(left - near, top - row + 1, left + wide + near, top)
                 if not any(room.overlaps(other) for other in taken):
                     taken.append(room)
                     paper = Box(left - 1, room.bottom, left + wide + 1, top)
-                    sheet.rectangle(paper, self._colors.paper, alpha=0.75)
+                    surface.rectangle(paper, self._colors.paper, alpha=0.75)
                     middle = (room.bottom + top) / 2
-                    sheet.write(text, left, middle, size=_MARK, color=self._colors.ink)
+                    surface.write(text, left, middle, TextStyle(_MARK, self._colors.ink))
                     break

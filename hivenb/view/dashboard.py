@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.figures.predicted_traffic import tensor_shapes
 from hivenb.run.local_peer_count import local_peer_count
-from hivenb.view import display, facts, text
+from hivenb.view import display, text
 from hivenb.view.advice_panel import AdvicePanel
 from hivenb.view.chart_panel import ChartPanel
-from hivenb.view.facts import Facts
+from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.log_panel import CodePanel, LogPanel
 from hivenb.view.options_panel import OptionsPanel, together
 from hivenb.view.peers_panel import PeersPanel
 from hivenb.view.refresher import Refresher
 from hivenb.view.run_panel import RunPanel
-from hivenb.view.still import Still
+from hivenb.view.saved_picture import SavedPicture
 
 if TYPE_CHECKING:
     from hivenb.run.training import TrainingRun
@@ -35,7 +35,7 @@ class Dashboard:
     """Watch and steer a run in a notebook. As the last line of a cell it shows itself.
 
     Nothing happens until it is shown; then background threads keep it up to date until :meth:`close`. Of one
-    run, the three newest dashboards are live. Where there are no widgets it shows the same facts as text.
+    run, the three newest dashboards are live. Where there are no widgets it shows the same as text.
 
     :param run: what to watch
     :param refresh_interval: least seconds between two frames, at least 0.5
@@ -48,7 +48,7 @@ class Dashboard:
         self.run = run
         self._interval = refresh_interval
         self._view: _View | None = None
-        self._stills: list[Still] = []
+        self._saved_pictures: list[SavedPicture] = []
 
     @property
     def widget(self) -> Any:
@@ -65,18 +65,18 @@ class Dashboard:
         return self._view.widget
 
     def text(self) -> str:
-        """The same facts as text, as of now."""
-        now = facts.read(self.run)
+        """The same as text, as of now."""
+        now = DashboardState.of(self.run)
         return text.summary(now.status, now.snapshot, now.members, now.advice)
 
     def close(self) -> None:
         """Stop watching; the last picture stays. May be called twice."""
         if self._view is not None:
             self._view.close()
-        while self._stills:
-            still = self._stills.pop()
-            still.look()
-            still.close()
+        while self._saved_pictures:
+            picture = self._saved_pictures.pop()
+            picture.look()
+            picture.close()
         live = _live.get(self.run, [])
         if self in live:
             live.remove(self)
@@ -86,7 +86,7 @@ class Dashboard:
 
     def _ipython_display_(self, **_: Any) -> None:
         if display.widgets_work():
-            self._stills.append(Still(self.run, display.show_widget(self.widget, repr(self))))
+            self._saved_pictures.append(SavedPicture(self.run, display.show_widget(self.widget, repr(self))))
         else:
             display.show_text(self.text())
 
@@ -203,12 +203,11 @@ class _View:
             self.run_panel.show_trouble(self._troubles[kind])
 
     def _draw(self) -> None:
-        now = facts.read(self._run)
+        now = DashboardState.of(self._run)
         trouble = self._troubles["action"]
-        trouble = "\n".join(words for words in (trouble, now.options_error) if words)
-        asked_for = (now.options, now.pending, now.pending_epoch, now.locked)
+        trouble = "\n".join(words for words in (trouble, now.options.error) if words)
         who = (now.members, now.local, now.local_ids)
-        seen = (now.snapshot.version, now.status, who, asked_for, now.log, trouble, self._remark)
+        seen = (now.snapshot.version, now.status, who, now.options, now.log, trouble, self._remark)
         if seen != self._drawn:
             self._show(now, trouble)
             self._drawn = seen
@@ -216,7 +215,7 @@ class _View:
         self.chart_panel.update(now.snapshot, at_once=self._is_closed or not now.status.state.is_active)
         self._troubles["draw"] = ""
 
-    def _show(self, now: Facts, trouble: str) -> None:
+    def _show(self, now: DashboardState, trouble: str) -> None:
         self.run_panel.update(now, trouble)
         if not self._refresher.has_work:
             # A change that still waits would look as if it had been undone.
@@ -226,7 +225,7 @@ class _View:
         self.log_panel.update(now)
         self.code_panel.update(now)
 
-    def _show_advice(self, now: Facts) -> None:
+    def _show_advice(self, now: DashboardState) -> None:
         before = self.advice_panel.title
         self.advice_panel.update(now)
         if self.advice_panel.title != before:

@@ -37,7 +37,7 @@ def require_ipywidgets() -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             "the widgets of hivenb need ipywidgets, which is not installed: pip install 'ipywidgets>=7.7'. "
-            "Without it, print(dashboard.text()) shows the same facts."
+            "Without it, print(dashboard.text()) shows the same."
         ) from error
     return ipywidgets
 

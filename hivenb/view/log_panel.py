@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.display import require_ipywidgets
-from hivenb.view.facts import Facts
 from hivenb.view.style import copy_button, note, safe
 
 MAX_LINES = 100
@@ -19,9 +19,9 @@ class LogPanel:
         widgets = require_ipywidgets()
         self.widget = widgets.HTML(layout=widgets.Layout(width="100%"))
 
-    def update(self, facts: Facts) -> None:
-        """Show the log of these facts."""
-        self.widget.value = log_html(facts.log)
+    def update(self, now: DashboardState) -> None:
+        """Show the latest log."""
+        self.widget.value = log_html(now.log)
 
 
 class CodePanel:
@@ -31,10 +31,10 @@ class CodePanel:
         widgets = require_ipywidgets()
         self.widget = widgets.HTML(layout=widgets.Layout(width="100%"))
 
-    def update(self, facts: Facts) -> None:
-        """Show the options of these facts."""
+    def update(self, now: DashboardState) -> None:
+        """Show the options in force."""
         says = note("The same configuration as a plain Lightning script:")
-        code = f"<pre>{safe(facts.options.to_code())}</pre>{copy_button('copy the script')}"
+        code = f"<pre>{safe(now.options.in_force.to_code())}</pre>{copy_button('copy the script')}"
         self.widget.value = f'{says}<div class="hivenb-code">{code}</div>'
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hivenb.figures.predicted_traffic import epoch_bytes
 from hivenb.options.options import FIELDS
 from hivenb.view import words
+from hivenb.view.dashboard_state import DashboardState, OptionsState
 from hivenb.view.display import require_ipywidgets
-from hivenb.view.facts import Facts
 from hivenb.view.option_fields import OWN_OBJECT, Field, Shapes, field
 from hivenb.view.style import heading, note, trouble
 
@@ -83,20 +83,20 @@ class OptionsPanel:
             ),
         )
 
-    def update(self, facts: Facts, remark: str) -> None:
-        """Show these facts.
+    def update(self, now: DashboardState, remark: str) -> None:
+        """Show this state.
 
-        :param facts: of the run
+        :param now: the state of the dashboard
         :param remark: what else to say about the switches, such as what was switched on together
         """
-        wanted = facts.pending or facts.options
+        options = now.options
+        wanted = options.pending or options.in_force
         for name in self._fields:
             if name not in self._wrong or not self._wrong[name].value:
                 self._show(name, getattr(wanted, name))
-        self._lock(facts.locked)
-        self._tell_traffic(wanted, facts.status.num_peers)
-        waiting = "" if facts.pending is None else _waiting(facts.options, facts.pending, facts.pending_epoch)
-        text = " ".join(part for part in (waiting, remark) if part)
+        self._lock(options.locked)
+        self._tell_traffic(wanted, now.status.num_peers)
+        text = " ".join(part for part in (_waiting(options), remark) if part)
         self._remark.value = note(text) if text else ""
 
     @property
@@ -172,8 +172,10 @@ class OptionsPanel:
         return changed
 
 
-def _waiting(now: Options, then: Options, epoch: int | None) -> str:
-    names = now.difference(then)
+def _waiting(options: OptionsState) -> str:
+    """From when on the pending options count."""
+    pending, epoch = options.pending, options.pending_epoch
+    names = () if pending is None else options.in_force.difference(pending)
     own = [FIELDS[name].label for name in names if not FIELDS[name].swarm_wide]
     shared = [FIELDS[name].label for name in names if FIELDS[name].swarm_wide]
     at_all = "At one of the next epochs, at all peers" if epoch is None else f"At epoch {epoch:,}, at all peers"

@@ -13,17 +13,32 @@ import numpy as np
 from hivenb.figures.history import Event, Snapshot
 from hivenb.figures.measured_traffic import per_epoch
 from hivenb.view import theme, words
-from hivenb.view.shares import shares
+from hivenb.view.time_shares import time_shares
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """What a line goes through, and the extremes of what each point stands for; arrays of one length.
+
+    :param times: seconds since the run's first record
+    """
+
+    times: np.ndarray
+    values: np.ndarray
+    lows: np.ndarray
+    highs: np.ndarray
+
+    @classmethod
+    def single(cls, times: np.ndarray, values: np.ndarray) -> Points:
+        """Each stands for one value."""
+        return cls(times, values, values, values)
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
     """One line of a panel; ``word`` and ``latest`` are written beside the panel's title, in its colour."""
 
-    times: np.ndarray
-    values: np.ndarray
-    lows: np.ndarray
-    highs: np.ndarray
+    points: Points
     color: str
     word: str
     latest: str
@@ -37,7 +52,7 @@ class Panel:
     """What one panel shows. ``empty`` is written in it while it has no line; ``marks`` are the kinds of event
     whose words it carries (the thin lines of all events go through all panels).
 
-    :param axis: what it is drawn against, one of :data:`hivenb.view.clock.AXES`
+    :param axis: what it is drawn against, one of :data:`hivenb.view.horizontal_axis.AXES`
     :param stacked: the lines are shares of one, drawn on top of each other
     """
 
@@ -95,7 +110,7 @@ def panels(snapshot: Snapshot, axis: str = "time", log: bool = False) -> tuple[t
 
 
 def _time_panel(snapshot: Snapshot) -> Panel:
-    found = shares(snapshot)
+    found = time_shares(snapshot)
     lines: list[Line] = []
     if found is not None:
         # at the left edge of each interval, and at the end of the last one
@@ -105,7 +120,7 @@ def _time_panel(snapshot: Snapshot) -> Panel:
             if word == "waiting" and not share.any():
                 continue  # the usual case needs no word
             values = np.append(share, share[-1])
-            lines.append(Line(times, values, values, values, color, word, f"{100 * share[-1]:.0f} %", step=True))
+            lines.append(Line(Points.single(times, values), color, word, f"{100 * share[-1]:.0f} %", step=True))
     return Panel("Time", tuple(lines), "no epoch yet", percent=True, stacked=True)
 
 
@@ -116,7 +131,7 @@ def _traffic_panel(snapshot: Snapshot) -> Panel:
             times, _, growth = per_epoch(snapshot.series[name])
             if len(times):
                 latest = words.size(growth[-1])
-                lines.append(Line(times, growth, growth, growth, color, word, latest, dashed=word == "out"))
+                lines.append(Line(Points.single(times, growth), color, word, latest, dashed=word == "out"))
     unknown = "peers" in snapshot.series and "bytes_sent" not in snapshot.series
     empty = "traffic cannot be\nmeasured on this machine" if unknown else "no epoch yet"
     return Panel("Bytes/epoch", tuple(lines), empty, from_zero=True, bytes=True)
@@ -135,7 +150,8 @@ def _line(
     series, last = snapshot.series.get(name), snapshot.last(name)
     if series is None or last is None:
         return ()
-    return (Line(series.times, series.values, series.lows, series.highs, color, word, write(last), **how),)
+    points = Points(series.times, series.values, series.lows, series.highs)
+    return (Line(points, color, word, write(last), **how),)
 
 
 def with_gaps(times: np.ndarray, values: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -184,7 +200,7 @@ def limits(panel: Panel) -> tuple[float, float]:
     if panel.stacked:
         return 0.0, 1.0
     for line in panel.lines:
-        values = line.values
+        values = line.points.values
         if line.smooth and len(values) >= 40:
             # A few wild batches must not squeeze the rest of the curve into a corner.
             values = np.concatenate([smoothed(values), _inner(values)])
@@ -238,7 +254,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 
 def _within_one(line: Line) -> bool:
-    return _span(line.lows)[0] >= 0 and _span(line.highs)[1] <= 1
+    return _span(line.points.lows)[0] >= 0 and _span(line.points.highs)[1] <= 1
 
 
 def _span(values: np.ndarray) -> tuple[float, float]:

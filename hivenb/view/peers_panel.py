@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hivenb.swarm.peer_id import short_id
 from hivenb.swarm.roster import Presence
 from hivenb.view import words
+from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.display import require_ipywidgets
-from hivenb.view.facts import Facts
 from hivenb.view.style import note, safe, trouble
 from hivenb.view.text import NO_PEERS
 
@@ -44,8 +44,6 @@ class PeersPanel:
         self._ask_for = ask_for
         self._shown = 0
         self.slider = widgets.IntSlider(
-            value=0,
-            min=0,
             max=MAX_LOCAL,
             continuous_update=False,
             description="peers on this machine",
@@ -62,15 +60,15 @@ class PeersPanel:
         )
         self.widget = widgets.VBox([row, self._trouble, self._table], layout=widgets.Layout(width="100%"))
 
-    def update(self, facts: Facts) -> None:
-        """Show the peers of these facts."""
-        self._table.value = peers_html(facts.members, facts.local_ids)
-        self._remark.value = local_html(facts.local, bool(facts.status.state.is_active))
-        self._trouble.value = trouble(facts.local.error)
-        self._trouble.layout.display = "block" if facts.local.error else "none"
-        if self._shown != facts.local.wanted:
+    def update(self, now: DashboardState) -> None:
+        """Show the peers as they are now."""
+        self._table.value = peers_html(now.members, now.local_ids)
+        self._remark.value = local_html(now.local, bool(now.status.state.is_active))
+        self._trouble.value = trouble(now.local.error)
+        self._trouble.layout.display = "block" if now.local.error else "none"
+        if self._shown != now.local.wanted:
             # Noted first, so that the observer can tell this write from a person's.
-            self._shown = facts.local.wanted
+            self._shown = now.local.wanted
             self.slider.max = max(self.slider.max, self._shown)
             self.slider.value = self._shown
 

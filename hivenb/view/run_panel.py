@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hivenb.view import theme, words
+from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.display import require_ipywidgets
-from hivenb.view.facts import Facts
 from hivenb.view.style import copy_button, note, safe, sheet, trouble
 from hivenb.view.text import progress
 
@@ -44,7 +44,7 @@ class RunPanel:
 
     def __init__(self, invite: str, actions: Mapping[str, Callable[[], None]]) -> None:
         widgets = require_ipywidgets()
-        self._facts = widgets.HTML(layout=widgets.Layout(width="100%", margin="0"))
+        self._status = widgets.HTML(layout=widgets.Layout(width="100%", margin="0"))
         self._trouble = widgets.HTML(layout=widgets.Layout(width="100%", margin="0", display="none"))
         self._invite = widgets.HTML(
             invite_html(invite), layout=widgets.Layout(flex="1 1 260px", min_width="0", margin="2px")
@@ -66,21 +66,21 @@ class RunPanel:
             layout=widgets.Layout(flex_flow="row wrap", align_items="center", margin="4px 0 0 0"),
         )
         self.widget = widgets.VBox(
-            [widgets.HTML(sheet(), layout=widgets.Layout(display="none")), self._facts, steer, self._trouble],
+            [widgets.HTML(sheet(), layout=widgets.Layout(display="none")), self._status, steer, self._trouble],
             layout=widgets.Layout(width="100%"),
         )
 
-    def update(self, facts: Facts, trouble_text: str) -> None:
-        """Show these facts.
+    def update(self, now: DashboardState, trouble_text: str) -> None:
+        """Show this state.
 
-        :param facts: of the run
+        :param now: the state of the dashboard
         :param trouble_text: what went wrong in the dashboard itself, if anything
         """
-        self._facts.value = status_html(facts.status)
-        enabled = ENABLED.get(str(facts.status.state.value), frozenset())
+        self._status.value = status_html(now.status)
+        enabled = ENABLED.get(str(now.status.state.value), frozenset())
         for name, button in self.buttons.items():
             button.disabled = name not in enabled
-        self.show_trouble("\n".join(text for text in (facts.status.error, trouble_text) if text))
+        self.show_trouble("\n".join(text for text in (now.status.error, trouble_text) if text))
 
     def show_trouble(self, text: str) -> None:
         """Show an error in words; none when empty."""

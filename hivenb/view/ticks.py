@@ -1,4 +1,8 @@
-"""Where the ticks of an axis go, and what is written on them."""
+"""Where the ticks of an axis go, and what is written on them.
+
+Not by ``matplotlib.ticker``: its locators and formatters follow the user's style, which may change while a background
+thread draws, ``LogLocator`` gives more ticks than fit or none, and none of them knows minutes and hours.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Measures what an open dashboard takes from training, and what a frame and a long history cost.
 
 A real kernel trains, and the dashboard is open and closed by turns; batches per second count, and the CPU time of the
-kernel. There is no browser. The picture alone is measured in this process, after so many points of each series.
+kernel. There is no browser. The picture alone is measured in this process, after so many points of each series,
+beside the same panels on matplotlib's Axes.
 
     python tests/benchmarks/dashboard.py --json dashboard.json
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
+from axes_charts import AxesCharts
 from swarm_bench import adopt_orphans, machine, parser, say, table, write_json
 
 from hivenb.history import History, Series
@@ -77,13 +79,20 @@ class Frame:
     :param points: recorded in each series
     :param record: seconds that one took
     :param frame: seconds for snapshot and picture after a further point, in each repetition
+    :param axes: likewise, drawn by matplotlib's Axes
     :param size: bytes of the points that are kept
     """
 
     points: int
     record: float
     frame: list[float]
+    axes: list[float]
     size: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long matplotlib's Axes take."""
+        return statistics.median(self.axes) / statistics.median(self.frame)
 
 
 def measure_training(pairs: int, seconds: float) -> list[Row]:
@@ -117,15 +126,17 @@ def measure_frame(points: int, repeat: int) -> Frame:
         for name in SERIES:
             history.record(name, values[i % 1000], epoch=i // 100, samples=32 * i, time=float(i))
     record = (time.perf_counter() - began) / (points * len(SERIES))
-    image, seconds = ChartImage(), []
+    frame, axes = ChartImage(), AxesCharts(history.snapshot())
+    seconds: dict[object, list[float]] = {frame: [], axes: []}
     for i in range(points, points + repeat + 1):
         for name in SERIES:
             history.record(name, values[i % 1000], epoch=i // 100, samples=32 * i, time=float(i))
-        began = time.perf_counter()
-        image.png(history.snapshot())
-        seconds.append(time.perf_counter() - began)
+        for image in (frame, axes):
+            began = time.perf_counter()
+            image.png(history.snapshot())
+            seconds[image].append(time.perf_counter() - began)
     size = sum(_size(series) for series in history.snapshot().series.values())
-    return Frame(points, record, seconds[1:], size)  # the first one warms up
+    return Frame(points, record, seconds[frame][1:], seconds[axes][1:], size)  # the first one warms up
 
 
 def _size(series: Series) -> int:
@@ -159,11 +170,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             frame.points,
             f"{1e6 * frame.record:.2f}",
             f"{1000 * statistics.median(frame.frame):.0f}",
+            f"{1000 * statistics.median(frame.axes):.0f}",
+            f"{frame.ratio:.1f}",
             f"{frame.size / 1000:.0f}",
         ]
         for frame in frames
     ]
-    print(table(["points", "µs for a point", "ms for a frame", "kB of history"], shown))
+    print(table(["points", "µs for a point", "ms for a frame", "ms with Axes", "ratio", "kB of history"], shown))
     write_json(given.json, rows, frames=[vars(frame) for frame in frames])
     return 0
 

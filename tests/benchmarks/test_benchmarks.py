@@ -107,4 +107,5 @@ def test_the_dashboard_is_compared_with_none(tmp_path: Path) -> None:
     few, many = found["frames"]
     assert few["points"] < many["points"]
     assert many["size"] < 2 * few["size"], "a history is bounded"
+    assert all(seconds > 0 for frame in (few, many) for seconds in (*frame["frame"], *frame["axes"]))
     assert "with dashboard" in printed

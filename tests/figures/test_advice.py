@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from told import OPTIONS, Told, standing_still
+from history_of_rounds import OPTIONS, HistoryOfRounds, standing_still
 
 from hivenb.figures.advice import LARGEST_FACTOR, LONGEST_AVERAGING, LONGEST_MATCHMAKING, in_words
 from hivenb.figures.recent_rounds import LEAST_ROUNDS, MOST_ROUNDS
@@ -19,26 +19,26 @@ OVERLAPPED = OPTIONS.with_prerequisites(delay_grad_averaging=True)
 
 
 def test_nothing_is_advised_of_nothing() -> None:
-    assert Told().advice() == ()
+    assert HistoryOfRounds().advice() == ()
 
 
 def test_nothing_is_advised_where_all_is_well() -> None:
-    assert Told().rounds(MOST_ROUNDS, stalled=0.5).advice() == ()
+    assert HistoryOfRounds().add_rounds(MOST_ROUNDS, stalled=0.5).advice() == ()
 
 
 @pytest.mark.parametrize(("short", "advised"), [(10, True), (9, False)])
 def test_too_few_peers_in_a_quarter_of_the_rounds(short: int, advised: bool) -> None:
-    told = Told().rounds(40 - short).rounds(short, size=2)
-    assert told.rules() == (["too few peers"] if advised else [])
+    rounds = HistoryOfRounds().add_rounds(40 - short).add_rounds(short, size=2)
+    assert rounds.rules() == (["too few peers"] if advised else [])
 
 
 @pytest.mark.parametrize(("size", "peers", "advised"), [(8, 10, True), (9, 10, False), (3, 4, True), (1, 2, True)])
 def test_a_group_is_complete_from_nine_tenths_of_the_peers_on(size: int, peers: int, advised: bool) -> None:
-    assert Told().rounds(10, size=size, peers=peers).rules() == (["too few peers"] if advised else [])
+    assert HistoryOfRounds().add_rounds(10, size=size, peers=peers).rules() == (["too few peers"] if advised else [])
 
 
 def test_the_advice_says_its_figures_and_what_to_change() -> None:
-    (advice,) = Told().rounds(30).rounds(10, size=2).advice()
+    (advice,) = HistoryOfRounds().add_rounds(30).add_rounds(10, size=2).advice()
     assert advice.text == (
         "In 25 % of the last 40 rounds fewer than 0.9 of the peers averaged together, 3.5 of 4.0 on average: let a "
         "round wait for them for 10 s instead of 5 s."
@@ -49,10 +49,10 @@ def test_the_advice_says_its_figures_and_what_to_change() -> None:
 
 @pytest.mark.parametrize(("failed", "advised"), [(10, True), (9, False)])
 def test_rounds_that_failed_in_a_quarter_of_the_cases(failed: int, advised: bool) -> None:
-    told = Told().rounds(40 - failed).rounds(failed, failed=True)
-    assert told.rules() == (["failed rounds"] if advised else [])
+    rounds = HistoryOfRounds().add_rounds(40 - failed).add_rounds(failed, failed=True)
+    assert rounds.rules() == (["failed rounds"] if advised else [])
     if advised:
-        (advice,) = told.advice()
+        (advice,) = rounds.advice()
         assert advice.changes == {"averaging_timeout": 60.0}
         assert advice.text == (
             "25 % of the last 40 rounds failed, and this peer went on with its local gradients: give a round 60 s "
@@ -61,25 +61,25 @@ def test_rounds_that_failed_in_a_quarter_of_the_cases(failed: int, advised: bool
 
 
 def test_a_round_that_failed_is_not_counted_as_a_small_group_too() -> None:
-    assert Told().rounds(20).rounds(20, failed=True).rules() == ["failed rounds"]
-    both = Told().rounds(20).rounds(10, failed=True).rounds(10, size=2)
+    assert HistoryOfRounds().add_rounds(20).add_rounds(20, failed=True).rules() == ["failed rounds"]
+    both = HistoryOfRounds().add_rounds(20).add_rounds(10, failed=True).add_rounds(10, size=2)
     assert both.rules() == ["too few peers", "failed rounds"]
 
 
 def test_waiting_for_rounds_that_fail_is_no_reason_for_overlap() -> None:
-    assert Told().rounds(10, failed=True, stalled=5).rules() == ["failed rounds"]
+    assert HistoryOfRounds().add_rounds(10, failed=True, stalled=5).rules() == ["failed rounds"]
 
 
 def test_a_longer_matchmaking_time_takes_the_timeout_along() -> None:
     options = OPTIONS.replace(matchmaking_time=20, averaging_timeout=30)
-    (advice,) = Told().rounds(10, size=2).advice(options)
+    (advice,) = HistoryOfRounds().add_rounds(10, size=2).advice(options)
     assert advice.changes == {"matchmaking_time": 40.0, "averaging_timeout": 120.0}
 
 
 def test_times_are_not_raised_for_ever() -> None:
     near = OPTIONS.replace(matchmaking_time=0.9 * LONGEST_MATCHMAKING, averaging_timeout=0.9 * LONGEST_AVERAGING)
     at = OPTIONS.replace(matchmaking_time=LONGEST_MATCHMAKING, averaging_timeout=LONGEST_AVERAGING)
-    small, failing = Told().rounds(10, size=2), Told().rounds(10, failed=True)
+    small, failing = HistoryOfRounds().add_rounds(10, size=2), HistoryOfRounds().add_rounds(10, failed=True)
     assert small.advice(near)[0].changes == {"matchmaking_time": LONGEST_MATCHMAKING}
     assert failing.advice(near)[0].changes == {"averaging_timeout": LONGEST_AVERAGING}
     assert small.advice(at) == failing.advice(at) == ()
@@ -87,11 +87,11 @@ def test_times_are_not_raised_for_ever() -> None:
 
 @pytest.mark.parametrize(("share", "advised"), [(0.11, True), (0.09, False)])
 def test_offload_without_overlap_once_it_is_noticed(share: float, advised: bool) -> None:
-    told, offloaded = standing_still(share), OPTIONS.replace(offload_optimizer=True)
-    assert told.rules(offloaded) == (["offload without overlap"] if advised else [])
-    assert told.rules(OPTIONS) == told.rules(offloaded.with_prerequisites(delay_optimizer_step=True)) == []
+    rounds, offloaded = standing_still(share), OPTIONS.replace(offload_optimizer=True)
+    assert rounds.rules(offloaded) == (["offload without overlap"] if advised else [])
+    assert rounds.rules(OPTIONS) == rounds.rules(offloaded.with_prerequisites(delay_optimizer_step=True)) == []
     if advised:
-        assert told.advice(offloaded)[0].changes == {"delay_optimizer_step": True, "delay_state_averaging": True}
+        assert rounds.advice(offloaded)[0].changes == {"delay_optimizer_step": True, "delay_state_averaging": True}
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_epochs_are_enlarged_by_as_much_as_it_takes(share: float, factor: int) -
 
 @pytest.mark.parametrize(("seconds", "advised"), [(1.2, True), (1.3, False)])
 def test_epochs_much_shorter_than_the_matchmaking_time(seconds: float, advised: bool) -> None:
-    told = standing_still(0.2, seconds=seconds)
-    assert told.rules() == (["short epochs"] if advised else [])
+    rounds = standing_still(0.2, seconds=seconds)
+    assert rounds.rules() == (["short epochs"] if advised else [])
     if advised:
-        (advice,) = told.advice()
+        (advice,) = rounds.advice()
         assert advice.changes == {"target_batch_size": 4096}
         assert "epochs of 1.2 s are much shorter than the matchmaking time of 5 s" in advice.text
     assert standing_still(0.05, seconds=seconds).rules() == [], "no harm is done"
@@ -168,33 +168,33 @@ CAUSES: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("rule", CAUSES)
 def test_an_advice_goes_with_its_cause(rule: str) -> None:
-    told = Told().rounds(20, **CAUSES[rule])
-    assert told.rules() == [rule]
-    told.rounds(MOST_ROUNDS)
-    assert told.advice() == ()
+    rounds = HistoryOfRounds().add_rounds(20, **CAUSES[rule])
+    assert rounds.rules() == [rule]
+    rounds.add_rounds(MOST_ROUNDS)
+    assert rounds.advice() == ()
 
 
 @pytest.mark.parametrize("rule", CAUSES)
 def test_an_advice_that_was_followed_is_not_repeated_before_it_could_help(rule: str) -> None:
-    told = Told().rounds(20, **CAUSES[rule])
-    after = OPTIONS.replace(**told.advice()[0].changes)
-    told.changed()
-    assert told.advice(after) == ()
-    told.rounds(LEAST_ROUNDS - 1, **CAUSES[rule])
-    assert told.advice(after) == ()
+    rounds = HistoryOfRounds().add_rounds(20, **CAUSES[rule])
+    after = OPTIONS.replace(**rounds.advice()[0].changes)
+    rounds.changed()
+    assert rounds.advice(after) == ()
+    rounds.add_rounds(LEAST_ROUNDS - 1, **CAUSES[rule])
+    assert rounds.advice(after) == ()
 
 
 def test_a_change_that_failed_leaves_the_advice_as_it_is() -> None:
-    told = Told().rounds(20, size=2)
-    told.changed("options not changed: SwarmError")
-    assert told.rules() == ["too few peers"]
+    rounds = HistoryOfRounds().add_rounds(20, size=2)
+    rounds.changed("options not changed: SwarmError")
+    assert rounds.rules() == ["too few peers"]
 
 
 def test_a_helper_gets_no_advice_and_who_averages_no_gradients_none_on_groups() -> None:
-    told = Told().rounds(20, size=1, stalled=3.0)
-    assert told.advice(OPTIONS.replace(auxiliary=True)) == ()
-    assert told.rules(OPTIONS) == told.rules(OVERLAPPED) == ["too few peers"]
-    assert told.rules(OPTIONS.replace(use_local_updates=True)) == []
+    rounds = HistoryOfRounds().add_rounds(20, size=1, stalled=3.0)
+    assert rounds.advice(OPTIONS.replace(auxiliary=True)) == ()
+    assert rounds.rules(OPTIONS) == rounds.rules(OVERLAPPED) == ["too few peers"]
+    assert rounds.rules(OPTIONS.replace(use_local_updates=True)) == []
 
 
 def all_options() -> list[Options]:
@@ -223,12 +223,12 @@ def test_whatever_is_advised_can_be_done_and_is_a_change() -> None:
     assert len(everything) > 50
     for _ in range(300):
         peers, wrong = chance.randint(2, 9), chance.choice((0.0, 0.3, 0.9))
-        told = Told()
-        told.rate = chance.choice((0.0, 1e6))
+        rounds = HistoryOfRounds()
+        rounds.rate = chance.choice((0.0, 1e6))
         scale = 10 ** chance.uniform(-2, 1.5)
         for _ in range(chance.randint(5, 45)):
             kind = chance.choice(("small", "failed")) if chance.random() < wrong else ""
-            told.round(
+            rounds.add_round(
                 size=chance.randint(1, peers) if kind == "small" else peers,
                 peers=peers,
                 failed=kind == "failed",
@@ -236,13 +236,13 @@ def test_whatever_is_advised_can_be_done_and_is_a_change() -> None:
                 computing=scale * chance.choice((0.0, 0.5, 1.0, 20.0)),
             )
         for options in chance.sample(everything, 10):
-            for advice in told.advice(options):
+            for advice in rounds.advice(options):
                 seen.add(advice.rule)
                 changed = options.replace(**advice.changes)
                 assert set(options.difference(changed)) == set(advice.changes) != set()
                 assert all(math.isfinite(number) for number in advice.figures.values())
                 assert in_words(advice.changes)
-            asked = [name for advice in told.advice(options) for name in advice.changes]
+            asked = [name for advice in rounds.advice(options) for name in advice.changes]
             assert len(asked) == len(set(asked)) or set(asked) <= {"matchmaking_time", "averaging_timeout"}
     assert seen == {*CAUSES, "offload without overlap", "much traffic"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from told import OPTIONS, Told, standing_still
+from history_of_rounds import OPTIONS, HistoryOfRounds, standing_still
 
 from hivenb.figures.advice import advise
 from hivenb.figures.recent_rounds import LEAST_ROUNDS, MOST_ROUNDS, newest_rounds
@@ -14,19 +14,19 @@ from hivenb.history import History
 
 @pytest.mark.parametrize("what", [{"size": 2}, {"failed": True}, {"stalled": 5.0}])
 def test_nothing_is_advised_of_too_few_rounds(what: dict[str, object]) -> None:
-    told = Told().rounds(LEAST_ROUNDS - 1, **what)
-    assert told.advice() == ()
-    told.rounds(1, **what)
-    assert len(told.advice()) == 1
+    rounds = HistoryOfRounds().add_rounds(LEAST_ROUNDS - 1, **what)
+    assert rounds.advice() == ()
+    rounds.add_rounds(1, **what)
+    assert len(rounds.advice()) == 1
 
 
 def test_rounds_alone_say_nothing() -> None:
-    told = Told().rounds(LEAST_ROUNDS - 1, size=2).rounds(20, size=1, peers=1, stalled=5)
-    assert told.advice() == ()
-    told.round(size=2)
-    assert told.rules() == ["too few peers"], "one more in company"
-    told.rounds(MOST_ROUNDS, size=1, peers=1)
-    assert told.advice() == (), "that was long ago"
+    rounds = HistoryOfRounds().add_rounds(LEAST_ROUNDS - 1, size=2).add_rounds(20, size=1, peers=1, stalled=5)
+    assert rounds.advice() == ()
+    rounds.add_round(size=2)
+    assert rounds.rules() == ["too few peers"], "one more in company"
+    rounds.add_rounds(MOST_ROUNDS, size=1, peers=1)
+    assert rounds.advice() == (), "that was long ago"
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
@@ -44,24 +44,24 @@ def test_a_peer_that_came_or_went_at_the_end_of_a_round_is_not_missed(before: in
 
 
 def test_a_pause_does_not_make_a_stall_look_small() -> None:
-    told = standing_still(0.4, rounds=10)
-    told.now += 3600
-    told.rounds(10, stalled=4.0, computing=6.0)
-    (advice,) = told.advice()
+    rounds = standing_still(0.4, rounds=10)
+    rounds.now += 3600
+    rounds.add_rounds(10, stalled=4.0, computing=6.0)
+    (advice,) = rounds.advice()
     assert advice.figures["share"] == pytest.approx(0.4, abs=0.01)
 
 
 @pytest.mark.parametrize(("short", "advised"), [(10, True), (9, False)])
 def test_a_long_run_whose_points_stand_for_several_rounds(short: int, advised: bool) -> None:
     # 64 points hold 128 rounds of which the last 40 are looked at
-    told = Told(capacity=64).rounds(88)
+    rounds = HistoryOfRounds(capacity=64).add_rounds(88)
     for i in range(40):
-        told.round(size=2 if i % 4 == 0 and i < 4 * short else 4)
-    assert len(told.history.snapshot().series["group_size"]) == 64
-    assert told.rules() == (["too few peers"] if advised else [])
+        rounds.add_round(size=2 if i % 4 == 0 and i < 4 * short else 4)
+    assert len(rounds.history.snapshot().series["group_size"]) == 64
+    assert rounds.rules() == (["too few peers"] if advised else [])
     if advised:
-        assert told.advice()[0].figures["rounds"] == 40
-        assert told.advice()[0].figures["share"] == 0.25
+        assert rounds.advice()[0].figures["rounds"] == 40
+        assert rounds.advice()[0].figures["share"] == 0.25
 
 
 @pytest.mark.parametrize("missing", ["group_size", "stalled_seconds", "peers"])
@@ -75,20 +75,20 @@ def test_without_one_of_the_figures_nothing_is_advised(missing: str) -> None:
 
 
 def test_a_snapshot_between_two_records_of_one_round() -> None:
-    told = Told().rounds(20, size=2)
-    told.history.record("stalled_seconds", 0.0, epoch=21, time=told.now + 10)
-    assert told.rules() == ["too few peers"]
+    rounds = HistoryOfRounds().add_rounds(20, size=2)
+    rounds.history.record("stalled_seconds", 0.0, epoch=21, time=rounds.now + 10)
+    assert rounds.rules() == ["too few peers"]
 
 
 @pytest.mark.parametrize(("codec", "advised"), [("none", True), ("float16", False), ("uniform8bit", False)])
 def test_compression_where_the_network_is_what_takes_long(codec: str, advised: bool) -> None:
-    told = Told()
-    told.rate = 10e6
-    told.rounds(10, stalled=8.0, computing=52.0)
+    rounds = HistoryOfRounds()
+    rounds.rate = 10e6
+    rounds.add_rounds(10, stalled=8.0, computing=52.0)
     options = OPTIONS.replace(grad_compression=codec)
-    assert told.rules(options) == (["much traffic"] if advised else [])
+    assert rounds.rules(options) == (["much traffic"] if advised else [])
     if advised:
-        (advice,) = told.advice(options)
+        (advice,) = rounds.advice(options)
         assert advice.changes == {"grad_compression": "float16"}
         assert advice.text == (
             "In each of the last 10 rounds training stood still for 8 s, of which the network took 8 s for "
@@ -109,17 +109,17 @@ def test_compression_where_the_network_is_what_takes_long(codec: str, advised: b
 def test_compression_is_not_for_time_that_goes_elsewhere(
     stalled: float, quiet: float, computing: float, advised: bool
 ) -> None:
-    told = Told()
-    told.rate = 1e6
-    told.rounds(10, stalled=stalled, quiet=quiet, computing=computing)
-    assert told.rules() == (["much traffic"] if advised else [])
+    rounds = HistoryOfRounds()
+    rounds.rate = 1e6
+    rounds.add_rounds(10, stalled=stalled, quiet=quiet, computing=computing)
+    assert rounds.rules() == (["much traffic"] if advised else [])
 
 
 def test_traffic_that_was_not_measured_or_did_not_flow_is_no_matter() -> None:
     for rate in (0.0, 1e-9, 1e5):
-        told = Told()
-        told.rate = rate
-        assert told.rounds(10, stalled=8.0, computing=52.0).rules() == []
+        rounds = HistoryOfRounds()
+        rounds.rate = rate
+        assert rounds.add_rounds(10, stalled=8.0, computing=52.0).rules() == []
 
 
 def test_what_a_run_records_is_what_the_rules_look_at() -> None:

@@ -81,7 +81,7 @@ def test_the_dashboard_is_built_follows_the_run_and_its_switches_act(kernel):
     assert kernel.run(CELLS) == "Dashboard(run 'lightning_run')"
     assert kernel.run("print(dashboard._view._refresher.error)") == "None\n"
     assert kernel.run(f"print({SWITCH}.description_tooltip.endswith('(delay_state_averaging)'))") == "True\n"
-    figures = kernel.run("print(dashboard._view.run_panel._facts.model_id)").strip()
+    figures = kernel.run("print(dashboard._view.run_panel._status.model_id)").strip()
     switch = kernel.run(f"print({SWITCH}.model_id)").strip()
 
     kernel.run("run.start(); run.wait(epochs=2, timeout=60)")

@@ -12,9 +12,9 @@ import pytest
 from hivenb.errors import SwarmError
 from hivenb.figures.advice import Advice
 from hivenb.history import History
-from hivenb.view import facts
 from hivenb.view.advice_panel import NOTHING, AdvicePanel, advice_html
 from hivenb.view.dashboard import Dashboard, _View
+from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.text import advice_line, summary
 
 EVIL = "<script>alert('x')</script>"
@@ -72,7 +72,7 @@ def sent_by(widget: Any) -> list[Any]:
 
 
 def test_without_advice_it_says_what_it_looks_at(scene: Any, panel: AdvicePanel) -> None:
-    panel.update(facts.read(scene))
+    panel.update(DashboardState.of(scene))
     assert NOTHING in words_of(panel)
     assert "8 rounds" in NOTHING
     assert (panel.title, panel.buttons) == ("Advice", {})
@@ -82,7 +82,7 @@ def test_each_advice_has_its_figures_its_changes_and_a_button(scene: Any) -> Non
     pressed: list[Mapping[str, Any]] = []
     panel = AdvicePanel(pressed.append)
     tell(scene.history, 10, size=2, stalled=4.0)
-    panel.update(facts.read(scene))
+    panel.update(DashboardState.of(scene))
     assert panel.title == "Advice (2)"
     text = words_of(panel)
     assert "100 % of the last 10 rounds fewer than 0.9 of the peers" in text
@@ -102,13 +102,13 @@ def test_each_advice_has_its_figures_its_changes_and_a_button(scene: Any) -> Non
 
 def test_nothing_is_sent_while_the_advice_is_the_same(scene: Any, panel: AdvicePanel) -> None:
     tell(scene.history, 40, size=2, stalled=4.0)
-    panel.update(facts.read(scene))
+    panel.update(DashboardState.of(scene))
     messages = sent_by(panel.widget)
     scene.history.record("loss", 1.0)
-    panel.update(facts.read(scene))
+    panel.update(DashboardState.of(scene))
     assert messages == []
     tell(scene.history, 40, size=3, stalled=4.0)
-    panel.update(facts.read(scene))
+    panel.update(DashboardState.of(scene))
     assert [message["name"] for message in messages] == ["value"], "the sentence whose figures have changed"
 
 
@@ -116,10 +116,10 @@ def test_a_press_never_reaches_the_advice_that_moved_up(scene: Any) -> None:
     pressed: list[Mapping[str, Any]] = []
     panel = AdvicePanel(pressed.append)
     tell(scene.history, 10, size=2, stalled=4.0)
-    panel.update(facts.read(scene))
+    panel.update(DashboardState.of(scene))
     seen = panel.buttons["too few peers"]
     tell(scene.history, 40, size=4, stalled=4.0)
-    panel.update(facts.read(scene))
+    panel.update(DashboardState.of(scene))
     assert list(panel.buttons) == ["no overlap"]
     seen.click()
     assert pressed == [{"matchmaking_time": 10.0}]
@@ -192,13 +192,13 @@ def test_the_text_has_a_line_of_advice(scene: Any, dashboard: Dashboard) -> None
     assert last.startswith("advice: In 100 % of the last 10 rounds")
     assert not last.endswith("more)")
     tell(scene.history, 10, size=2, stalled=6.0)
-    both = facts.read(scene).advice
+    both = DashboardState.of(scene).advice
     assert advice_line(both).endswith(" (1 more)")
     assert summary(scene.status, scene.history.snapshot(), (), both).endswith("\n\n" + advice_line(both))
 
 
-def test_facts_work_out_the_advice_once(scene: Any) -> None:
+def test_the_state_works_out_the_advice_once(scene: Any) -> None:
     tell(scene.history, 10, size=2)
-    now = facts.read(scene)
+    now = DashboardState.of(scene)
     assert now.advice is now.advice
     assert len(now.advice) == 1

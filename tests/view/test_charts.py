@@ -15,11 +15,11 @@ from matplotlib.image import imread
 
 from hivenb.history import Event, History
 from hivenb.view.charts import ChartImage, draw
-from hivenb.view.clock import AXES, clock
+from hivenb.view.drawing_surface import DrawingSurface, Word
+from hivenb.view.horizontal_axis import AXES, to_axis
 from hivenb.view.panels import merged, panels, smoothed, with_gaps
-from hivenb.view.shares import shares
-from hivenb.view.sheet import Sheet, Word
 from hivenb.view.theme import DARK, LIGHT
+from hivenb.view.time_shares import time_shares
 
 
 def pixels(png: bytes) -> np.ndarray:
@@ -27,9 +27,9 @@ def pixels(png: bytes) -> np.ndarray:
 
 
 def words_of(history: History, **how: Any) -> list[Word]:
-    sheet = Sheet(7.4, 6.4, 100)
-    draw(history.snapshot(), sheet, **how)
-    return sheet.words
+    surface = DrawingSurface(7.4, 6.4, 100)
+    draw(history.snapshot(), surface, **how)
+    return surface.words
 
 
 def texts(history: History, **how: Any) -> list[str]:
@@ -134,11 +134,11 @@ def test_epochs_go_on_evenly_between_their_changes() -> None:
     history = History()
     for second in range(40):
         history.record("loss", 1.0, epoch=5 + second // 10, samples=32 * second, time=float(second))
-    to_epochs = clock(history.snapshot(), "epochs")
+    to_epochs = to_axis(history.snapshot(), "epochs")
     assert to_epochs(np.array([0.0, 5, 10, 25, 30])).tolist() == [5, 5.5, 6, 7.5, 8]
     assert 8.8 < to_epochs(np.array([39.0]))[0] <= 8.95
-    assert clock(history.snapshot(), "samples")(np.array([10.0, 20.5])).tolist() == [320, 656]
-    assert clock(History().snapshot(), "epochs")(np.array([3.0])).tolist() == [0]
+    assert to_axis(history.snapshot(), "samples")(np.array([10.0, 20.5])).tolist() == [320, 656]
+    assert to_axis(History().snapshot(), "epochs")(np.array([3.0])).tolist() == [0]
 
 
 def test_a_logarithmic_scale_has_round_numbers_and_no_place_for_zero(whole: History) -> None:
@@ -154,7 +154,7 @@ def test_ink_can_be_read_on_its_paper(whole: History, dark: bool, theme: Any) ->
     picture = pixels(ChartImage(dpi=60).png(whole.snapshot(), dark=dark))
     assert np.allclose(picture[0, 0, :3], mpl.colors.to_rgb(theme.paper), atol=0.01)
     for word in words_of(whole, dark=dark):
-        assert contrast(word.color, theme.paper) > 2.2, word.text
+        assert contrast(word.style.color, theme.paper) > 2.2, word.text
     assert contrast(theme.ink, theme.paper) > 12
     assert contrast(theme.faint_ink, theme.paper) > 4.5
 
@@ -178,13 +178,13 @@ def test_shares_of_time_add_up_and_leave_out_what_was_between_two_starts() -> No
             history.mark("run", "resumed", time=120.0)
         history.record("stalled_seconds", stalled, time=end)
         history.record("waiting_seconds", waited, time=end)
-    found = shares(history.snapshot())
+    found = time_shares(history.snapshot())
     assert found is not None
     assert found.starts.tolist() == [0, 10, 120, 130]
     assert found.computing == pytest.approx([0.9, 0.5, 0.8, 0])
     assert found.averaging == pytest.approx([0.1, 0.1, 0.2, 1])
     assert found.waiting == pytest.approx([0, 0.4, 0, 0])
-    assert shares(History().snapshot()) is None
+    assert time_shares(History().snapshot()) is None
 
 
 def test_shares_of_a_long_run_are_exact() -> None:
@@ -192,7 +192,7 @@ def test_shares_of_a_long_run_are_exact() -> None:
     for epoch in range(10_000):
         history.record("stalled_seconds", 0.5 if epoch % 2 else 0.1, epoch=epoch, time=float(epoch))
         history.record("waiting_seconds", 0.1, epoch=epoch, time=float(epoch))
-    found = shares(history.snapshot())
+    found = time_shares(history.snapshot())
     assert found is not None
     assert 30 <= len(found.ends) <= 120
     assert np.allclose(found.averaging[1:-1], 0.2, atol=0.01)

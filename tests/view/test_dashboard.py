@@ -43,7 +43,7 @@ def test_the_first_frame_is_complete_at_once(dashboard: Dashboard) -> None:
     assert dashboard.widget is dashboard.widget
     assert dashboard._view is not None
     assert bytes(dashboard._view.chart_panel.image.value).startswith(PNG)
-    assert "ready to start" in dashboard._view.run_panel._facts.value
+    assert "ready to start" in dashboard._view.run_panel._status.value
 
 
 def test_the_picture_follows_the_history_and_rests_when_nothing_changes(
@@ -54,7 +54,7 @@ def test_the_picture_follows_the_history_and_rests_when_nothing_changes(
     assert view is not None
     messages: list[Any] = []
     view.chart_panel.image.observe(messages.append, names="value")
-    view.run_panel._facts.observe(messages.append, names="value")
+    view.run_panel._status.observe(messages.append, names="value")
     first = view.chart_panel.image.value
     scene.history.record("loss", 1.0)
     eventually(lambda: view.chart_panel.image.value != first)
@@ -80,7 +80,7 @@ def test_buttons_steer_the_run_from_the_one_thread(
         view.run_panel.buttons[name].click()
     eventually(lambda: len(scene.calls) == 4)
     assert scene.calls == [(name, "hivenb-dashboard") for name in ("start", "pause", "resume", "stop")]
-    eventually(lambda: "stopped" in view.run_panel._facts.value)
+    eventually(lambda: "stopped" in view.run_panel._status.value)
 
 
 def test_what_a_button_raises_is_shown_until_something_works(
@@ -240,7 +240,7 @@ def test_watches_a_run_that_really_trains(eventually: Callable[..., None]) -> No
             view.run_panel.buttons["start"].click()
             eventually(lambda: run.status.epoch >= 1 and run.status.loss is not None, seconds=60)
             eventually(lambda: view.chart_panel.image.value != empty, seconds=10)
-            eventually(lambda: "training" in view.run_panel._facts.value, seconds=10)
+            eventually(lambda: "training" in view.run_panel._status.value, seconds=10)
             eventually(lambda: "this peer" in view.peers_panel._table.value, seconds=20)
             view.run_panel.buttons["stop"].click()
             eventually(lambda: run.status.state is RunState.STOPPED, seconds=30)

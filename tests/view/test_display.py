@@ -96,7 +96,7 @@ def test_text_needs_neither_widgets_nor_pictures() -> None:
         "import sys\n"
         "for name in ('IPython', 'ipywidgets', 'matplotlib'):\n"
         "    sys.modules[name] = None\n"
-        "import hivenb.view.text, hivenb.view.words, hivenb.view.facts\n"
+        "import hivenb.view.text, hivenb.view.words, hivenb.view.dashboard_state\n"
         "from hivenb.view.display import widgets_work\n"
         "print(widgets_work())\n"
     )

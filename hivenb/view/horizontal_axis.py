@@ -10,10 +10,10 @@ from hivenb.figures.history import Snapshot
 
 AXES = ("time", "epochs", "samples")
 
-Clock = Callable[[np.ndarray], np.ndarray]
+ToAxis = Callable[[np.ndarray], np.ndarray]
 
 
-def clock(snapshot: Snapshot, axis: str) -> Clock:
+def to_axis(snapshot: Snapshot, axis: str) -> ToAxis:
     """A function from seconds since the run's first record to epochs or samples, as the training loss tells them.
 
     Between two changes of the epoch it goes on evenly. Without a loss everything is at 0.

@@ -1,4 +1,4 @@
-"""A picture in the output of a dashboard, for pages that no kernel is behind.
+"""The picture that is saved with a notebook in the output of a dashboard, for pages that no kernel is behind.
 
 Front ends save the state of widgets only if they are told to, and some pages show no widgets at all. A picture in the
 same output is saved with the notebook, and shown wherever the widgets are not.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _EVENT = "post_run_cell"
 
 
-class Still:
+class SavedPicture:
     """Draws the charts of a run that does not train, after each cell that has changed them: on the main thread.
 
     :param run: what to draw; it is not kept alive

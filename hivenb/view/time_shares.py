@@ -13,7 +13,7 @@ _MOST = 120
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
+class TimeShares:
     """Shares of this peer's time, which add up to 1, for one interval after the other; each ends with an epoch.
 
     :param starts: of the intervals, in seconds
@@ -31,7 +31,7 @@ class Shares:
     waiting: np.ndarray
 
 
-def shares(snapshot: Snapshot) -> Shares | None:
+def time_shares(snapshot: Snapshot) -> TimeShares | None:
     """From the series ``stalled_seconds`` and ``waiting_seconds`` of a history; ``None`` before the first epoch.
 
     A start of the run, or a pause, begins a new interval: the time between does not count.
@@ -52,7 +52,7 @@ def shares(snapshot: Snapshot) -> Shares | None:
     # neighbours together, so that no more remain than a chart can show
     first = np.arange(0, len(ends), -(-len(ends) // _MOST))
     total, still, waited = (np.add.reduceat(values, first) for values in (seconds, still, waited))
-    return Shares(
+    return TimeShares(
         starts=starts[first],
         ends=ends[np.append(first[1:] - 1, len(ends) - 1)],
         computing=1 - still / total,

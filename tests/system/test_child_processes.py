@@ -2,19 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
-from hivenb.system.procfs import descendants, left_running, seconds_since_start
-
-
-def test_the_age_of_this_process_goes_on_with_time():
-    before = seconds_since_start()
-    time.sleep(0.05)
-    assert 0.04 < seconds_since_start() - before < 5
-    code = "from hivenb.system.procfs import seconds_since_start; print(seconds_since_start())"
-    started = time.monotonic()
-    age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=30).stdout)
-    assert 0 <= age < time.monotonic() - started + 0.1
+from hivenb.system.child_processes import descendants, left_running
 
 
 def test_descendants_are_found_even_when_their_parents_are_gone():
@@ -46,8 +35,14 @@ def test_a_child_that_has_ended_but_was_not_waited_for_does_not_count():
 def test_the_helpers_of_multiprocessing_do_not_count():
     code = (
         "import multiprocessing.forkserver as f, multiprocessing.resource_tracker as r\n"
-        "from hivenb.system.procfs import descendants\n"
+        "from hivenb.system.child_processes import descendants\n"
         "f.ensure_running(); r.ensure_running(); print(len(descendants()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout == "0\n"
+
+
+def test_whoever_has_started_a_child_still_learns_how_it_has_ended():
+    child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    assert not left_running(descendants(), 10.0)
+    assert child.wait(10) == 3

@@ -1,7 +1,8 @@
-"""A picture to draw on: lines and areas by Agg, words by Pillow.
+"""What the charts are drawn on: lines and areas by Agg, words by Pillow.
 
-matplotlib's figures and axes take three times as long for the same picture, most of it for texts. Nothing here knows
-pyplot or the user's style, so that a background thread may draw whatever the user does.
+matplotlib's figures and axes take three to four times as long for the same panels, most of it for texts:
+``tests/benchmarks/dashboard.py`` draws both. Nothing here knows pyplot or the user's style, so that a background thread
+may draw whatever the user does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NOTHING = IdentityTransform()
 
 @dataclass(frozen=True)
 class Box:
-    """A part of the sheet, in pixels from its lower left corner."""
+    """A part of the surface, in pixels from its lower left corner."""
 
     left: float
     bottom: float
@@ -50,17 +51,27 @@ class Box:
 
 
 @dataclass(frozen=True)
+class TextStyle:
+    """How a text looks.
+
+    :param size: points
+    """
+
+    size: float
+    color: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
 class Word:
-    """A text on the sheet, and the room that it takes."""
+    """A text on the surface, and the room that it takes."""
 
     text: str
     box: Box
-    size: float
-    color: str
-    bold: bool
+    style: TextStyle
 
 
-class Sheet:
+class DrawingSurface:
     """A picture in pixels, ``y`` upwards, drawn anew for each frame. For one thread at a time.
 
     :param width: inches
@@ -76,7 +87,7 @@ class Sheet:
         self._renderer = RendererAgg(self.width, self.height, dpi)
 
     def clear(self, color: str) -> None:
-        """An empty sheet of that color."""
+        """An empty surface of that color."""
         self._renderer.clear()
         self.words = []
         self.rectangle(Box(0, 0, self.width, self.height), color)
@@ -138,31 +149,29 @@ class Sheet:
         return _font(size * self.point, bold).getlength(text)
 
     def write(
-        self, text: str, x: float, y: float, *, size: float, color: str, bold: bool = False,
-        across: str = "left", up: str = "middle",
-    ) -> Word:  # fmt: skip
+        self, text: str, x: float, y: float, style: TextStyle, *, across: str = "left", up: str = "middle"
+    ) -> Word:
         """A line of text.
 
         :param x: of its left end, centre or right end, as ``across`` says
         :param y: of its bottom, middle or top, as ``up`` says
-        :param size: points
         """
-        wide, high = self.measure(text, size, bold), 1.2 * size * self.point
+        wide, high = self.measure(text, style.size, style.bold), 1.2 * style.size * self.point
         left = x - {"left": 0.0, "center": 0.5, "right": 1.0}[across] * wide
         bottom = y - {"bottom": 0.0, "middle": 0.5, "top": 1.0}[up] * high
-        word = Word(text, Box(left, bottom, left + wide, bottom + high), size, color, bold)
+        word = Word(text, Box(left, bottom, left + wide, bottom + high), style)
         self.words.append(word)
         return word
 
     def png(self) -> bytes:
-        """The sheet as it is, all words on top."""
+        """The surface as it is, all words on top."""
         image = Image.frombuffer("RGBA", (self.width, self.height), self._renderer.buffer_rgba(), "raw", "RGBA", 0, 1)
         image = image.convert("RGB")
         draw = ImageDraw.Draw(image)
         for word in self.words:
             middle = self.height - (word.box.bottom + word.box.top) / 2
-            font = _font(word.size * self.point, word.bold)
-            draw.text((word.box.left, middle), word.text, fill=word.color, font=font, anchor="lm")
+            font = _font(word.style.size * self.point, word.style.bold)
+            draw.text((word.box.left, middle), word.text, fill=word.style.color, font=font, anchor="lm")
         file = io.BytesIO()
         image.save(file, "PNG", compress_level=1)
         return file.getvalue()

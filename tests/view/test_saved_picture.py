@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 
 from hivenb.run.status import RunState
 from hivenb.view.display import VIEW
-from hivenb.view.still import Still
+from hivenb.view.saved_picture import SavedPicture
 
 PNG = b"\x89PNG"
 
@@ -41,7 +41,7 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_it_is_drawn_when_the_run_has_stopped_and_something_is_new(scene: Any, shell: Any) -> None:
     pictures: list[bytes] = []
-    still = Still(scene, pictures.append)
+    picture = SavedPicture(scene, pictures.append)
     scene.history.record("loss", 1.0)
     scene.set(state=RunState.TRAINING)
     shell.run_cell("1")
@@ -53,8 +53,8 @@ def test_it_is_drawn_when_the_run_has_stopped_and_something_is_new(scene: Any, s
     scene.history.record("loss", 0.5)
     shell.run_cell("4")
     assert len(pictures) == 2
-    still.close()
-    still.close()
+    picture.close()
+    picture.close()
     scene.history.record("loss", 0.25)
     shell.run_cell("5")
     assert len(pictures) == 2
@@ -65,10 +65,10 @@ def test_it_keeps_no_run_alive(shell: Any) -> None:
         pass
 
     run, before = Run(), list(shell.events.callbacks["post_run_cell"])
-    still = Still(run, lambda png: None)  # type: ignore[arg-type]
+    picture = SavedPicture(run, lambda png: None)  # type: ignore[arg-type]
     del run
     gc.collect()
-    still.look()
+    picture.look()
     assert shell.events.callbacks["post_run_cell"] == before
 
 

@@ -1,4 +1,4 @@
-"""Histories of rounds, told one by one, for tests of what is made of them."""
+"""Histories of rounds for tests of what is made of them, written down as a run would have recorded them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hivenb.options import Options
 OPTIONS = Options(target_batch_size=2048)
 
 
-class Told:
-    """A history to which rounds are told one by one, in the order in which a run records them."""
+class HistoryOfRounds:
+    """A history to which rounds are added one by one, in the order in which a run records them."""
 
     def __init__(self, capacity: int = 2048) -> None:
         self.history = History(capacity)
@@ -22,7 +22,7 @@ class Told:
     def peers(self, count: int) -> None:
         self.history.record("peers", count, epoch=self.epoch, time=self.now)
 
-    def round(
+    def add_round(
         self,
         size: int = 4,
         *,
@@ -52,9 +52,9 @@ class Told:
                 self.history.record("bytes_received", self.sent / 2, epoch=self.epoch, time=self.now + step + 1)
         self.now += seconds
 
-    def rounds(self, count: int, **what: object) -> Told:
+    def add_rounds(self, count: int, **what: object) -> HistoryOfRounds:
         for _ in range(count):
-            self.round(**what)  # type: ignore[arg-type]
+            self.add_round(**what)  # type: ignore[arg-type]
         return self
 
     def changed(self, text: str = "matchmaking time: 10.0") -> None:
@@ -67,6 +67,6 @@ class Told:
         return [advice.rule for advice in self.advice(options)]
 
 
-def standing_still(share: float, rounds: int = 10, seconds: float = 10.0, **what: object) -> Told:
+def standing_still(share: float, rounds: int = 10, seconds: float = 10.0, **what: object) -> HistoryOfRounds:
     """Rounds of ten seconds of which training stood still for a share."""
-    return Told().rounds(rounds, stalled=share * seconds, computing=(1 - share) * seconds, **what)
+    return HistoryOfRounds().add_rounds(rounds, stalled=share * seconds, computing=(1 - share) * seconds, **what)
