@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -12,31 +13,20 @@ import hivenb
 
 PACKAGE = Path(hivenb.__file__).parent
 
-#: Rooms by floor, lowest first; those of one floor know nothing of each other. Without a room of its own, a module or
-#: package is of the room that holds it.
-FLOORS = (
-    ("_lazy", "errors"),
-    ("engine.process",),
-    ("engine.dht", "engine.corrected_codecs"),
-    ("engine.progress",),
-    ("engine.rounds",),
-    ("engine.averagers",),
-    ("engine.optimizer",),
-    ("engine",),
-    ("system", "compression"),
-    ("options",),
-    ("peers",),
-    ("swarm", "figures"),
-    ("swarm.agreement",),
-    ("strategy",),
-    ("run",),
-    ("history", "run_trainer", "swarm_stats_monitor", "tasks", "training"),
-    ("view",),
-    ("app",),
-    ("",),
-)
+#: Where the order of rooms is written down.
+MAP = PACKAGE / "ARCHITECTURE.md"
 
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+def floors() -> dict[str, int]:
+    """The floor of each room, by its name within the package. Without a room of its own, a module or package is of the
+    room that holds it."""
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", MAP.read_text(), flags=re.MULTILINE)
+    found = {room: int(number) for number, rooms in rows for room in re.findall(r"`([\w.]+)`", rooms)}
+    found[""] = found.pop("hivenb")
+    return found
+
+
+FLOOR_OF = floors()
 
 
 @cache

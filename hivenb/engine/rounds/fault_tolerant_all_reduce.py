@@ -56,12 +56,13 @@ class FaultTolerantRunner(AllReduceRunner):
         self._heard_at: dict[PeerID, float] = {}
         made = self.tensor_part_reducer  # of hivemind's own class, and nothing was added to it yet
         self.tensor_part_reducer = FaultTolerantReducer(made.part_shapes, made.num_senders)
-        self._failed_reducers: set[PeerID] = set()
 
     @property
     def unreached(self) -> set[PeerID]:
         """Peers whose data, or whose averages, have not arrived: this one's average is not theirs."""
-        return self.banned_senders | self._failed_reducers
+        over = {peer: exchange for peer, exchange in self._exchanges.items() if exchange.done()}
+        failed = {peer for peer, exchange in over.items() if exchange.cancelled() or exchange.exception() is not None}
+        return self.banned_senders | failed
 
     async def average_into(self, tensors: Sequence[torch.Tensor], alpha: float) -> None:
         """Exchange data with the group until all averages are here; as a peer that only helps, until the others' are.
@@ -74,8 +75,10 @@ class FaultTolerantRunner(AllReduceRunner):
         if self.peer_id not in self.sender_peer_ids:
             await anext(differences, None)  # there are none
             return
-        for tensor in tensors:  # and no further: whoever has gone would be waited for
+        for tensor in tensors:
             tensor.add_(await anext(differences), alpha=alpha)
+        # what is left, such as closing streams, takes its time where somebody has gone; the round is over
+        self._ending = asyncio.create_task(_exhaust(differences))
 
     async def run(self) -> AsyncIterator[torch.Tensor]:
         looking = asyncio.create_task(self._leave_out_the_gone())
@@ -108,7 +111,6 @@ class FaultTolerantRunner(AllReduceRunner):
         try:
             await exchange
         except (Exception, asyncio.CancelledError) as e:
-            self._failed_reducers.add(peer_id)
             if not self.tensor_part_container.finished.is_set():
                 # hivemind's method has done so, unless it was cancelled before it began
                 self.tensor_part_container.register_failed_reducer(self.ordered_peer_ids.index(peer_id))
@@ -170,6 +172,11 @@ class FaultTolerantRunner(AllReduceRunner):
         await super()._ban_sender(peer_id)
         if self.active_senders | self.banned_senders >= set(self.sender_peer_ids):
             self.all_senders_started.set()  # nobody is left to be waited for
+
+
+async def _exhaust(differences: AsyncIterator[torch.Tensor]) -> None:
+    async for _ in differences:
+        pass
 
 
 class FaultTolerantAllReduce(DecentralizedAverager):
