@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import DELAYS, LOOPBACK, TinyModel, loader, trainer
 
-from hivenb.engine.process.child_process import wait_for_exit
+from hivenb.engine.process.end_with_parent import wait_for_exit
 from hivenb.strategy import HivemindStrategy
 from strategy.peers import Swarm, assert_they_met, difference
 

@@ -21,7 +21,7 @@ from tiny import LOOPBACK
 
 from hivenb.engine.dht.dht import DHT, TiedP2P, reachable_addresses
 from hivenb.engine.dht.node import SignatureValidator
-from hivenb.engine.process.child_process import wait_for_exit
+from hivenb.engine.process.end_with_parent import wait_for_exit
 
 
 def open_dht(**kwargs: Any) -> DHT:
