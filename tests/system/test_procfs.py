@@ -4,7 +4,11 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from hivenb.system.procfs import descendants, left_running, seconds_since_start
+
+pytestmark = pytest.mark.process
 
 
 def test_the_age_of_this_process_goes_on_with_time():

@@ -179,6 +179,7 @@ class TestTracker:
         tracker.report_local_progress(local_epoch=0, samples_accumulated=5)
         eventually(lambda: tracker.global_progress.num_peers == 1)
 
+    @pytest.mark.process
     def test_a_dht_that_is_closed_first_ends_it_quietly(
         self, run_id: str, capfd: pytest.CaptureFixture[str], eventually: Any
     ) -> None:
