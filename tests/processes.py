@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing.forkserver
-import multiprocessing.process
-import multiprocessing.resource_tracker
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import psutil
@@ -36,8 +35,8 @@ STARTING = frozenset(
 #: Seconds that processes are given to end after a test.
 GRACE = 10.0
 
-#: Started once for each interpreter, by whoever needs it first, to stay.
-HOUSEHOLD = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "torch_shm_manager")
+#: Started once by torch, to stay, as multiprocessing's own helpers do.
+SHARER = "torch_shm_manager"
 
 #: What Python tells of that starts a process; multiprocessing does so unheard where it does not fork.
 _STARTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"})
@@ -59,12 +58,12 @@ def watch() -> None:
         if event in _STARTS:
             _refuse_if_forbidden(event)
 
-    def start(process: multiprocessing.process.BaseProcess) -> None:
+    def start(process: BaseProcess) -> None:
         _refuse_if_forbidden(f"the start of {process!r}")
         original(process)
 
-    original = multiprocessing.process.BaseProcess.start
-    multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign]
+    original = BaseProcess.start
+    BaseProcess.start = start  # type: ignore[method-assign]
     sys.addaudithook(hear)
 
 
@@ -104,7 +103,13 @@ def none_left() -> Iterator[None]:
 
 
 def _left(known: set[psutil.Process]) -> dict[psutil.Process, str]:
-    return {p: command for p, command in _walk(frozenset(known)) if not any(name in command for name in HOUSEHOLD)}
+    stays = {_forkserver(), resource_tracker._resource_tracker._pid}
+    return {p: command for p, command in _walk(frozenset(known)) if p.pid not in stays and SHARER not in command}
+
+
+def _forkserver() -> int | None:
+    """The process that multiprocessing forks others from; what they run looks as if they were this one."""
+    return forkserver._forkserver._forkserver_pid
 
 
 def _walk(known: frozenset[psutil.Process]) -> Iterator[tuple[psutil.Process, str]]:
@@ -123,7 +128,7 @@ def _walk(known: frozenset[psutil.Process]) -> Iterator[tuple[psutil.Process, st
             command = " ".join(process.cmdline())
         except psutil.NoSuchProcess:
             continue
-        if process in known and "multiprocessing.forkserver" not in command:
+        if process in known and process.pid != _forkserver():
             continue  # of those that the forkserver makes, each is somebody's own
         if process not in known:
             yield process, command

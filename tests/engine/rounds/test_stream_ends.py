@@ -132,6 +132,7 @@ def test_where_there_is_nothing_to_read_the_stream_is_closed_at_once(answer: dic
     talk(lambda: Answering(10 * BOUND, **answer), conversation)
 
 
+@pytest.mark.process
 @pytest.mark.long
 def test_none_of_thousands_lacks_its_end() -> None:
     """Where the side that answers closes them, it is one in 300 to 5,000."""
