@@ -1,23 +1,22 @@
-"""What all tests share: no process may outlive a test, and a swarm to test in."""
+"""What all tests share: which of them run, what becomes of their processes, and a swarm to test in."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
-import psutil
+import processes
 import pytest
 
 import hivenb
 
-#: Seconds that processes are given to end after a test.
-GRACE = 10.0
-
-#: Started once for each interpreter, by whoever needs them first, to stay.
-HOUSEHOLD = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "torch_shm_manager")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Read when torch is imported: each worker has one core, and would else take all from the others.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _PR_SET_CHILD_SUBREAPER = 36
 _numbers = itertools.count(1)
@@ -26,6 +25,24 @@ _numbers = itertools.count(1)
 def pytest_configure() -> None:
     # Children of a process that was killed become ours, instead of the system's, and so cannot hide from the checks.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    processes.watch()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    processes.mark(items)
+    if "long" not in config.option.markexpr:
+        long = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if item.get_closest_marker("process"):
+        return (yield)
+    with processes.forbidden():
+        return (yield)
 
 
 @pytest.fixture(autouse=True)
@@ -39,54 +56,13 @@ def interrupts_are_heard() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_children_left() -> Iterator[None]:
-    """Fails a test that leaves a process behind, its own child or one of its children's.
-
-    What a process started that was there before, such as a kernel shared by several tests, is left to that.
-    """
-    known = {process for process, _ in _walk(frozenset())}
-    yield
-    deadline = time.monotonic() + GRACE
-    while (left := _left(known)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if left:
-        for process in left:
-            _end(process)
-        pytest.fail("left behind: " + "; ".join(f"{p.pid} {command}" for p, command in left.items()), pytrace=False)
-
-
-def _left(known: set[psutil.Process]) -> dict[psutil.Process, str]:
-    return {p: command for p, command in _walk(frozenset(known)) if not any(name in command for name in HOUSEHOLD)}
-
-
-def _walk(known: frozenset[psutil.Process]) -> Iterator[tuple[psutil.Process, str]]:
-    """Living descendants of this process and what they run, except those that were known, with all theirs."""
-    children: dict[int, list[psutil.Process]] = {}
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE:
-                children.setdefault(process.ppid(), []).append(process)
-        except psutil.NoSuchProcess:
-            continue
-    waiting = [*children.get(psutil.Process().pid, ())]
-    while waiting:
-        process = waiting.pop()
-        try:
-            command = " ".join(process.cmdline())
-        except psutil.NoSuchProcess:
-            continue
-        if process in known and "multiprocessing.forkserver" not in command:
-            continue  # of those that the forkserver makes, each is somebody's own
-        if process not in known:
-            yield process, command
-        waiting += children.get(process.pid, ())
-
-
-def _end(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:
+def no_children_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a process behind."""
+    if request.node.get_closest_marker("process") is None:
+        yield
         return
+    with processes.none_left():
+        yield
 
 
 @pytest.fixture

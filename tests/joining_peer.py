@@ -1,16 +1,17 @@
-"""A peer in a process of its own that joins with an invite and obeys lines of standard input; see ``Joined``."""
+"""A peer in a process of its own that joins with an invite and obeys orders; see ``Joined``."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import multiprocessing as mp
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import forked
 import torch
 from tiny import TinyModel, loader
 
@@ -55,17 +56,16 @@ def diaries(folder: Path) -> dict[int, list[tuple[int, int]]]:
 class Joined:
     """Such a process, from outside."""
 
-    def __init__(self, process: subprocess.Popen):
-        self.process = process
+    def __init__(self, process: BaseProcess, connection: Connection):
+        self.process, self.connection = process, connection
 
     def ask(self, order: str, **what: Any) -> Any:
         """Give an order, and wait for the answer.
 
         :raises AssertionError: with what went wrong there
         """
-        self.process.stdin.write(json.dumps([order, what]) + "\n")
-        self.process.stdin.flush()
-        kind, answer = json.loads(self.process.stdout.readline())
+        self.connection.send((order, what))
+        kind, answer = self.connection.recv()
         assert kind == "done", answer
         return answer
 
@@ -78,39 +78,37 @@ def peer(invite: str | None, folder: Path, run_id: str, **options: Any) -> Itera
     :param folder: for its diary
     :param options: of its own
     """
-    arguments = json.dumps([invite, str(folder), {"run_id": run_id, **options}])
-    with subprocess.Popen(
-        [sys.executable, __file__, arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield Joined(process)
-            if process.poll() is None:
-                process.stdin.close()
-                assert process.wait(30) == 0
-        finally:
-            process.kill()
+    ours, theirs = mp.Pipe()
+    process = forked.start(_train, theirs, invite, folder, {"run_id": run_id, **options})
+    theirs.close()
+    try:
+        yield Joined(process, ours)
+        if process.is_alive():
+            ours.send(None)
+            process.join(30)
+            assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
 
 
-def main() -> None:
-    invite, folder, options = json.loads(sys.argv[1])
+def _train(orders: Connection, invite: str | None, folder: Path, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     with hivenb.Swarm.join(invite) if invite else hivenb.Swarm() as swarm:
         run = hivenb.TrainingRun(
-            DiaryModel(Path(folder)),
+            DiaryModel(folder),
             loader(4096, 8, shuffle=True),
             swarm=swarm,
             options=hivenb.Options(**options),
             accelerator="cpu",
         )
         run.start()
-        for line in sys.stdin:
-            order, what = json.loads(line)
+        for order, what in iter(orders.recv, None):
             try:
-                answer = ["done", obey(run, order, what)]
+                orders.send(("done", obey(run, order, what)))
             except HivenbError as e:
-                answer = ["failed", f"{type(e).__name__}: {e}"]
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
+                orders.send(("failed", f"{type(e).__name__}: {e}"))
 
 
 def obey(run: hivenb.TrainingRun, order: str, what: dict[str, Any]) -> Any:
@@ -132,7 +130,3 @@ def obey(run: hivenb.TrainingRun, order: str, what: dict[str, Any]) -> Any:
         "events": [event.text for event in run.history.snapshot().events],
         "log": run.log,
     }
-
-
-if __name__ == "__main__":
-    main()

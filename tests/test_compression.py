@@ -19,6 +19,7 @@ from hivenb.errors import MissingDependencyError, OptionsError
 AVAILABLE = [name for name in CODECS if missing_package(name) is None]
 
 
+@pytest.mark.process
 def test_import_needs_neither_torch_nor_hivemind() -> None:
     code = (
         "import sys, hivenb.compression as c; c.codec_name('float16'); c.codec_code('float16'); "

@@ -30,6 +30,7 @@ def python(code: str, *arguments: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.process
 def test_the_import_is_light():
     loaded = python("import sys, hivenb; dir(hivenb); hivenb.__version__; print(*sys.modules)")
     heavy = {"torch", "lightning", "hivemind", "numpy", *DISPLAYS}
@@ -44,6 +45,7 @@ def test_every_public_name_is_there():
         hivenb.Swam  # noqa: B018
 
 
+@pytest.mark.process
 def test_the_core_works_without_what_displays():
     core = [str(m).replace("/", ".") for m in MODULES if m.parts[0] != "view" and str(m) not in SCRIPTS]
     code = f"""
@@ -60,6 +62,7 @@ print(len(sys.argv))
     assert python(code, *core) == [str(len(core) + 1)]
 
 
+@pytest.mark.process
 def test_elsewhere_than_on_linux_only_the_use_is_an_error():
     code = """
 import sys

@@ -110,6 +110,7 @@ def test_training_and_validation_do_not_overlap():
     assert torch.equal(both.double().sum(0), all_images.double().sum(0))
 
 
+@pytest.mark.process
 def test_tasks_travel_to_another_process():
     made = [tasks.TASKS[name](**SMALL[name]) for name in sorted(tasks.TASKS)]
     cargo = cloudpickle.dumps(made)

@@ -103,6 +103,7 @@ def gone(processes: list[psutil.Process], timeout: float) -> bool:
     return not psutil.wait_procs(processes, timeout)[1]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_demo_trains_with_two_peers_and_leaves_figures_and_a_picture(tmp_path):
     started = time.monotonic()
@@ -131,6 +132,7 @@ def test_the_demo_trains_with_two_peers_and_leaves_figures_and_a_picture(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_others_join_the_demo_and_ctrl_c_ends_it(tmp_path):
     with running([*HIVENB, "demo", "--peers", "1", "--epochs", "100000", "--png", "out.png"], tmp_path) as demo:
@@ -159,6 +161,7 @@ def test_others_join_the_demo_and_ctrl_c_ends_it(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_ctrl_c_while_everything_is_still_starting(tmp_path):
     with running([*HIVENB, "demo"], tmp_path) as demo:
@@ -228,6 +231,7 @@ def test_help_tells_what_there_is(capsys):
         assert all(word in shown for word in words)
 
 
+@pytest.mark.process
 def test_help_imports_nothing_heavy_and_version_tells_all(tmp_path):
     script = (
         "import sys\nfrom hivenb.app.cli import main\n"
@@ -292,6 +296,7 @@ def test_without_jupyterlab_it_says_what_to_install(monkeypatch):
         open_lab(browser=False, port=None, further=(), terminal=Terminal())
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_lab_serves_the_quickstart(tmp_path):
     pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")

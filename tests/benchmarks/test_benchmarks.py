@@ -14,7 +14,7 @@ import torch
 #: Seconds that the quick mode may take on a busy machine.
 PATIENCE = 170
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 30)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(PATIENCE + 30)]
 
 
 def run(script: str, folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:

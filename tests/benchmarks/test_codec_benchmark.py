@@ -29,6 +29,7 @@ def benchmark() -> Iterator[Any]:
     del sys.modules[spec.name]
 
 
+@pytest.mark.process
 def test_bytes_on_the_wire_are_those_of_the_theory(
     benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -257,6 +257,7 @@ def test_changes_in_words() -> None:
     assert in_words({"grad_compression": "float16"}) == "gradients float16"
 
 
+@pytest.mark.process
 def test_advice_needs_neither_torch_nor_hivemind() -> None:
     code = "import sys, hivenb.figures.advice; print({'torch', 'hivemind', 'lightning'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

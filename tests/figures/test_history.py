@@ -203,6 +203,7 @@ def test_dataframe_without_pandas_says_what_to_install(monkeypatch: pytest.Monke
         History().to_dataframe()
 
 
+@pytest.mark.process
 def test_needs_only_numpy() -> None:
     code = (
         "import sys\n"

@@ -40,6 +40,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.process
 def test_it_counts_what_a_relay_between_two_peers_has_forwarded() -> None:
     command = [sys.executable, "-c", COUNT_TWICE, str(RELAY)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
@@ -49,6 +50,7 @@ def test_it_counts_what_a_relay_between_two_peers_has_forwarded() -> None:
     assert counts == [pytest.approx(forwarded / 2, rel=0.01)] * 4
 
 
+@pytest.mark.process
 def test_it_says_when_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Traffic(os.getpid()).read() is None, "there is no daemon"
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
+from real_kernel import Kernel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -22,6 +24,16 @@ run = hivenb.TrainingRun(Model(), (tiny.loader(), tiny.loader(seed=1)), swarm=sw
                          options=hivenb.Options(target_batch_size=64, matchmaking_time=2.0, verbose=True))
 run
 """
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory) -> Iterator[Kernel]:
+    """One for both tests: each closes its swarm, and the imports take longest."""
+    started = Kernel(tmp_path_factory.mktemp("kernel"))
+    try:
+        yield started
+    finally:
+        started.close()
 
 
 def test_a_notebook_from_top_to_bottom_and_again(kernel):

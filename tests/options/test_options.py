@@ -45,6 +45,7 @@ def message_for(**values: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.process
 def test_import_needs_neither_torch_nor_hivemind_nor_lightning() -> None:
     code = (
         "import sys; from hivenb.options import Options; "

@@ -28,7 +28,7 @@ from hivenb.training import TrainingRun
 PATIENCE = 90.0
 
 #: The peers' processes are forked from one that imports torch first, which takes its time on a busy machine.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 #: What multiprocessing and torch start once and keep.

@@ -88,6 +88,7 @@ def test_what_cannot_be_compared_is_refused(options: Any, epochs: int) -> None:
         hivenb.compare(options, TinyModel(), loader(), epochs=epochs)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_two_real_trainings_from_the_same_start() -> None:
     model = SlowModel(optimizer=torch.optim.Adam, lr=0.05)

@@ -21,6 +21,8 @@ from hivenb.errors import OptionsError
 from hivenb.options import FIELD_NAMES
 from hivenb.run.status import RunState
 
+pytestmark = pytest.mark.process
+
 PATIENCE = 90.0
 
 #: Seconds that a batch takes, so that an epoch takes a good part of one.

@@ -599,6 +599,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_an_interrupt_ends_the_waiting_and_not_the_training(tmp_path):
     script = tmp_path / "interrupted.py"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import forked
 import numpy as np
 import psutil
 import torch
@@ -47,9 +48,7 @@ class Peer:
         self.addresses: list[str] = []
         self.moments: list[Moment] = []
         self.ends: list[tuple[int, list[torch.Tensor]]] = []
-        # spawn: as a peer that is started by hand on another machine, nothing is shared
-        self.process = mp.get_context("spawn").Process(target=target, args=(theirs, *args))
-        self.process.start()
+        self.process = forked.start(target, theirs, *args)
         theirs.close()
         self._reader = threading.Thread(target=self._read, name=f"read-{self.process.pid}", daemon=True)
         self._reader.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing as mp
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -39,8 +38,6 @@ def train(connection: Any, number: int, initial_peers: Sequence[str], stages: Se
       ``hivemind.Optimizer``) are looked at
     """
     (settings,) = stages
-    # what it is in a program started by hand; the process that a test starts inherits "spawn"
-    mp.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     torch.manual_seed(number)
     transitions = Transitions()

@@ -196,6 +196,7 @@ def test_a_model_that_cannot_be_trained_with_is_refused(model: Any, keywords: di
     assert strategy._dht is None, "nothing was started, or it is ended"
 
 
+@pytest.mark.process
 def test_a_batch_without_a_size_is_an_error_that_names_the_remedy() -> None:
     class Opaque(torch.utils.data.Dataset):
         def __len__(self) -> int:

@@ -51,6 +51,7 @@ def test_three_agree_when_they_average_gradients_of_a_low_rank_off_their_main_th
     assert difference(peers[0].parameters, parameters(WideModel())) > 1e-3
 
 
+@pytest.mark.process
 def test_one_that_is_alone_trains_with_them_too() -> None:
     """Off the main thread; with nobody to average with, gradients are as they are."""
     model, plain = WideModel(lr=0.05), WideModel(lr=0.05)

@@ -10,7 +10,7 @@ from tiny import TinyModel, samples
 
 from strategy.peers import assert_they_met, difference, starting_peers, train_all
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 EPOCHS = 5
 

@@ -101,6 +101,7 @@ class TestEvaluation:
 
 
 class TestCallbacks:
+    @pytest.mark.process
     def test_early_stopping_ends_everything(self) -> None:
         chosen = strategy()
         fitter = trainer(chosen, max_epochs=50, callbacks=[EarlyStopping("val_loss", stopping_threshold=1e9)])
@@ -212,6 +213,7 @@ class TestLimits:
         fitter.fit(Model(), loader(80, 8))
         assert (counter.count, fitter.global_step, chosen.hivemind_epoch) == (batches, steps, epochs)
 
+    @pytest.mark.process
     def test_max_time_ends_an_endless_training(self) -> None:
         chosen = strategy()
         fitter = trainer(chosen, max_epochs=-1, max_time=timedelta(seconds=1))

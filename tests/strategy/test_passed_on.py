@@ -88,6 +88,7 @@ def test_it_reaches_hivemind(swarm: hivenb.Swarm, name: str) -> None:
 
 
 class TestTheStrategysOwnDht:
+    @pytest.mark.process
     def test_takes_what_a_dht_takes(self, tmp_path: Path) -> None:
         """Read off the command line of its daemon, and off what it tells others."""
         identity = tmp_path / "identity"
@@ -114,6 +115,7 @@ class TestTheStrategysOwnDht:
                 strategy.dht.shutdown()
         assert ids[0] == ids[1], "the identity is kept"
 
+    @pytest.mark.process
     def test_in_client_mode_nobody_can_connect_to_it(self) -> None:
         strategy = HivemindStrategy(16, client_mode=True, **LOOPBACK)
         try:
@@ -121,6 +123,7 @@ class TestTheStrategysOwnDht:
         finally:
             strategy.dht.shutdown()
 
+    @pytest.mark.process
     def test_the_old_way_to_see_what_it_was_given(self) -> None:
         strategy = HivemindStrategy(16, **LOOPBACK)
         try:

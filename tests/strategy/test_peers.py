@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import DELAYS, LOOPBACK, TinyModel, loader, trainer
 
-from hivenb.engine.process.child_process import wait_for_exit
+from hivenb.engine.process.end_with_parent import wait_for_exit
 from hivenb.strategy import HivemindStrategy
 from strategy.peers import Swarm, assert_they_met, difference
 
@@ -41,6 +41,7 @@ def test_three_agree_in_the_end_with_everything_in_background_and_float16(train_
         assert difference(peers[0].parameters, other.parameters) < way / 2
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_another_machine_can_join_at_what_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

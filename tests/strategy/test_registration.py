@@ -15,6 +15,7 @@ from hivenb.strategy import HivemindStrategy
 from hivenb.strategy.trainer_registry import REGISTERED_TARGET_BATCH_SIZE, make_known
 
 
+@pytest.mark.process
 def test_a_trainer_takes_it_by_its_name() -> None:
     from lightning import Trainer
 

@@ -14,6 +14,8 @@ import torch
 from lightning import Callback
 from tiny import TinyModel, loader, parameters
 
+pytestmark = pytest.mark.process
+
 #: What has to be written instead, and nothing else. What hivemind 1.1.12 no longer exports, hivenb does.
 IMPORTS = {
     "from lightning_hivemind.strategy import": "from hivenb.strategy import",

@@ -152,6 +152,7 @@ class TestLife:
         assert chosen.optimizer is None
         assert chosen.num_peers == 1
 
+    @pytest.mark.process
     def test_its_own_dht_lives_as_long_as_a_fit(self) -> None:
         chosen = strategy()
         alive = []
@@ -191,6 +192,7 @@ class TestLife:
         assert "optimizer_zero_grad" not in vars(model)
         assert model.optimizer_zero_grad.__func__ is TinyModel.optimizer_zero_grad
 
+    @pytest.mark.process
     def test_an_error_in_the_model_ends_everything(self) -> None:
         class Broken(TinyModel):
             def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:

@@ -79,6 +79,7 @@ def test_after_close_it_says_so_and_the_name_is_free_again(swarm):
         assert hivenb.Swarm.get(name) is again
 
 
+@pytest.mark.process
 def test_nothing_is_left_after_close(socket_folder):
     processes = set(psutil.Process().children(recursive=True))
     with hivenb.Swarm("short") as swarm:
@@ -182,6 +183,7 @@ def test_peers_tells_who_trains(swarm, eventually):
         assert (seen.peer_id, seen.is_self) == (swarm.peer_id, False)
 
 
+@pytest.mark.process
 def test_an_identity_keeps_the_peer_id(tmp_path):
     path = tmp_path / "identity"
     ids = []
@@ -192,6 +194,7 @@ def test_an_identity_keeps_the_peer_id(tmp_path):
     assert ids[0] == ids[1]
 
 
+@pytest.mark.process
 @pytest.mark.timeout(60)
 def test_an_identity_that_cannot_be_written_is_a_clear_error(tmp_path):
     with pytest.raises(SwarmError, match="identity"):
@@ -204,6 +207,7 @@ def test_elsewhere_than_on_linux_a_swarm_says_what_to_do(monkeypatch):
         hivenb.Swarm("windows")
 
 
+@pytest.mark.process
 def test_a_public_swarm_listens_on_the_network():
     with hivenb.Swarm("public", public=True) as swarm:
         assert repr(swarm) == "Swarm('public', open, public)"
@@ -232,6 +236,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["paused", "error"])
 def test_a_script_that_ends_without_closing_ends_at_once(how, tmp_path):

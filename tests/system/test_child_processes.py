@@ -3,7 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from hivenb.system.child_processes import descendants, left_running
+
+pytestmark = pytest.mark.process
 
 
 def test_descendants_are_found_even_when_their_parents_are_gone():

@@ -66,6 +66,7 @@ def test_the_environment_is_a_value():
         found.kind = Kind.COLAB
 
 
+@pytest.mark.process
 def test_detecting_imports_nothing():
     script = (
         "import sys; from hivenb.system.environment import detect; print(detect().kind.value);"

@@ -5,6 +5,8 @@ import os
 import threading
 import warnings
 
+import pytest
+
 import hivenb
 from hivenb.system import logs
 from hivenb.system.logs import CAPACITY, collect_logs
@@ -42,6 +44,7 @@ def test_records_are_collected_and_not_printed(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.process
 def test_children_that_were_forked_are_heard(eventually, capfd):
     collector = collect_logs()
 
@@ -56,6 +59,7 @@ def test_children_that_were_forked_are_heard(eventually, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.process
 def test_many_children_at_once_do_not_mix_their_lines(eventually):
     collector = collect_logs()
     pids = []
@@ -73,6 +77,7 @@ def test_many_children_at_once_do_not_mix_their_lines(eventually):
     assert all(line.endswith(" end") and line.count("begin") == 1 for line in lines)
 
 
+@pytest.mark.process
 def test_a_child_with_a_collector_of_its_own_keeps_its_records_to_itself():
     collector = collect_logs()
     read_end, write_end = os.pipe()

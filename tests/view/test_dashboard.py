@@ -214,6 +214,7 @@ def test_the_text_has_the_same_facts(dashboard: Dashboard) -> None:
     assert dashboard.text().startswith("ready to start  epoch 14")
 
 
+@pytest.mark.process
 def test_the_interpreter_ends_with_a_dashboard_open() -> None:
     code = (
         "from hivenb.view.refresher import Refresher\n"
@@ -223,6 +224,7 @@ def test_the_interpreter_ends_with_a_dashboard_open() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.process
 def test_watches_a_run_that_really_trains(eventually: Callable[..., None]) -> None:
     import hivenb
     from hivenb import tasks

@@ -91,6 +91,7 @@ def test_in_a_terminal_a_dashboard_is_text(scene: Any, shown: list[dict[str, Any
     assert set(shown[0]) == {"text/plain"}
 
 
+@pytest.mark.process
 def test_text_needs_neither_widgets_nor_pictures() -> None:
     code = (
         "import sys\n"

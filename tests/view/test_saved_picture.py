@@ -72,6 +72,7 @@ def test_it_keeps_no_run_alive(shell: Any) -> None:
     assert shell.events.callbacks["post_run_cell"] == before
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_notebook_is_saved_with_the_final_charts(tmp_path: Path) -> None:

@@ -299,6 +299,7 @@ assert all(search.cancelled() for search in searches)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("while_it", ["met", "averages"])
 def test_one_that_ends_does_so_at_once_whatever_it_is_doing(while_it: str) -> None:
     command = [sys.executable, "-c", ENDING, while_it]

@@ -21,7 +21,7 @@ from tiny import LOOPBACK
 
 from hivenb.engine.dht.dht import DHT, TiedP2P, reachable_addresses
 from hivenb.engine.dht.node import SignatureValidator
-from hivenb.engine.process.child_process import wait_for_exit
+from hivenb.engine.process.end_with_parent import wait_for_exit
 
 
 def open_dht(**kwargs: Any) -> DHT:
@@ -46,6 +46,7 @@ def dht() -> Iterator[DHT]:
     opened.shutdown()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("on_main_thread", [True, False])
 def test_two_meet_and_the_interrupt_button_still_works(on_main_thread: bool) -> None:
     before = signal.getsignal(signal.SIGINT)
@@ -93,6 +94,7 @@ def test_a_request_for_nothing_known_does_no_harm(dht: DHT) -> None:
     assert dht.store("still", "there", expiration_time=time.time() + 60)
 
 
+@pytest.mark.process
 def test_the_daemon_dies_with_the_process() -> None:
     dht = open_dht()
     daemon = daemon_of(dht).pid
@@ -100,6 +102,7 @@ def test_the_daemon_dies_with_the_process() -> None:
     assert wait_for_exit(daemon, 10)
 
 
+@pytest.mark.process
 def test_shutting_down_ends_both_and_leaves_no_socket_file() -> None:
     dht = open_dht()
     daemon = daemon_of(dht)
@@ -121,12 +124,14 @@ def test_each_has_a_key_of_its_own(dht: DHT) -> None:
         other.shutdown()
 
 
+@pytest.mark.process
 def test_a_peer_that_does_not_answer_is_an_error() -> None:
     nobody = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWNTpTGNxFtZXDLUk9SpcvF6Qv1bfSVFnZfAhkuBbHbRBq"
     with pytest.raises(Exception, match="bootstrap"):
         open_dht(initial_peers=[nobody])
 
 
+@pytest.mark.process
 def test_a_port_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -134,6 +139,7 @@ def test_a_port_in_use_is_an_error() -> None:
             open_dht(host_maddrs=[f"/ip4/127.0.0.1/tcp/{port}"])
 
 
+@pytest.mark.process
 def test_settings_of_the_daemon_and_of_the_node_reach_them() -> None:
     dht = open_dht(client_mode=True, cache_locally=False, idle_timeout=10.0)
     try:
@@ -145,6 +151,7 @@ def test_settings_of_the_daemon_and_of_the_node_reach_them() -> None:
         dht.shutdown()
 
 
+@pytest.mark.process
 def test_a_running_daemon_can_be_borrowed_and_lives_on() -> None:
     async def lend() -> None:
         p2p = await TiedP2P.create(host_maddrs=LOOPBACK["host_maddrs"])

@@ -140,6 +140,7 @@ class TestStoring:
         record = newcomer.get("early", latest=True)
         assert record.value[pair[0].peer_id.to_base58()].value == 3
 
+    @pytest.mark.process
     def test_one_that_was_killed_costs_no_record(self, open_dht: Open, eventually: Any) -> None:
         three = [open_dht([])]
         three += [open_dht(three), open_dht(three)]

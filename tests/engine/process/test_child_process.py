@@ -17,6 +17,8 @@ from hivemind.utils.mpfuture import MPFuture, SharedBytes
 from hivenb.engine.process import child_process
 from hivenb.engine.process.child_process import ChildProcess, interrupts_blocked
 
+pytestmark = pytest.mark.process
+
 PREAMBLE = "import os, sys, time, multiprocessing as mp, subprocess\nfrom hivenb.engine.process import child_process\n"
 
 

@@ -14,6 +14,8 @@ import pytest
 from hivenb.engine.process import end_with_parent
 from hivenb.engine.process.end_with_parent import tied_to_parent, wait_for_exit
 
+pytestmark = pytest.mark.process
+
 PREAMBLE = (
     "import os, sys, time, multiprocessing as mp, subprocess\n"
     "from hivenb.engine.process import child_process, end_with_parent\n"

@@ -62,6 +62,7 @@ class TestReadPeers:
         dht.store(f"{run_id}_progress", "hello", expiration_time=get_dht_time() + 60)
         assert read_peers(dht, run_id, 10) == ()
 
+    @pytest.mark.process
     def test_a_dht_that_does_not_answer(self, run_id: str) -> None:
         dht = DHT(start=True, **LOOPBACK)
         try:

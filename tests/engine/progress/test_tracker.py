@@ -97,15 +97,15 @@ class TestTracker:
     def test_one_that_left_without_a_goodbye_is_forgotten(
         self, dht: DHT, joining_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
     ) -> None:
-        tracker, samples = make_tracker(), itertools.count(1)
+        tracker, samples = make_tracker(metadata_expiration=5.0), itertools.count(1)
 
         def listed() -> int:
             tracker.report_local_progress(local_epoch=0, samples_accumulated=next(samples))
             return len(read_peers(dht, run_id, 10))
 
-        report_and_vanish(joining_dht, run_id)
-        eventually(lambda: listed() == 2)
-        eventually(lambda: listed() == 1, seconds=METADATA_EXPIRATION + 10)
+        report_and_vanish(joining_dht, run_id, expiration=5.0)
+        eventually(lambda: listed() == 2, seconds=4)
+        eventually(lambda: listed() == 1)
         (left,) = read_peers(dht, run_id, 10)
         assert left.is_self, "the one that is there has renewed its report meanwhile"
 
@@ -225,6 +225,7 @@ class TestTracker:
         tracker.report_local_progress(local_epoch=0, samples_accumulated=5)
         eventually(lambda: tracker.global_progress.num_peers == 1)
 
+    @pytest.mark.process
     def test_a_dht_that_is_closed_first_ends_it_quietly(
         self, run_id: str, capfd: pytest.CaptureFixture[str], eventually: Any
     ) -> None:
@@ -239,7 +240,7 @@ class TestTracker:
         assert "Traceback" not in capfd.readouterr().err
 
 
-def report_and_vanish(dht: DHT, run_id: str) -> None:
+def report_and_vanish(dht: DHT, run_id: str, expiration: float = METADATA_EXPIRATION) -> None:
     """What a peer that is killed leaves in the DHT."""
     report = {
         "peer_id": dht.peer_id.to_bytes(),
@@ -252,7 +253,7 @@ def report_and_vanish(dht: DHT, run_id: str) -> None:
     assert dht.store(
         f"{run_id}_progress",
         report,
-        expiration_time=get_dht_time() + METADATA_EXPIRATION,
+        expiration_time=get_dht_time() + expiration,
         subkey=RSASignatureValidator(dht.private_key).local_public_key,
     )
 

@@ -89,6 +89,7 @@ def is_last(message: averaging_pb2.DownloadData) -> bool:
     return number_of(message) == COUNT
 
 
+@pytest.mark.process
 def test_the_side_that_reads_closes_the_stream() -> None:
     async def conversation(server: Answering, ask: Ask) -> None:
         stream = await ask()
@@ -102,6 +103,7 @@ def test_the_side_that_reads_closes_the_stream() -> None:
     talk(lambda: Answering(10 * BOUND), conversation)
 
 
+@pytest.mark.process
 def test_what_was_read_to_its_last_message_is_closed() -> None:
     async def conversation(server: Answering, ask: Ask) -> None:
         read = [number_of(message) async for message in closed_after(await ask(), is_last)]
@@ -111,6 +113,7 @@ def test_what_was_read_to_its_last_message_is_closed() -> None:
     talk(lambda: Answering(10 * BOUND), conversation)
 
 
+@pytest.mark.process
 def test_nobody_waits_for_ever_for_it_to_be_closed() -> None:
     async def conversation(server: Answering, ask: Ask) -> None:
         async with aclosing(await ask()) as stream:
@@ -119,6 +122,7 @@ def test_nobody_waits_for_ever_for_it_to_be_closed() -> None:
     talk(lambda: Answering(0.1), conversation)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("answer", [{"count": 0}, {"refuses": True}], ids=["nothing", "refusal"])
 def test_where_there_is_nothing_to_read_the_stream_is_closed_at_once(answer: dict[str, Any]) -> None:
     async def conversation(server: Answering, ask: Ask) -> None:
@@ -128,6 +132,7 @@ def test_where_there_is_nothing_to_read_the_stream_is_closed_at_once(answer: dic
     talk(lambda: Answering(10 * BOUND, **answer), conversation)
 
 
+@pytest.mark.process
 @pytest.mark.long
 def test_none_of_thousands_lacks_its_end() -> None:
     """Where the side that answers closes them, it is one in 300 to 5,000."""

@@ -69,6 +69,7 @@ def make_run(width, swarm):
     return hivenb.TrainingRun(Linear(width), data, swarm=swarm, options=options, accelerator="cpu")
 
 
+@pytest.mark.process
 def test_another_model_is_refused_and_the_others_train_on(eventually):
     with hivenb.Swarm("host") as host, hivenb.Swarm.join(host.invite, "guest") as guest:
         # a peer that trains, seen from outside
@@ -86,6 +87,7 @@ def test_another_model_is_refused_and_the_others_train_on(eventually):
         assert run.wait(epochs=2, timeout=60)
 
 
+@pytest.mark.process
 def test_a_corrected_model_can_be_trained_under_the_same_name_when_nobody_else_trains():
     with hivenb.Swarm("alone") as swarm:
         for width in (2, 3):
@@ -95,6 +97,7 @@ def test_a_corrected_model_can_be_trained_under_the_same_name_when_nobody_else_t
             run.stop()
 
 
+@pytest.mark.process
 def test_a_large_model_fits_and_rubbish_is_passed_over():
     many = tuple((f"layers.{i}.some.long.name.weight", (1024, 1024)) for i in range(500))
     with hivenb.Swarm("host") as host, hivenb.Swarm.join(host.invite, "guest") as guest:
@@ -106,6 +109,7 @@ def test_a_large_model_fits_and_rubbish_is_passed_over():
         assert declared_model(guest.dht, "large") == many
 
 
+@pytest.mark.process
 def test_two_swarms_of_one_process_count_as_two_peers():
     with hivenb.Swarm("host") as host, hivenb.Swarm.join(host.invite, "guest") as guest:
         runs = [make_run(2, host), make_run(2, guest)]

@@ -79,6 +79,7 @@ class OwnAverager(PowerSGDGradientAverager):
     """Of this test alone."""
 
 
+@pytest.mark.process
 def test_an_averager_of_ones_own_is_named_and_taken_from_whoever_has_it() -> None:
     own = partial(OwnAverager, averager_rank=2)
     shared = shared_part(OPTIONS.replace(grad_averager_factory=own))
@@ -342,6 +343,7 @@ def test_all_peers_change_at_the_same_epoch_and_only_the_host_can_change_it(
     assert losses[-5:].mean() < losses[:5].mean()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("goodbye", [True, pytest.param(False, marks=pytest.mark.long)], ids=["leaves", "is killed"])

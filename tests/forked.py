@@ -1,0 +1,35 @@
+"""Processes for tests that need peers, forked from a server that has imported what takes longest to start.
+
+As those that are started by hand on other machines, they share nothing with each other but what was imported.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import signal
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from hivemind.utils import MPFuture
+from hivemind.utils.asyncio import _AsyncContextWrapper
+
+from hivenb.peers.local_peers import start_server
+
+
+def start(target: Callable[..., None], *args: Any) -> BaseProcess:
+    """Call a function of a module in a process of its own, with arguments that can be pickled."""
+    start_server()
+    process = mp.get_context("forkserver").Process(target=_begin, args=(target, *args))
+    process.start()
+    return process
+
+
+def _begin(target: Callable[..., None], *args: Any) -> None:
+    # the server holds back interrupts, and processes that it forks would make others in the same way
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    mp.set_start_method("fork", force=True)
+    # a sibling that is killed while it holds one of these would stop all others for good
+    MPFuture.reset_backend()
+    _AsyncContextWrapper.EXECUTOR_LOCK = mp.Lock()
+    target(*args)
