@@ -14,7 +14,7 @@ from typing import Any
 from hivemind.utils import MPFuture
 from hivemind.utils.asyncio import _AsyncContextWrapper
 
-from hivenb.peers.local_peers import start_server
+from hivenb.peers.forking import start_server
 
 
 def start(target: Callable[..., None], *args: Any) -> BaseProcess:

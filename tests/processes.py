@@ -19,6 +19,7 @@ STARTING = frozenset(
     {
         "browser",
         "dht",
+        "dockerfile",
         "home",
         "kernel",
         "lab",
