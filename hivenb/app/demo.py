@@ -17,8 +17,8 @@ import psutil
 
 from hivenb.engine.dht.addresses import is_loopback
 from hivenb.errors import TrainingError
-from hivenb.system.child_processes import descendants, left_running
 from hivenb.system.environment import detect
+from hivenb.system.process_tree import descendants, left_running
 from hivenb.view.terminal import Terminal
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hivenb.system.child_processes import descendants, left_running
+from hivenb.system.process_tree import descendants, left_running
 
 pytestmark = pytest.mark.process
 
@@ -39,7 +39,7 @@ def test_a_child_that_has_ended_but_was_not_waited_for_does_not_count():
 def test_the_helpers_of_multiprocessing_do_not_count():
     code = (
         "import multiprocessing.forkserver as f, multiprocessing.resource_tracker as r\n"
-        "from hivenb.system.child_processes import descendants\n"
+        "from hivenb.system.process_tree import descendants\n"
         "f.ensure_running(); r.ensure_running(); print(len(descendants()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
