@@ -129,10 +129,13 @@ class AgreedRounds:
         if control is None:
             self.last = RoundOutcome()
             return self.last
-        oldest_epoch = partial(getattr, self.attendance, "oldest_epoch")
         is_in_one_group = not own.grad_averager.group_size_is_fixed
         left_out = is_in_one_group and is_left_out(
-            control, own.grad_averager, self._state_to_come, oldest_epoch, own.averaging_timeout
+            control,
+            own.grad_averager,
+            self._state_to_come,
+            oldest_epoch=lambda: self.attendance.oldest_epoch,
+            timeout=own.averaging_timeout,
         )
         self.last = outcome_of(control, own.averaging_timeout)
         have_gone_on = is_in_one_group and self.attendance.newest_epoch > own.local_epoch
