@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,13 @@ DELAYS: dict[str, Any] = {
     "delay_optimizer_step": True,
     "delay_grad_averaging": True,
 }
+
+_runs = itertools.count(1)
+
+
+def own_run() -> dict[str, Any]:
+    """Of a strategy whose run nobody else is in, in a swarm that several tests share."""
+    return {"run_id": f"run-{next(_runs)}"}
 
 
 class TinyModel(LightningModule):

@@ -80,7 +80,7 @@ def serving(module: str, *arguments: str, log: Path, end: signal.Signals, **proc
             server.wait()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def lab(tmp_path_factory):
     pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
     folder = tmp_path_factory.mktemp("lab")
@@ -105,7 +105,7 @@ def lab(tmp_path_factory):
         yield Lab(url, folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = find_chromium()

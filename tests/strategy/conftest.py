@@ -1,4 +1,4 @@
-"""Fixtures of tests with several real peers."""
+"""A swarm for the tests of a module, and fixtures of tests with several real peers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from functools import partial
 
 import pytest
 
+import hivenb
 from strategy.peers import Start, Swarm, starting_peers, train_all
+
+
+@pytest.fixture(scope="module")
+def swarm() -> Iterator[hivenb.Swarm]:
+    """One of this machine alone, in which each test trains in a run of its own; see :func:`tiny.own_run`."""
+    with hivenb.Swarm("strategy") as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, Trainer
-from tiny import DELAYS, QUIET, TinyModel, loader, parameters, trainer
+from tiny import DELAYS, QUIET, TinyModel, loader, own_run, parameters, trainer
 from torch.utils.data import DataLoader
 
 import hivenb
@@ -26,7 +26,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def strategy(swarm: hivenb.Swarm, target: int, **kwargs: Any) -> HivemindStrategy:
-    return HivemindStrategy(target, dht=swarm.dht, matchmaking_time=2.0, averaging_timeout=20.0, **kwargs)
+    settings = {"matchmaking_time": 2.0, "averaging_timeout": 20.0, **own_run(), **kwargs}
+    return HivemindStrategy(target, dht=swarm.dht, **settings)
 
 
 class Types(Callback):
@@ -123,7 +124,7 @@ def test_a_late_peer_in_bfloat16_trains_with_one_in_single_precision(
     models = TinyModel(), TinyModel()
 
     def train(swarm: hivenb.Swarm, model: TinyModel, kept: Rounds, **flags: Any) -> None:
-        chosen = strategy(swarm, 64, **MODES[mode])
+        chosen = strategy(swarm, 64, run_id="both", **MODES[mode])
         trainer(chosen, max_epochs=-1, callbacks=[kept], **flags).fit(model, loader(64, 8))
 
     other = threading.Thread(target=train, args=(swarms[0], models[0], single))

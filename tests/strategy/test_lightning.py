@@ -13,7 +13,7 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
-from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, parameters, samples, trainer
+from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, own_run, parameters, samples, trainer
 from torch.utils.data import DataLoader, IterableDataset
 
 import hivenb
@@ -47,8 +47,8 @@ class Model(TinyModel):
 
 
 def strategy(target: int = 16, **kwargs: Any) -> HivemindStrategy:
-    own = {} if "dht" in kwargs else LOOPBACK
-    return HivemindStrategy(target, matchmaking_time=0.5, averaging_timeout=20.0, **own, **kwargs)
+    own = own_run() if "dht" in kwargs else LOOPBACK
+    return HivemindStrategy(target, **{"matchmaking_time": 0.5, "averaging_timeout": 20.0, **own, **kwargs})
 
 
 def assert_same(got: list[torch.Tensor], expected: list[torch.Tensor], atol: float = 1e-6) -> None:

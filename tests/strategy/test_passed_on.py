@@ -13,7 +13,7 @@ import torch
 from hivemind.compression import SizeAdaptiveCompression
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from lightning import Callback
-from tiny import LOOPBACK, TinyModel, loader, trainer
+from tiny import LOOPBACK, TinyModel, loader, own_run, trainer
 
 import hivenb
 from hivenb.compression import Float16Compression, ScaledFloat16Compression, Uniform8BitQuantization
@@ -80,7 +80,8 @@ class Look(Callback):
 def test_it_reaches_hivemind(swarm: hivenb.Swarm, name: str) -> None:
     value, find, expected = PASSED_ON[name]
     look = Look(find)
-    strategy = HivemindStrategy(16, dht=swarm.dht, matchmaking_time=0.5, averaging_timeout=20.0, **{name: value})
+    settings = {"matchmaking_time": 0.5, "averaging_timeout": 20.0, **own_run(), name: value}
+    strategy = HivemindStrategy(16, dht=swarm.dht, **settings)
     model = TinyModel(optimizer=torch.optim.Adam)
     trainer(strategy, max_epochs=1, callbacks=[look]).fit(model, loader(16, 8))
     assert look.seen == expected

@@ -12,7 +12,7 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from tiny import QUIET, TinyModel, loader, trainer
+from tiny import QUIET, TinyModel, loader, own_run, trainer
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
 import hivenb
@@ -34,7 +34,7 @@ halving = partial(ExponentialLR, gamma=0.5)
 
 
 def strategy(swarm: hivenb.Swarm, **kwargs: Any) -> HivemindStrategy:
-    return HivemindStrategy(16, dht=swarm.dht, matchmaking_time=0.5, averaging_timeout=20.0, **kwargs)
+    return HivemindStrategy(16, dht=swarm.dht, matchmaking_time=0.5, averaging_timeout=20.0, **own_run(), **kwargs)
 
 
 class Seen(Callback):

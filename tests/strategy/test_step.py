@@ -11,7 +11,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from tiny import DELAYS, QUIET, TinyModel, loader, parameters, trainer
+from tiny import DELAYS, QUIET, TinyModel, loader, own_run, parameters, trainer
 
 import hivenb
 from hivenb.engine.optimizer.grad_scaler import GradScaler
@@ -26,7 +26,7 @@ SGD = {"lr": 0.5}
 
 
 def strategy(swarm: hivenb.Swarm, target: int = 16, **kwargs: Any) -> HivemindStrategy:
-    return HivemindStrategy(target, dht=swarm.dht, matchmaking_time=0.5, averaging_timeout=20.0, **kwargs)
+    return HivemindStrategy(target, dht=swarm.dht, matchmaking_time=0.5, averaging_timeout=20.0, **own_run(), **kwargs)
 
 
 def difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:

@@ -11,7 +11,7 @@ import torch
 from hivemind.compression import Float16Compression
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, parameters, samples, trainer
+from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, own_run, parameters, samples, trainer
 
 import hivenb
 from hivenb.engine.optimizer.epoch_report import EpochReport
@@ -35,8 +35,8 @@ def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSche
 
 
 def strategy(target: int = 16, **kwargs: Any) -> HivemindStrategy:
-    own = {} if "dht" in kwargs else LOOPBACK
-    return HivemindStrategy(target, matchmaking_time=0.5, averaging_timeout=20.0, **own, **kwargs)
+    own = own_run() if "dht" in kwargs else LOOPBACK
+    return HivemindStrategy(target, **{"matchmaking_time": 0.5, "averaging_timeout": 20.0, **own, **kwargs})
 
 
 def plain_training(count: int, batch_size: int, steps: int, **model_kwargs: Any) -> list[torch.Tensor]:
