@@ -6,8 +6,10 @@ As those that are started by hand on other machines, they share nothing with eac
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import signal
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -32,4 +34,7 @@ def _begin(target: Callable[..., None], *args: Any) -> None:
     # a sibling that is killed while it holds one of these would stop all others for good
     MPFuture.reset_backend()
     _AsyncContextWrapper.EXECUTOR_LOCK = mp.Lock()
+    for connection in args:
+        if isinstance(connection, Connection):  # torch's helper would hold it for seconds after this process has ended
+            os.set_inheritable(connection.fileno(), False)
     target(*args)
