@@ -6,7 +6,7 @@ from __future__ import annotations
 NEXT_CHUNK_TIMEOUT = 5.0
 
 #: Share of ``next_chunk_timeout`` after which nobody waits for a peer that neither reports nor answers.
-LOST_WITHIN = 0.75
+GONE_WITHIN = 0.75
 
 
 def default_next_chunk_timeout(matchmaking_time: float) -> float:

@@ -18,7 +18,7 @@ from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
 from hivenb.engine.optimizer.catching_up import CatchingUp, download_in_attempts
 from hivenb.engine.optimizer.checkpoint import optimizer_state, restore_optimizer_state
-from hivenb.engine.optimizer.deadlines import LOST_WITHIN, default_next_chunk_timeout
+from hivenb.engine.optimizer.deadlines import GONE_WITHIN, default_next_chunk_timeout
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
 from hivenb.engine.optimizer.step_clock import StepClock
@@ -139,7 +139,7 @@ class Optimizer(hivemind.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Accumulate the gradients of a batch, and end the epoch of the swarm if it is over; as ``hivemind`` does."""
         self.tracker.is_waited_for = self.use_gradient_averaging and not self.delay_grad_averaging
-        self.tracker.lost_after = LOST_WITHIN * self.next_chunk_timeout
+        self.tracker.gone_after = GONE_WITHIN * self.next_chunk_timeout
         with self._clock.running():
             return super().step(self._clock.paused(closure), *args, **kwargs)
 

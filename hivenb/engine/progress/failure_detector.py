@@ -77,11 +77,11 @@ class FailureDetector:
         self._dht = dht
         self._sightings: dict[bytes, _Sighting] = {}
 
-    def find_gone(self, reports: Iterable[LocalTrainingProgress], lost_after: float) -> frozenset[bytes]:
+    def find_gone(self, reports: Iterable[LocalTrainingProgress], gone_after: float) -> frozenset[bytes]:
         """Ids of the peers that have gone without a goodbye. Does not wait: whoever is asked now is known later.
 
         :param reports: the last one of each peer, without this one's own
-        :param lost_after: seconds without a report or an answer after which a peer has gone, though nobody has ended
+        :param gone_after: seconds without a report or an answer after which a peer has gone, though nobody has ended
           the connection, such as one whose network was cut
         """
         now = time.monotonic()
@@ -92,10 +92,10 @@ class FailureDetector:
             self._sightings.setdefault(peer, _Sighting())
         # whoever was asked longest ago comes first, as there may not be room for a question to everybody
         for peer in sorted(listed, key=lambda peer: self._sightings[peer].asked_at):
-            self._look_at(listed[peer], self._sightings[peer], lost_after)
+            self._look_at(listed[peer], self._sightings[peer], gone_after)
         return frozenset(peer for peer in listed if self._sightings[peer].is_gone)
 
-    def _look_at(self, report: LocalTrainingProgress, sighting: _Sighting, lost_after: float) -> None:
+    def _look_at(self, report: LocalTrainingProgress, sighting: _Sighting, gone_after: float) -> None:
         now = time.monotonic()
         sighting.behind = min(sighting.behind + DRIFT * (now - sighting.looked_at), now - report.time)
         sighting.looked_at = now
@@ -111,7 +111,7 @@ class FailureDetector:
         pause = ASK_AFTER if sighting.was_reached and not sighting.is_gone else TRY_AGAIN_AFTER
         is_in_doubt = silence >= ASK_AFTER or not sighting.was_reached
         if sighting.answer is None and is_in_doubt and now - sighting.asked_at >= pause:
-            self._ask(report, sighting, max(ANSWER_WITHIN, lost_after - ASK_AFTER))
+            self._ask(report, sighting, max(ANSWER_WITHIN, gone_after - ASK_AFTER))
 
     def _ask(self, report: LocalTrainingProgress, sighting: _Sighting, within: float) -> None:
         answers = (other.answer for other in self._sightings.values())

@@ -59,7 +59,7 @@ MAX_REFRESH_PERIOD = 3.0
 SILENCE = 10.0
 
 #: Seconds without a report or an answer after which a peer has gone, unless told otherwise.
-LOST_AFTER = 4.0
+GONE_AFTER = 4.0
 
 
 class ProgressTracker(_ProgressTracker):
@@ -88,7 +88,7 @@ class ProgressTracker(_ProgressTracker):
         self.is_waited_for = False
         self.on_look = on_look
         #: seconds without a report or an answer after which a peer has gone
-        self.lost_after = LOST_AFTER
+        self.gone_after = GONE_AFTER
         self._detector = FailureDetector(dht)
         self._others: list[LocalTrainingProgress] = []
         self._gone: frozenset[bytes] = frozenset()
@@ -186,7 +186,7 @@ class ProgressTracker(_ProgressTracker):
         entries = record.value if isinstance(record, ValueWithExpiration) and isinstance(record.value, dict) else {}
         reports = {key: report for key, entry in entries.items() if (report := parse_report(entry.value)) is not None}
         self._others = [report for key, report in reports.items() if key != self._local_public_key]
-        gone = self._detector.find_gone(self._others, self.lost_after)
+        gone = self._detector.find_gone(self._others, self.gone_after)
         self._tell_who_is_there(Look(time.monotonic(), as_infos(reports.values(), self.dht.peer_id)), gone)
         return {key: entries[key] for key, report in reports.items() if report.peer_id not in self._gone}
 
@@ -199,7 +199,7 @@ class ProgressTracker(_ProgressTracker):
 
     def _look_for_the_gone(self) -> None:
         """See whether somebody has gone since the last look; a peer that does not answer holds up the next one."""
-        gone = self._detector.find_gone(self._others, self.lost_after)
+        gone = self._detector.find_gone(self._others, self.gone_after)
         if self.look is not None and gone != self._gone:
             self._tell_who_is_there(self.look, gone)
 

@@ -21,7 +21,7 @@ from hivenb.engine.dht.dht import DHT
 from hivenb.engine.process.child_process import shared_locks_held
 from hivenb.engine.progress import failure_detector as module
 from hivenb.engine.progress.failure_detector import MAX_QUESTIONS, FailureDetector
-from hivenb.engine.progress.tracker import LOST_AFTER
+from hivenb.engine.progress.tracker import GONE_AFTER
 
 
 def report(peer: DHT | PeerID, client_mode: bool = False) -> LocalTrainingProgress:
@@ -68,15 +68,15 @@ def test_whoever_was_killed_is_gone_until_it_reports_again(
     reports = [report(joining_dht), report(mortal_dht, client_mode=is_client)]
     eventually(
         lambda: (
-            detector.find_gone(reports, LOST_AFTER) or all(was_reached(detector, o) for o in (joining_dht, mortal_dht))
+            detector.find_gone(reports, GONE_AFTER) or all(was_reached(detector, o) for o in (joining_dht, mortal_dht))
         )
     )
-    assert detector.find_gone(reports, LOST_AFTER) == frozenset()
+    assert detector.find_gone(reports, GONE_AFTER) == frozenset()
     mortal_dht.kill()
-    eventually(lambda: detector.find_gone(reports, LOST_AFTER) == {mortal_dht.peer_id.to_bytes()})
+    eventually(lambda: detector.find_gone(reports, GONE_AFTER) == {mortal_dht.peer_id.to_bytes()})
     newer = report(mortal_dht, client_mode=is_client)
-    assert detector.find_gone([report(joining_dht), newer], LOST_AFTER) == frozenset()
-    assert detector.find_gone([report(joining_dht)], LOST_AFTER) == frozenset(), "not on the list any more"
+    assert detector.find_gone([report(joining_dht), newer], GONE_AFTER) == frozenset()
+    assert detector.find_gone([report(joining_dht)], GONE_AFTER) == frozenset(), "not on the list any more"
 
 
 def test_whoever_does_not_answer_for_long_is_gone(
@@ -84,13 +84,13 @@ def test_whoever_does_not_answer_for_long_is_gone(
 ) -> None:
     """As when its network is cut: the connection stays."""
     detector, reports = FailureDetector(dht), [report(mortal_dht, client_mode=is_client)]
-    eventually(lambda: detector.find_gone(reports, LOST_AFTER) or was_reached(detector, mortal_dht))
+    eventually(lambda: detector.find_gone(reports, GONE_AFTER) or was_reached(detector, mortal_dht))
     stopped = processes(mortal_dht)
     with shared_locks_held():
         for process in stopped:
             os.kill(process.pid, signal.SIGSTOP)
     try:
-        eventually(lambda: detector.find_gone(reports, LOST_AFTER) == {mortal_dht.peer_id.to_bytes()})
+        eventually(lambda: detector.find_gone(reports, GONE_AFTER) == {mortal_dht.peer_id.to_bytes()})
     finally:
         for process in stopped:
             os.kill(process.pid, signal.SIGCONT)
@@ -100,10 +100,10 @@ def test_a_report_that_is_seen_late_says_nothing_of_now(
     dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
 ) -> None:
     detector, first, last = FailureDetector(dht), report(mortal_dht, is_client), report(mortal_dht, is_client)
-    eventually(lambda: detector.find_gone([first], LOST_AFTER) or was_reached(detector, mortal_dht))
+    eventually(lambda: detector.find_gone([first], GONE_AFTER) or was_reached(detector, mortal_dht))
     mortal_dht.kill()
-    eventually(lambda: bool(detector.find_gone([first], LOST_AFTER)))
-    assert detector.find_gone([last], LOST_AFTER) == {mortal_dht.peer_id.to_bytes()}
+    eventually(lambda: bool(detector.find_gone([first], GONE_AFTER)))
+    assert detector.find_gone([last], GONE_AFTER) == {mortal_dht.peer_id.to_bytes()}
 
 
 def test_one_whose_reports_come_before_its_answers_is_reached_all_the_same(
@@ -111,7 +111,7 @@ def test_one_whose_reports_come_before_its_answers_is_reached_all_the_same(
 ) -> None:
     detector = FailureDetector(dht)
     eventually(
-        lambda: detector.find_gone([report(mortal_dht, is_client)], LOST_AFTER) or was_reached(detector, mortal_dht)
+        lambda: detector.find_gone([report(mortal_dht, is_client)], GONE_AFTER) or was_reached(detector, mortal_dht)
     )
 
 
@@ -120,12 +120,12 @@ def test_whoever_could_never_be_reached_may_be_there_for_others(
 ) -> None:
     detector = FailureDetector(dht)
     stranger = report(PeerID(b"\x12\x20" + bytes(range(32))), client_mode=is_client)
-    detector.find_gone([stranger], LOST_AFTER)
+    detector.find_gone([stranger], GONE_AFTER)
     first = detector._sightings[stranger.peer_id].answer
     assert first is not None
     eventually(first.done)
     for _ in range(3):
-        assert detector.find_gone([stranger], LOST_AFTER) == frozenset()
+        assert detector.find_gone([stranger], GONE_AFTER) == frozenset()
 
 
 def test_whoever_can_not_be_reached_and_reports_no_more_was_gone_before(
@@ -133,15 +133,15 @@ def test_whoever_can_not_be_reached_and_reports_no_more_was_gone_before(
 ) -> None:
     detector = FailureDetector(dht)
     dead = report(PeerID(b"\x12\x20" + bytes(range(32))), client_mode=is_client)
-    eventually(lambda: detector.find_gone([dead], LOST_AFTER) == {dead.peer_id})
+    eventually(lambda: detector.find_gone([dead], GONE_AFTER) == {dead.peer_id})
 
 
 def test_one_that_a_look_misses_is_remembered(
     dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
 ) -> None:
     detector, reports = FailureDetector(dht), [report(mortal_dht, is_client)]
-    eventually(lambda: detector.find_gone(reports, LOST_AFTER) or was_reached(detector, mortal_dht))
-    assert detector.find_gone([], LOST_AFTER) == frozenset()
+    eventually(lambda: detector.find_gone(reports, GONE_AFTER) or was_reached(detector, mortal_dht))
+    assert detector.find_gone([], GONE_AFTER) == frozenset()
     assert was_reached(detector, mortal_dht)
 
 
@@ -158,9 +158,9 @@ def test_whoever_was_not_asked_for_want_of_room_comes_first(monkeypatch: pytest.
     asked: list[bytes] = []
     detector = FailureDetector(cast(Any, SimpleNamespace(run_coroutine=be_asked)))
     reports = [report(PeerID(b"\x12\x20" + bytes([number] * 32))) for number in range(MAX_QUESTIONS + 2)]
-    detector.find_gone(reports, LOST_AFTER)
+    detector.find_gone(reports, GONE_AFTER)
     assert asked == [one.peer_id for one in reports[:MAX_QUESTIONS]]
     for question in questions:
         question.set_result(True)
-    detector.find_gone(reports, LOST_AFTER)
+    detector.find_gone(reports, GONE_AFTER)
     assert asked[MAX_QUESTIONS : MAX_QUESTIONS + 2] == [one.peer_id for one in reports[MAX_QUESTIONS:]]
