@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 
 from hivenb.figures.history import Series
+from hivenb.system.process_tree import still_runs
 
 _DAEMON = "p2pd"
 
@@ -139,7 +140,7 @@ def _daemon_of(dht_pid: int) -> psutil.Process | None:
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(dht_pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # ended by now
-                if process.name() == _DAEMON:
+                if process.name() == _DAEMON and still_runs(process):
                     return process
     return None
 

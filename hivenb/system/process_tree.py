@@ -20,7 +20,7 @@ def descendants() -> frozenset[psutil.Process]:
     Left out are the helpers of Python's multiprocessing and of torch that belong to this process and end with it.
     """
     found = psutil.Process().children(recursive=True)
-    return frozenset(process for process in found if _runs(process) and not _is_own_helper(process))
+    return frozenset(process for process in found if still_runs(process) and not _is_own_helper(process))
 
 
 def left_running(known: Iterable[psutil.Process], timeout: float) -> frozenset[psutil.Process]:
@@ -34,13 +34,13 @@ def left_running(known: Iterable[psutil.Process], timeout: float) -> frozenset[p
     deadline = time.monotonic() + timeout
     known = frozenset(known)
     while True:
-        left = descendants() | {process for process in known if _runs(process)}
+        left = descendants() | {process for process in known if still_runs(process)}
         if not left or time.monotonic() >= deadline:
             return left
         time.sleep(_POLL_SECONDS)
 
 
-def _runs(process: psutil.Process) -> bool:
+def still_runs(process: psutil.Process) -> bool:
     """Whether it has not ended; if it has, whether its parent has taken notice makes no difference."""
     try:
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
