@@ -46,9 +46,9 @@ _forbidden_in: int | None = None
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Marks tests that use a fixture which starts processes."""
+    """Marks tests that use a fixture which starts processes, and the cells of notebooks, which run in a kernel."""
     for item in items:
-        if isinstance(item, pytest.Function) and not STARTING.isdisjoint(item.fixturenames):
+        if not isinstance(item, pytest.Function) or not STARTING.isdisjoint(item.fixturenames):
             item.add_marker(pytest.mark.process)
 
 
