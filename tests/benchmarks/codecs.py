@@ -266,6 +266,7 @@ def measure(name: str, peers: TwoPeers, side: int, repeat: int) -> Row:
 def run(names: Sequence[str], parameters: int, repeat: int) -> tuple[list[Row], float]:
     """The table, and the bytes that a peer sends in a round besides the tensors, to meet and to agree."""
     torch.set_num_threads(1)
+    torch.manual_seed(1)  # PowerSGD begins with random columns, and hardly ever misses a component by them
     side = math.isqrt(parameters)
     with TwoPeers() as peers:
         _, passed = peers.rounds(GradientAverager, [torch.zeros(1), torch.ones(1)], repeat)
