@@ -85,13 +85,12 @@ def test_an_installed_package_knows_its_version():
 
 
 def test_ci_and_readme_give_the_same_commands():
-    test = 'pip install -e ".[test]" -c binder/constraints.txt'
-    assert test in (ROOT / ".ci" / "run").read_text().replace(" --quiet", "")
-    readme = ROOT / "README.md"
-    if not readme.exists():
-        pytest.skip("there is no README yet")
-    assert f"{test} && pytest" in readme.read_text()
-    assert 'pip install -e ".[demo]" -c binder/constraints.txt && hivenb demo' in readme.read_text()
+    ci, readme = (ROOT / ".ci" / "run").read_text().replace(" --quiet", ""), (ROOT / "README.md").read_text()
+    install = 'pip install -e ".[test]" -c binder/constraints.txt'
+    without, with_processes = 'pytest -m "not process" -n auto', "pytest -m process -n 2 --dist loadfile"
+    assert f"{install}\n{without} && {with_processes}\n" in readme
+    assert all(f"{command}\n" in ci for command in (install, without, with_processes))
+    assert 'pip install -e ".[demo]" -c binder/constraints.txt && hivenb demo' in readme
     assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text()
 
 
