@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import lightning
 
 from hivenb.engine.progress.estimate import seconds_left
-from hivenb.errors import OptionsError, TrainingError
+from hivenb.errors import TrainingError
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import History
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import Followers
+from hivenb.run.arguments import check_arguments
 from hivenb.run.fit import Fit, prepare_fit
 from hivenb.run.recorder import Recorder
 from hivenb.run.run_folder import RunFolder
@@ -42,20 +43,15 @@ class TrainingRun:
     :param swarm: the open swarm to train in
     :param options: the switches of collaborative training
     :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`hivenb.run.trainer.TRAINER_DEFAULTS`
-    :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for
+    :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for; or the model or
+      the swarm is something else
     :raises OptionsError: if ``options`` is something else than :class:`hivenb.Options`
     """
 
     _may_host = True
 
     def __init__(self, model: Any, data: Any, *, swarm: Swarm, options: Options, **trainer_kwargs: Any):
-        if "strategy" in trainer_kwargs:
-            raise TrainingError(
-                f"strategy={trainer_kwargs['strategy']!r} cannot be given to a TrainingRun: it trains with "
-                "HivemindStrategy, set up by options=. Use lightning.Trainer directly for another one"
-            )
-        if not isinstance(options, Options):
-            raise OptionsError(f"options has to be a hivenb.Options, and is {options!r}")
+        check_arguments(model, swarm, options, trainer_kwargs)
         self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
         self.history, self.roster = History(), Roster()
         #: those who train with the options of this run, from when it begins: its local peers
@@ -88,8 +84,9 @@ class TrainingRun:
                 elif self._state is RunState.STOPPING:
                     raise TrainingError("the run is stopping; wait for it with run.wait() and start it again")
                 return
-            callbacks = [self._recorder, Gate(self._stage, self._began, self._step_aside)]
-            fit = prepare_fit(self, str(self._folder.path), callbacks, self._on_epoch, self._options.look)
+            gate = Gate(self._stage, self._began, self._step_aside)
+            folder = str(self._folder.path)
+            fit = prepare_fit(self, folder, self._recorder, gate, self._on_epoch, self._options.look)
             older = claim_place(self)
             adopt(self.swarm, self, self.options.run_id)
             self._fit, self._exception = fit, None
