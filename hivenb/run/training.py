@@ -23,6 +23,7 @@ from hivenb.run.run_options import RunOptions
 from hivenb.run.stage import Gate, Stage
 from hivenb.run.status import RunState, RunStatus, status_of
 from hivenb.run.succession import claim_place, give_way, one_starts
+from hivenb.run.waiting import Goal, wait_with_line
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.roster import Roster
 from hivenb.swarm.swarm import Swarm, adopt
@@ -133,7 +134,8 @@ class TrainingRun:
     def wait(self, epochs: int | None = None, steps: int | None = None, timeout: float | None = None) -> bool:
         """Wait until the run has gone so much further from now, or has ended.
 
-        An interrupt (KeyboardInterrupt) ends the waiting at once; training goes on in the background.
+        An interrupt (KeyboardInterrupt) ends the waiting at once; training goes on in the background. In a notebook and
+        in a terminal, a line tells how far it is.
 
         :param epochs: that many further epochs of the swarm
         :param steps: that many further batches of this peer
@@ -142,21 +144,13 @@ class TrainingRun:
         :raises TrainingError: if the run was not started
         :raises Exception: whatever ended the run, as it was raised in the background thread
         """
-        with self._stage.changed:
-            if self._state is RunState.READY:
-                raise TrainingError("the run was not started; call run.start() first")
-            epoch_goal = self._recorder.epoch + (epochs or 0)
-            step_goal = self._recorder.steps + (steps or 0)
-
-            def reached() -> bool:
-                if epochs is None and steps is None:
-                    return not self._state.is_active
-                return self._recorder.epoch >= epoch_goal and self._recorder.steps >= step_goal
-
-            self._stage.wait_until(lambda: reached() or not self._state.is_active, timeout)
-            if self._exception is not None:
-                raise self._exception
-            return reached()
+        if self._state is RunState.READY:
+            raise TrainingError("the run was not started; call run.start() first")
+        goal = Goal(epochs, steps, self._recorder.epoch, self._recorder.steps)
+        reached = wait_with_line(goal, self._stage, self._recorder, lambda: self.status, timeout)
+        if self._exception is not None:
+            raise self._exception
+        return reached
 
     def wait_for(self, state: RunState, timeout: float | None = None) -> bool:
         """Wait until the run is in a state, or has ended.
