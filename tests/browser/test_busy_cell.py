@@ -1,4 +1,4 @@
-"""A dashboard in JupyterLab while a cell keeps the kernel busy: its buttons act at once, and a line tells how far it is."""
+"""A dashboard in JupyterLab while a cell keeps the kernel busy: buttons act at once, and a line tells how far it is."""
 
 from __future__ import annotations
 
