@@ -53,9 +53,10 @@ class HivemindStrategy(OneDeviceStrategy):
     :param batch_size: samples in each batch of this peer; by default read from each batch
     :param delay_state_averaging: average parameters in the background, while training goes on
     :param delay_optimizer_step: run the optimizer in the background and apply its result in a later step; needs
-      ``offload_optimizer`` and ``delay_state_averaging``
+      ``offload_optimizer`` and ``delay_state_averaging``. By default as ``delay_grad_averaging``
     :param delay_grad_averaging: average gradients in the background; needs ``delay_optimizer_step``
-    :param offload_optimizer: keep the optimizer and its state in host memory, to save memory of the device
+    :param offload_optimizer: keep the optimizer and its state in host memory, to save memory of the device. By default
+      only where ``delay_optimizer_step`` needs it
     :param reuse_grad_buffers: accumulate in the model's own ``.grad``, to save one buffer per parameter. The
       module's ``optimizer_zero_grad`` has no effect meanwhile
     :param scheduler_fn: ``callable(optimizer) -> LRScheduler``. Required instead of a scheduler from
