@@ -19,11 +19,11 @@ from hivenb.view.horizontal_axis import ToAxis, to_axis
 from hivenb.view.panels import Line, Mark, Panel, limits, logarithm, merged, panels, smoothed, with_gaps
 from hivenb.view.ticks import byte_ticks, log_ticks, number_ticks, time_ticks
 
-WIDTH, HEIGHT, DPI = 7.4, 6.4, 150
+WIDTH, HEIGHT, DPI = 7.4, 5.0, 150
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.56, 0.14, 0.36, 0.30  # inches of margin around the axes of a panel
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.56, 0.14, 0.33, 0.26  # inches of margin around the axes of a panel
 _SHORTEST = 10.0  # seconds of time axis before anything has happened
-_HEIGHTS = (0.42, 0.31, 0.27)  # of the rows, as shares of the picture
+_HEIGHTS = (0.40, 0.31, 0.29)  # of the rows, as shares of the picture
 _WIDTHS = {1: (1.0,), 2: (0.57, 0.43), 3: (0.35, 0.35, 0.30)}  # of a row's panels, by their number
 _MOST_MARKS, _MARK_ROWS = 40, 3
 _LEGEND_ROW = 0.17  # inches
@@ -106,7 +106,7 @@ class _PanelDrawing:
         near = 0.01 * (self._end - self._start)
         marks = merged([event for event in events if event.kind in panel.marks], near)[-_MOST_MARKS:]
         if marks:
-            self._high += 0.14 * (self._high - self._low)  # room for the words
+            self._high += 0.22 * (self._high - self._low)  # room for the words
         self._draw_ticks(panel)
         if panel.stacked:
             self._draw_shares(panel.lines)
@@ -185,7 +185,7 @@ class _PanelDrawing:
             labels[:1] = [f"{panel.axis.removesuffix('s')} {label}" for label in labels[:1]]
         for place, label in zip(places, labels, strict=True):
             surface.write(label, self._x(place), axes.bottom - gap, style, across="center", up="top")
-        most = max(2, int(axes.height / surface.inch / 0.34))
+        most = max(2, int(axes.height / surface.inch / 0.28))
         if panel.log:
             places, labels = log_ticks(self._low, self._high, most)
         elif panel.bytes:
