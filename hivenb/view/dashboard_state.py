@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import Snapshot
+from hivenb.run.length import Length, length_of
 from hivenb.run.local_peer_count import LocalCount, local_peer_count
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class OptionsState:
     error: str | None
     locked: str | None
 
+    def asks_for(self, changes: Mapping[str, Any]) -> bool:
+        """Whether these changes were asked for, and are not in force yet."""
+        pending = self.pending
+        return pending is not None and all(getattr(pending, name) == value for name, value in changes.items())
+
     @classmethod
     def of(cls, run: TrainingRun) -> OptionsState:
         """Those of a run at this moment."""
@@ -52,19 +58,27 @@ class OptionsState:
 class DashboardState:
     """All that one frame shows.
 
+    :param name: of the run
     :param status: of the run
+    :param length: how long it has trained, and how far it is
+    :param swarm_is_open: without it, the run cannot be started
     :param snapshot: of its history
     :param members: peers of the run, as last seen
     :param local: how many peers there are on this machine
+    :param local_states: of each of them, by its number
     :param local_ids: which of the members they are: number by id
     :param options: of the run
     :param log: its last lines, newest last
     """
 
+    name: str
     status: RunStatus
+    length: Length
+    swarm_is_open: bool
     snapshot: Snapshot
     members: tuple[Member, ...]
     local: LocalCount
+    local_states: Mapping[int, str]
     local_ids: Mapping[str, int]
     options: OptionsState
     log: tuple[str, ...]
@@ -79,12 +93,17 @@ class DashboardState:
         """The state of this moment, from what the run knows already: waits for neither swarm nor device."""
         # before the history: a change is marked there first, and advice on what it has replaced would be outdated
         options = OptionsState.of(run)
+        status, snapshot, local_peers = run.status, run.history.snapshot(), run.swarm.local_peers
         return cls(
-            run.status,
-            run.history.snapshot(),
-            run.roster.members,
-            local_peer_count(run).now,
-            {peer.peer_id: peer.number for peer in run.swarm.local_peers if peer.peer_id is not None},
-            options,
-            tuple(run.log),
+            name=run.options.run_id,
+            status=status,
+            length=length_of(run.trainer, snapshot, status.state.is_active),
+            swarm_is_open=run.swarm.is_open,
+            snapshot=snapshot,
+            members=run.roster.members,
+            local=local_peer_count(run).now,
+            local_states={peer.number: peer.state for peer in local_peers},
+            local_ids={peer.peer_id: peer.number for peer in local_peers if peer.peer_id is not None},
+            options=options,
+            log=tuple(run.log),
         )

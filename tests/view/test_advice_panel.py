@@ -169,7 +169,7 @@ def test_an_advice_that_is_refused_says_why_and_stays(scene: Any, view: _View, e
     tell(scene.history, 10, size=2)
     eventually(lambda: view.advice_panel.buttons)
     view.advice_panel.buttons["too few peers"].click()
-    eventually(lambda: "only the host of the run can change that" in view.run_panel._trouble.value)
+    eventually(lambda: "only the host of the run can change that" in view.run_panel._message.value)
     assert list(view.advice_panel.buttons) == ["too few peers"]
 
 
