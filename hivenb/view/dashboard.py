@@ -96,7 +96,6 @@ class _View:
     """The widgets of one dashboard, and the threads that keep them up to date."""
 
     def __init__(self, run: TrainingRun, interval: float) -> None:
-        widgets = display.require_ipywidgets()
         self._run = run
         self._drawn: tuple[Any, ...] | None = None
         self._troubles = {"action": "", "draw": ""}
@@ -118,6 +117,12 @@ class _View:
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
         self.chart_panel = ChartPanel(self._handing_in(lambda: None))
+        self._arrange()
+        self._attempt_first_frame()
+        self._refresher.start()
+
+    def _arrange(self) -> None:
+        widgets = display.require_ipywidgets()
         middle = widgets.HBox(
             [self.chart_panel.widget, self.options_panel.widget],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", margin="0", overflow="visible"),
@@ -129,15 +134,13 @@ class _View:
             "Code": self.code_panel.widget,
             "More switches": self.options_panel.rarer,
         }
-        self.tabs = tabs = widgets.Tab(list(panels.values()), layout=widgets.Layout(margin="4px 0 0 0"))
+        self.tabs = widgets.Tab(list(panels.values()), layout=widgets.Layout(margin="4px 0 0 0"))
         for index, title in enumerate(panels):
-            tabs.set_title(index, title)
+            self.tabs.set_title(index, title)
         self.widget = widgets.VBox(
-            [self.run_panel.widget, middle, tabs], layout=widgets.Layout(width="100%", overflow="hidden")
+            [self.run_panel.widget, middle, self.tabs], layout=widgets.Layout(width="100%", overflow="hidden")
         )
         self.widget.add_class("hivenb")
-        self._attempt_first_frame()
-        self._refresher.start()
 
     def close(self) -> None:
         self._is_closed = True
@@ -213,8 +216,8 @@ class _View:
         now = DashboardState.of(self._run)
         trouble = self._troubles["action"]
         trouble = "\n".join(words for words in (trouble, now.options.error) if words)
-        who = (now.members, now.local, now.local_states, now.local_ids, now.swarm_is_open)
-        seen = (now.snapshot.version, now.status, now.length, who, now.options, now.log, trouble, self._remark)
+        who = (now.members, now.local)
+        seen = (now.snapshot.version, now.status, now.standing, who, now.options, now.log, trouble, self._remark)
         if seen != self._drawn:
             self._show(now, trouble)
             self._drawn = seen

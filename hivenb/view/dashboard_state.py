@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -55,31 +55,61 @@ class OptionsState:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What of a run only its header shows.
+
+    :param name: of the run
+    :param length: how long it has trained, and how far it is
+    :param swarm_is_open: otherwise the run cannot be started any more
+    """
+
+    name: str
+    length: Length = field(default_factory=Length)
+    swarm_is_open: bool = True
+
+
+@dataclass(frozen=True)
+class LocalPeersNow:
+    """The peers on this machine.
+
+    :param count: how many there are, and how many there are to be
+    :param states: of each of them, by its number
+    :param ids: which of the members they are: number by id
+    """
+
+    count: LocalCount
+    states: Mapping[int, str] = field(default_factory=dict)
+    ids: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: TrainingRun) -> LocalPeersNow:
+        """Those of a run's swarm at this moment."""
+        peers = run.swarm.local_peers
+        return cls(
+            local_peer_count(run).now,
+            {peer.number: peer.state for peer in peers},
+            {peer.peer_id: peer.number for peer in peers if peer.peer_id is not None},
+        )
+
+
+@dataclass(frozen=True)
 class DashboardState:
     """All that one frame shows.
 
-    :param name: of the run
     :param status: of the run
-    :param length: how long it has trained, and how far it is
-    :param swarm_is_open: without it, the run cannot be started
+    :param standing: of the run
     :param snapshot: of its history
     :param members: peers of the run, as last seen
-    :param local: how many peers there are on this machine
-    :param local_states: of each of them, by its number
-    :param local_ids: which of the members they are: number by id
+    :param local: peers on this machine
     :param options: of the run
     :param log: its last lines, newest last
     """
 
-    name: str
     status: RunStatus
-    length: Length
-    swarm_is_open: bool
+    standing: Standing
     snapshot: Snapshot
     members: tuple[Member, ...]
-    local: LocalCount
-    local_states: Mapping[int, str]
-    local_ids: Mapping[str, int]
+    local: LocalPeersNow
     options: OptionsState
     log: tuple[str, ...]
 
@@ -93,17 +123,14 @@ class DashboardState:
         """The state of this moment, from what the run knows already: waits for neither swarm nor device."""
         # before the history: a change is marked there first, and advice on what it has replaced would be outdated
         options = OptionsState.of(run)
-        status, snapshot, local_peers = run.status, run.history.snapshot(), run.swarm.local_peers
+        status, snapshot = run.status, run.history.snapshot()
+        length = length_of(run.trainer, snapshot, status.state.is_active)
         return cls(
-            name=run.options.run_id,
-            status=status,
-            length=length_of(run.trainer, snapshot, status.state.is_active),
-            swarm_is_open=run.swarm.is_open,
-            snapshot=snapshot,
-            members=run.roster.members,
-            local=local_peer_count(run).now,
-            local_states={peer.number: peer.state for peer in local_peers},
-            local_ids={peer.peer_id: peer.number for peer in local_peers if peer.peer_id is not None},
-            options=options,
-            log=tuple(run.log),
+            status,
+            Standing(run.options.run_id, length, run.swarm.is_open),
+            snapshot,
+            run.roster.members,
+            LocalPeersNow.of(run),
+            options,
+            tuple(run.log),
         )

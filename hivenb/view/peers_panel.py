@@ -66,14 +66,14 @@ class PeersPanel:
 
     def update(self, now: DashboardState) -> None:
         """Show the peers as they are now."""
-        self._table.value = peers_html(now.members, now.local_ids)
+        self._table.value = peers_html(now.members, now.local.ids)
         self._remark.value = local_html(now)
-        self.slider.disabled = self._is_closed or not now.swarm_is_open
-        self._trouble.value = trouble(now.local.error)
-        self._trouble.layout.display = "block" if now.local.error else "none"
-        if self._shown != now.local.wanted:
+        self.slider.disabled = self._is_closed or not now.standing.swarm_is_open
+        self._trouble.value = trouble(now.local.count.error)
+        self._trouble.layout.display = "block" if now.local.count.error else "none"
+        if self._shown != now.local.count.wanted:
             # Noted first, so that the observer can tell this write from a person's.
-            self._shown = now.local.wanted
+            self._shown = now.local.count.wanted
             self.slider.max = max(self.slider.max, self._shown)
             self.slider.value = self._shown
 
@@ -110,7 +110,7 @@ def peers_html(members: Sequence[Member], local_ids: Mapping[str, int] | None = 
 
 def local_html(now: DashboardState) -> str:
     """What happens to the peers on this machine, in a sentence: each stage until the last of them trains."""
-    local = now.local
+    local = now.local.count
     if local.wanted < local.there:
         return note(f"removing {words.counted(local.there - local.wanted, 'peer')} \N{HORIZONTAL ELLIPSIS}")
     if local.wanted > local.there:
@@ -120,12 +120,12 @@ def local_html(now: DashboardState) -> str:
         return ""
     if not now.status.state.is_active:
         return note("ready; training begins with the run")
-    reported = {now.local_ids.get(member.peer.peer_id) for member in now.members}
-    silent = [number for number, state in now.local_states.items() if state in _HERE and number not in reported]
+    reported = {now.local.ids.get(member.peer.peer_id) for member in now.members}
+    silent = [number for number, state in now.local.states.items() if state in _HERE and number not in reported]
     if not silent:
         return ""
     who = f"local {', '.join(map(str, silent))}"
-    if now.local_states[silent[0]] == "ready":
+    if now.local.states[silent[0]] == "ready":
         return note(f"{who}: in the swarm, and waits until the run trains \N{HORIZONTAL ELLIPSIS}")
     return note(f"{who}: in the swarm; downloads the parameters and makes its first batch \N{HORIZONTAL ELLIPSIS}")
 

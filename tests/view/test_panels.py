@@ -11,10 +11,9 @@ import pytest
 from hivenb.figures.predicted_traffic import tensor_shapes
 from hivenb.options import FIELDS, Options
 from hivenb.options.gradient_averager_choice import PowerSGD
-from hivenb.run.length import Length
 from hivenb.run.local_peer_count import LocalCount
 from hivenb.run.status import RunState
-from hivenb.view.dashboard_state import DashboardState
+from hivenb.view.dashboard_state import DashboardState, LocalPeersNow, Standing
 from hivenb.view.log_panel import CodePanel, LogPanel, log_html
 from hivenb.view.options_panel import SHOWN, OptionsPanel, together, waiting
 from hivenb.view.peers_panel import MAX_ROWS, PeersPanel, local_html, peers_html
@@ -35,13 +34,13 @@ def run_panel(invite: str = "hivenb://invite", pressed: list[str] | None = None)
 
 
 def test_the_status_says_every_number_with_its_unit(status: Any) -> None:
-    text = words_of(status_html(status, "digits", Length()))
+    text = words_of(status_html(status, Standing("digits")))
     assert text == ("ready to start digits epoch 14 3 peers 412 samples/s loss 0.412 1,310 / 2,048 samples, 3 s left")
 
 
 @pytest.mark.parametrize("samples", [0, 5000])
 def test_the_bar_stays_in_its_frame(status: Any, samples: int) -> None:
-    html = status_html(replace(status, samples=samples), "digits", Length())
+    html = status_html(replace(status, samples=samples), Standing("digits"))
     assert f'aria-valuenow="{100 if samples else 0}"' in html
 
 
@@ -127,16 +126,16 @@ def test_the_slider_asks_for_peers_and_follows_what_code_does(scene: Any) -> Non
     panel.update(now)
     panel.slider.value = 3
     assert asked == [3]
-    panel.update(replace(now, local=LocalCount(there=1, wanted=3)))
+    panel.update(replace(now, local=LocalPeersNow(LocalCount(there=1, wanted=3))))
     assert (panel.slider.value, asked) == (3, [3])
     assert words_of(panel._remark.value).startswith("peer 2 of 3: its process starts")
-    panel.update(replace(now, local=LocalCount(there=3, wanted=3)))
+    panel.update(replace(now, local=LocalPeersNow(LocalCount(there=3, wanted=3))))
     assert words_of(panel._remark.value) == "ready; training begins with the run"
-    panel.update(replace(now, local=LocalCount(there=12, wanted=12)))
+    panel.update(replace(now, local=LocalPeersNow(LocalCount(there=12, wanted=12))))
     assert (panel.slider.value, panel.slider.max, asked) == (12, 12, [3]), "what code added is shown, not asked for"
-    panel.update(replace(now, local=LocalCount(there=12, wanted=2)))
+    panel.update(replace(now, local=LocalPeersNow(LocalCount(there=12, wanted=2))))
     assert words_of(panel._remark.value) == "removing 10 peers …"
-    panel.update(replace(now, local=LocalCount(there=0, wanted=0, error="LocalPeerError: <no> room")))
+    panel.update(replace(now, local=LocalPeersNow(LocalCount(there=0, wanted=0, error="LocalPeerError: <no> room"))))
     assert (panel.slider.value, asked) == (0, [3])
     assert "&lt;no&gt; room" in panel._trouble.value
     panel.update(now)
@@ -145,14 +144,16 @@ def test_the_slider_asks_for_peers_and_follows_what_code_does(scene: Any) -> Non
 
 def test_each_stage_of_a_peer_on_this_machine_is_said_until_it_trains(scene: Any, members: Any) -> None:
     now = DashboardState.of(scene)
-    now = replace(now, status=replace(now.status, state=RunState.TRAINING), local=LocalCount(there=1, wanted=1))
-    ids = {members[1].peer.peer_id: 4}
-    waits = local_html(replace(now, local_states={4: "ready"}, local_ids=ids))
-    assert words_of(waits).startswith("local 4: in the swarm, and waits")
-    joins = local_html(replace(now, local_states={4: "training"}, local_ids=ids))
-    assert words_of(joins).startswith("local 4: in the swarm; downloads the parameters")
-    assert local_html(replace(now, local_states={4: "training"}, local_ids=ids, members=members)) == ""
-    assert local_html(replace(now, local_states={3: "failed", 4: "training"}, local_ids=ids, members=members)) == ""
+    now = replace(now, status=replace(now.status, state=RunState.TRAINING))
+
+    def said(states: dict[int, str], **what: Any) -> str:
+        local = LocalPeersNow(LocalCount(there=1, wanted=1), states, {members[1].peer.peer_id: 4})
+        return words_of(local_html(replace(now, local=local, **what)))
+
+    assert said({4: "ready"}).startswith("local 4: in the swarm, and waits")
+    assert said({4: "training"}).startswith("local 4: in the swarm; downloads the parameters")
+    assert said({4: "training"}, members=members) == ""
+    assert said({3: "failed", 4: "training"}, members=members) == ""
 
 
 def test_the_log_is_escaped_and_bounded(scene: Any) -> None:
