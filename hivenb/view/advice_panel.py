@@ -47,19 +47,22 @@ class AdvicePanel:
 
     def update(self, now: DashboardState) -> None:
         """Show the advice as it is now."""
+        if now.advice != self._shown:
+            self._show(now.advice)
         for rule, button in self.buttons.items():
+            # it goes only when its change is in force; until then, that it was pressed is to be seen
             is_asked_for = now.options.asks_for(self._rows[rule].changes)
             button.disabled, button.description = is_asked_for, "Asked for" if is_asked_for else "Apply"
-        if now.advice == self._shown:
-            return
-        for advice in now.advice:
+
+    def _show(self, found: tuple[Advice, ...]) -> None:
+        for advice in found:
             if advice.rule not in self._rows:
                 self._rows[advice.rule] = _Row(self._apply)
             self._rows[advice.rule].show(advice)
-        rules = [advice.rule for advice in now.advice]
+        rules = [advice.rule for advice in found]
         if rules != [advice.rule for advice in self._shown]:
             self.widget.children = [self._rows[rule].widget for rule in rules] or [self._nothing]
-        self._shown = now.advice
+        self._shown = found
 
     def close(self) -> None:
         """Grey the buttons out."""

@@ -199,7 +199,7 @@ class _View:
         def change() -> None:
             self._run.apply(wait=False, **changes)
             self._troubles["action"] = ""
-            self._remark = f"Applied the advice: {in_words(changes)}."
+            self._remark = f"As advised: {in_words(changes)}."
 
         if not self._is_closed:
             self._refresher.submit(change)

@@ -56,7 +56,7 @@ def test_a_message_has_its_line_for_good_and_unfolds(scene: Any, panel: RunPanel
     panel.update(now, "")
     layout = panel._message.layout
     assert (layout.min_height, panel._message.value) == ("24px", "")
-    panel.update(now, "", "Applied the advice: matchmaking time 10 seconds.")
+    panel.update(now, "", "As advised: matchmaking time 10 seconds.")
     assert "wrong" not in panel._message.value
     panel.update(now, "an error\nof two lines", "a remark")
     html = panel._message.value
