@@ -43,7 +43,8 @@ class Scene:
         self.status = STATUS
         self.options = Options(target_batch_size=2048)
         self.log: tuple[str, ...] = ()
-        self.swarm = SimpleNamespace(invite="hivenb://invite", local_peers=(), onlookers=Onlookers())
+        self.swarm = SimpleNamespace(invite="hivenb://invite", local_peers=(), is_open=True, onlookers=Onlookers())
+        self.trainer: Any = None
         self.local_peers: tuple[Any, ...] = ()
         self.roster = SimpleNamespace(members=())
         self.calls: list[tuple[str, str]] = []
