@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hivenb.engine.averagers.torch_optimizer_state import lay_out_like_parameters
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.tracker import ProgressTracker
 
@@ -112,6 +113,7 @@ def rehome(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]
                 state = optimizer.state.pop(old)
                 optimizer.state[new] = {name: _moved(value, old, new, on_device) for name, value in state.items()}
         own["params"] = new_parameters
+    lay_out_like_parameters(optimizer)
     return optimizer
 
 
