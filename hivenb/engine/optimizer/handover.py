@@ -89,7 +89,7 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
     if successor.grad_averager is not None and handover.gradients is not None:
         successor.grad_averager.set_mean_gradients(handover.gradients, handover.samples)
     if handover.has_begun:
-        successor.begin()
+        successor.take_part()
     return successor
 
 
