@@ -108,6 +108,8 @@ def status_html(status: RunStatus) -> str:
         figures.append(_speed(status.samples_per_second, "samples/s here"))
     if status.loss is not None:
         figures.append(f"loss <b>{safe(words.value(status.loss))}</b>")
+    if status.left_out:
+        figures.append(f"<b>{words.counted(status.left_out, 'batch')}</b> left out")
     spans = "".join(f'<span class="unit">{figure}</span>' for figure in figures if figure)
     dot = f'<span class="dot" style="background: {theme.STATES.get(state, theme.GREY)}"></span>'
     return (

@@ -20,6 +20,7 @@ from hivenb.engine.optimizer.checkpoint import optimizer_state, restore_optimize
 from hivenb.engine.optimizer.deadlines import GONE_WITHIN, default_next_chunk_timeout
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
+from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches
 from hivenb.engine.optimizer.step_clock import StepClock
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.engine.rounds.round import Round
@@ -27,7 +28,7 @@ from hivenb.engine.rounds.round import Round
 logger = get_logger(__name__)
 
 
-class Optimizer(hivemind.Optimizer):
+class Optimizer(LeavesOutBatches, hivemind.Optimizer):
     """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
 
     Takes the parameters of ``hivemind.Optimizer``
