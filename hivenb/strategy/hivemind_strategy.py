@@ -292,6 +292,7 @@ class HivemindStrategy(OneDeviceStrategy):
         super().on_validation_start()
         if self._optimizer is not None and self._optimizer.is_alive():
             with torch.inference_mode(False), torch.no_grad():
+                self._optimizer.catch_up()  # before training there is Lightning's check
                 self._optimizer.finish_delayed_updates()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
