@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from functools import partial
 from typing import Any
 
 import pytest
@@ -168,10 +167,6 @@ class TwoOptimizers(TinyModel):
         return [torch.optim.SGD(half, lr=0.1) for half in halves]
 
 
-def exponential(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-
-
 class PlateauModel(TinyModel):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -183,14 +178,9 @@ class PlateauModel(TinyModel):
     ("model", "keywords", "message"),
     [
         (TwoOptimizers, {}, "gave 2 optimizers"),
-        (
-            partial(TinyModel, scheduler=exponential),
-            {"offload_optimizer": True},
-            r"HivemindStrategy\(scheduler_fn=\.\.\.\)",
-        ),
         (PlateauModel, {}, "ReduceLROnPlateau"),
     ],
-    ids=["two optimizers", "scheduler of an offloaded optimizer", "plateau"],
+    ids=["two optimizers", "plateau"],
 )
 def test_a_model_that_cannot_be_trained_with_is_refused(model: Any, keywords: dict[str, Any], message: str) -> None:
     strategy = HivemindStrategy(8, **LOOPBACK, **keywords)
