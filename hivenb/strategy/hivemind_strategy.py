@@ -32,6 +32,7 @@ from hivenb.strategy.one_device import OneDeviceStrategy
 from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
 from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler
 from hivenb.strategy.samples_in_batch import SampleCount
+from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_trainer
 from hivenb.strategy.trainer_registry import make_known
 from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
@@ -204,7 +205,6 @@ class HivemindStrategy(OneDeviceStrategy):
     def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
         """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
         self.optimizers = [optimizer]
-        optimizer.optimizer = optimizer.opt  # by this, LearningRateMonitor sees that it is the schedulers'
         self.lr_scheduler_configs = shown_to_lightning(optimizer.state_averager.scheduler, self._configured_schedulers)
         if self.options.reuse_grad_buffers:
             hooks.disable_zero_grad()
@@ -254,7 +254,7 @@ class HivemindStrategy(OneDeviceStrategy):
         return self._make_optimizer(**kwargs)
 
     def _make_optimizer(self, **kwargs: Any) -> Optimizer:
-        return Optimizer(dht=self.dht, on_epoch=self._epoch_ended, **{**kwargs, **self._optimizer_only_kwargs})
+        return SteeredOptimizer(dht=self.dht, on_epoch=self._epoch_ended, **{**kwargs, **self._optimizer_only_kwargs})
 
     def _epoch_ended(self, report: EpochReport) -> None:
         self.last_epoch_report = report

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tiny import LOOPBACK, TinyModel, loader, trainer
 
 import hivenb
+from hivenb.errors import SwarmError
 from hivenb.strategy import DEFAULT_HOST_MADDRS, HivemindStrategy
 
 PEER = "/ip4/127.0.0.1/tcp/31337/p2p/12D3KooWNTpTGNxFtZXDLUk9SpcvF6Qv1bfSVFnZfAhkuBbHbRBq"
@@ -152,6 +153,14 @@ class TestBorrowedDht:
     def test_needs_no_peers_from_the_environment(self, swarm: hivenb.Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("INITIAL_PEERS", "rubbish")
         assert HivemindStrategy(8, dht=swarm.dht).dht is swarm.dht
+
+
+@pytest.mark.process
+def test_peers_that_are_gone_are_said_to_be_as_when_joining() -> None:
+    strategy = HivemindStrategy(8, initial_peers=PEER, **LOOPBACK)
+    with pytest.raises(SwarmError, match=r"none of the peers answers: .*31337.*Is the swarm still open there"):
+        trainer(strategy, max_epochs=1).fit(TinyModel(), loader())
+    assert strategy._dht is None
 
 
 def test_two_devices_are_refused() -> None:

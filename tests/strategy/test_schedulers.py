@@ -238,6 +238,32 @@ class TestFromTheModel:
         assert plain.optimizers[0].param_groups[0]["lr"] == 0.5**8
 
 
+class WarmUp(TinyModel):
+    """As Lightning's documentation does it: without a scheduler."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
+        optimizer.step(closure=closure)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + self.trainer.global_step)
+            group.update(momentum=0.5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rate_that_a_hook_sets_counts(swarm: hivenb.Swarm, mode: str) -> None:
+    model, plain = WarmUp(momentum=0.9), WarmUp(momentum=0.9)
+    chosen = strategy(swarm, **MODES[mode])
+    trainer(chosen, max_epochs=2).fit(model, loader(64, 16))
+    Trainer(**QUIET, max_epochs=2).fit(plain, loader(64, 16))
+    assert chosen.optimizer is not None
+    (group,) = chosen.optimizer.opt.param_groups
+    assert (group["lr"], group["momentum"]) == (0.1 / 9, 0.5)
+    (shown,) = chosen.optimizer.param_groups
+    assert [id(one) for one in shown["params"]] == [id(one) for one in model.parameters()]
+    if mode != "all delays":
+        for one, other in zip(parameters(model), parameters(plain), strict=True):
+            torch.testing.assert_close(one, other)
+
+
 class Switch(Callback):
     """Moves the optimizer into host memory and back in the middle of a training."""
 
