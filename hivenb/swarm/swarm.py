@@ -14,10 +14,12 @@ from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
 from hivenb.errors import SwarmError
+from hivenb.options.spelling import did_you_mean
 from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peers import LocalPeers
 from hivenb.swarm.invite import encode_invite, read_addresses
+from hivenb.swarm.onlookers import Onlookers
 from hivenb.swarm.starting import start_dht
 from hivenb.system.environment import require_linux
 from hivenb.system.logs import collect_logs
@@ -154,7 +156,7 @@ class Swarm:
         self._local_peers: LocalPeers | None = None
         self._dht: DHT | None = None
         self._last_run_id = "lightning_run"
-        self.logs = collect_logs()
+        self.logs, self.onlookers = collect_logs(), Onlookers()
         dht = start_dht(settings.dht_kwargs())
         self.peer_id = dht.peer_id.to_base58()
         self._dht = dht
@@ -221,14 +223,15 @@ class Swarm:
             local_peers = self._local_peers = self._local_peers or LocalPeers()
         return local_peers.add(count, run, addresses)  # without the lock: it takes its time, and close() may end it
 
-    def remove_local_peers(self, count: int | None = None) -> None:
+    def remove_local_peers(self, count: int | None = None, run: FollowedRun | None = None) -> None:
         """Let peers on this machine leave, the newest first.
 
         :param count: how many; by default all that have been added
+        :param run: of this run alone
         :raises LocalPeerError: if that is no number of peers
         """
         if self._local_peers is not None:
-            self._local_peers.remove(count)
+            self._local_peers.remove(count, None if run is None else run.followers)
 
     @property
     def local_peers(self) -> tuple[LocalPeer, ...]:
@@ -255,6 +258,7 @@ class Swarm:
         with self._registry_lock:
             if self._open.get(self.name) is self:
                 del self._open[self.name]
+        self.onlookers.close()
 
     def __enter__(self) -> Swarm:
         return self
@@ -300,7 +304,10 @@ def _read_settings(settings: dict[str, Any]) -> _Settings:
     given = dict(settings)
     names = [f.name for f in fields(_Settings)]
     if unknown := sorted(set(given) - set(names)):
-        raise TypeError(f"Swarm has no setting {', '.join(unknown)}; there are name, {', '.join(names)}")
+        raise TypeError(
+            f"Swarm has no setting {', '.join(unknown)}. {did_you_mean(unknown, names)}There are name, "
+            f"{', '.join(names)}"
+        )
     for name in ("host_maddrs", "announce_maddrs"):
         value = given.get(name) or ()
         given[name] = (value,) if isinstance(value, str) else tuple(value)
@@ -312,6 +319,7 @@ def _read_settings(settings: dict[str, Any]) -> _Settings:
 
 def _close_all() -> None:
     for swarm in list(Swarm._open.values()):
+        swarm.onlookers.forget()
         swarm.close()
 
 
