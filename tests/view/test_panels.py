@@ -176,10 +176,10 @@ def test_the_code_is_that_of_the_options(scene: Any) -> None:
 
 def test_what_is_on_as_needed_is_shown_as_it_is(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert panel.controls["offload_optimizer"].value is False
     scene.options = scene.options.replace(delay_state_averaging=True, delay_optimizer_step=True)
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert panel.controls["offload_optimizer"].value is True
 
 
