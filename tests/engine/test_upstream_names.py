@@ -24,6 +24,7 @@ OTHERS = {
     "_device": torch.amp.GradScaler("cpu"),
     "_version": torch.zeros(1),
     "_foreach_norm": torch,
+    **dict.fromkeys(("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), torch.optim.SGD([torch.zeros(1)])),
 }
 
 _REFERENCE = re.compile(r"(the method of )?`*hivemind/([\w/]+\.py)(?:`*:([\w.]*\w))?")
