@@ -118,7 +118,7 @@ class OptionsPanel:
             rows.append(self._traffic)
         width = _WIDTHS.get(group, _WIDTH)
         return widgets.VBox(
-            rows, layout=widgets.Layout(flex=f"1 1 {width}", min_width="0", margin="0 12px 0 0", overflow="visible")
+            rows, layout=widgets.Layout(flex=f"1 1 {width}", min_width="0", margin="0 6px 0 0", overflow="visible")
         )
 
     def _row(self, name: str) -> Any:
