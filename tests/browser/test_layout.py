@@ -32,7 +32,10 @@ SCROLLBARS = """root => [...root.querySelectorAll('*')].filter(e => e.offsetPare
 #: Fields of text that do not show all of it, or are narrower than six digits.
 NARROW = """root => {
     const pen = document.createElement('canvas').getContext('2d');
-    const room = e => { pen.font = getComputedStyle(e).font; return pen.measureText(e.value || e.placeholder).width + 16 };
+    const room = e => {
+        pen.font = getComputedStyle(e).font;
+        return pen.measureText(e.value || e.placeholder).width + 16;
+    };
     return [...root.querySelectorAll('input[type=text]')].filter(e => e.offsetParent && !e.readOnly)
         .filter(e => room(e) > e.clientWidth || e.clientWidth < 70)
         .map(e => (e.value || e.placeholder) + ': ' + e.clientWidth);
