@@ -74,6 +74,15 @@ def draw(
         top = bottom
 
 
+def draw_panel(surface: DrawingSurface, colors: theme.Theme, place: Box, panel: Panel, end: float) -> None:
+    """Draw one panel whose lines are given by their places on its axis, without marks.
+
+    :param place: where on the surface
+    :param end: where the axis ends, at least
+    """
+    _PanelDrawing(surface, colors, place, lambda places: places, end).draw(panel, ())
+
+
 class _PanelDrawing:
     """One panel in its place on the surface."""
 
