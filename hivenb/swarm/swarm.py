@@ -229,14 +229,15 @@ class Swarm:
             local_peers = self._local_peers = self._local_peers or LocalPeers()
         return local_peers.add(count, run, addresses)  # without the lock: it takes its time, and close() may end it
 
-    def remove_local_peers(self, count: int | None = None) -> None:
+    def remove_local_peers(self, count: int | None = None, run: FollowedRun | None = None) -> None:
         """Let peers on this machine leave, the newest first.
 
         :param count: how many; by default all that have been added
+        :param run: of this run alone
         :raises LocalPeerError: if that is no number of peers
         """
         if self._local_peers is not None:
-            self._local_peers.remove(count)
+            self._local_peers.remove(count, None if run is None else run.followers)
 
     @property
     def local_peers(self) -> tuple[LocalPeer, ...]:
