@@ -9,9 +9,10 @@ import numpy as np
 from hivenb.figures.history import Snapshot
 from hivenb.run.comparison import Comparison, Outcome, Unfinished
 from hivenb.view import theme
-from hivenb.view.charts import draw_panel
+from hivenb.view.chart_choice import ChartChoice, as_chosen
 from hivenb.view.drawing_surface import Box, DrawingSurface, TextStyle
 from hivenb.view.horizontal_axis import to_axis
+from hivenb.view.panel_drawing import PanelDrawing
 from hivenb.view.panels import Line, Panel, Points
 
 #: Of the options in the order in which they were given, in the table and in the picture; every other line is dashed.
@@ -20,6 +21,7 @@ COLORS = (theme.BLUE, theme.VERMILLION, theme.GREEN, theme.ORANGE, theme.PURPLE,
 _WIDTH, _ROW, _DPI = 9.0, 2.5, 130  # inches, pixels an inch
 _LEGEND_ROW, _SAMPLE, _MARGIN = 0.26, 0.30, 0.14  # inches
 _TEXT = 9.0  # points
+_CHOICE = ChartChoice(smoothing="strong")  # several curves in one panel: nobody can tell zigzags apart
 _TITLES = {"loss": "Training loss, smoothed", "val_loss": "Validation loss"}
 
 
@@ -51,7 +53,8 @@ def picture(comparison: Comparison) -> bytes | None:
             place = Box(column * middle, high - _ROW * surface.inch, (column + 1) * middle, high)
             panel = Panel(_TITLES[name], _lines(entries, name, axis), axis=axis)
             end = max(float(line.points.times[-1]) for line in panel.lines)
-            draw_panel(surface, theme.LIGHT, place, panel, end)
+            drawing = PanelDrawing(surface, theme.LIGHT, place, lambda places: places, end)
+            drawing.draw(as_chosen(panel, _CHOICE, np.array([])), ())
     return surface.png()
 
 
