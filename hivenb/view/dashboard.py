@@ -116,7 +116,7 @@ class _View:
         self.peers_panel = PeersPanel(self._ask_for_local_peers)
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
-        self.chart_panel = ChartPanel(self._handing_in(lambda: None))
+        self.chart_panel = ChartPanel(self._handing_in(lambda: self.chart_panel.refresh()))
         middle = widgets.HBox(
             [self.chart_panel.widget, self.options_panel.widget],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", margin="8px 0 4px 0"),

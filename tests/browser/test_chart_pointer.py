@@ -1,0 +1,223 @@
+"""A pointer over the charts in JupyterLab: values under it, a window by wheel and drag, the legend, files to save."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+
+from .conftest import wait_for
+from .test_live_control import DASHBOARD, notebook
+from .test_quickstart import keep_screenshot, run_all
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+#: Five minutes of a run, written by hand into its history, so that every value is known.
+CELLS = (
+    """
+import math, random
+import hivenb
+from hivenb import tasks
+task = tasks.digits()
+swarm = hivenb.Swarm()
+run = hivenb.TrainingRun(task.model, (task.train, task.validation), swarm=swarm, options=hivenb.Options())
+random.seed(0)
+record, mark = run.history.record, run.history.mark
+mark("run", "started", time=1000.0)
+for second in range(301):
+    now, epoch = 1000.0 + second, second // 10
+    noise = 0.25 * random.random() * math.exp(-second / 200)
+    record("loss", 2.3 * math.exp(-second / 90) + noise, epoch=epoch, samples=64 * second, time=now)
+    record("peers", 1 + (second > 60) + (second > 200), epoch=epoch, time=now)
+    record("samples_per_second", 130 + second % 7, epoch=epoch, time=now)
+    record("swarm_samples_per_second", 400 + second % 9, epoch=epoch, time=now)
+    record("memory", 5e8 + 1e6 * second, epoch=epoch, time=now)
+    record("bytes_sent", 1.2e6 * epoch, epoch=epoch, time=now)
+    record("bytes_received", 0.9e6 * epoch, epoch=epoch, time=now)
+    if second and second % 10 == 0:
+        record("stalled_seconds", 2.0, epoch=epoch, time=now)
+        record("waiting_seconds", 0.5 * (second == 150), epoch=epoch, time=now)
+    if second and second % 50 == 0:
+        record("val_loss", round(2.5 * math.exp(-second / 90), 3), epoch=epoch, time=now)
+        record("val_acc", 1 - 0.8 * math.exp(-second / 90), epoch=epoch, time=now)
+mark("option", "gradients: float16 instead of none, and the target batch size: 512 instead of 2048", time=1120.0)
+mark("peer", "peer QmXyz joined", time=1061.0)
+dashboard = hivenb.Dashboard(run)
+dashboard
+""",
+)
+
+
+class Charts:
+    """The picture in the page, and what it says of itself."""
+
+    def __init__(self, page: Any):
+        self.page = page
+        self.root = page.locator(f"{DASHBOARD} .hivenb-picture").first
+        self.image = self.root.locator("img.hivenb-charts")
+        self.tip = self.root.locator(".hivenb-tip")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        written = self.root.locator(".hivenb-under-pointer")
+        return json.loads(written.text_content()) if written.count() else {"panels": []}
+
+    def panel(self, title: str) -> dict[str, Any]:
+        return next(panel for panel in self.facts["panels"] if panel["title"] == title)
+
+    def line(self, title: str, word: str) -> dict[str, Any]:
+        return next(line for line in self.panel(title)["lines"] if line["word"] == word)
+
+    def across(self, title: str) -> tuple[float, float]:
+        start, end = self.panel(title)["across"]
+        return start, end
+
+    def at(self, title: str, seconds: float, up: float = 0.5) -> tuple[float, float]:
+        """Where in the page a panel shows a moment."""
+        panel, box = self.panel(title), self.image.bounding_box()
+        (left, top, right, bottom), (start, end) = panel["box"], panel["across"]
+        across = left + (seconds - start) / (end - start) * (right - left)
+        return box["x"] + across * box["width"], box["y"] + (bottom - up * (bottom - top)) * box["height"]
+
+    def middle(self, share: list[float]) -> tuple[float, float]:
+        box, (left, top, right, bottom) = self.image.bounding_box(), share
+        return box["x"] + (left + right) / 2 * box["width"], box["y"] + (top + bottom) / 2 * box["height"]
+
+    def source(self) -> str:
+        return self.image.get_attribute("src")
+
+    def hover(self, title: str, seconds: float, up: float = 0.5) -> str:
+        self.page.mouse.move(*self.at(title, seconds, up), steps=3)
+        self.tip.wait_for(timeout=5_000)
+        return self.tip.inner_text()
+
+    def wait(self, condition: Any, failure: str) -> None:
+        wait_for(condition, 30, failure)
+
+
+@pytest.fixture
+def charts(lab, page):
+    page.goto(lab.open(notebook(lab.folder, "pointer.ipynb", CELLS)))
+    run_all(page)
+    shown = Charts(page)
+    shown.image.wait_for(timeout=90_000)
+    shown.wait(lambda: "training" in (shown.image.get_attribute("alt") or ""), "the layer does not come")
+    shown.image.scroll_into_view_if_needed()
+    return shown
+
+
+def test_it_answers_a_pointer(charts: Charts) -> None:
+    page = charts.page
+
+    # values, and the whole text of a mark
+    told = charts.hover("Loss", 100.0)
+    line = charts.line("Loss", "training")
+    value = line["y"][min(range(len(line["x"])), key=lambda i: abs(line["x"][i] - 100.0))]
+    assert "1 min 4" in told
+    assert f"training\n{value:.3f}" in told
+    assert "validation\n0.823" in told
+    assert "smoothed" in told
+    keep_screenshot(page, "pointer-1-hover")
+    assert "computing\n80.0 %" in charts.hover("Time", 105.0)
+    assert "Memory\n600 MB" in charts.hover("Memory", 100.0)
+    told = charts.hover("Loss", 120.0)
+    assert "gradients: float16 instead of none, and the target batch size: 512 instead of 2048" in told
+    keep_screenshot(page, "pointer-2-mark")
+    page.mouse.move(5, 5)
+    charts.tip.wait_for(state="hidden", timeout=5_000)
+
+    # a wheel goes into time, a double click comes back
+    before, first = charts.across("Loss"), charts.source()
+    page.mouse.move(*charts.at("Loss", 100.0))
+    for _ in range(4):
+        page.mouse.wheel(0, -120)
+    charts.wait(lambda: charts.across("Loss") != before and charts.source() != first, "the wheel does nothing")
+    start, end = charts.across("Peers")
+    assert 0 < start < 100 < end < 250, "around the pointer, in all charts of time"
+    assert (start, end) == charts.across("Loss")
+    assert "from " in charts.image.get_attribute("alt")
+    keep_screenshot(page, "pointer-3-wheel")
+    page.mouse.dblclick(*charts.at("Loss", (start + end) / 2))
+    charts.wait(lambda: charts.across("Loss") == before, "a double click does not come back")
+
+    # a drag takes what lies between
+    page.mouse.move(*charts.at("Samples/s", 150.0))
+    page.mouse.down()
+    page.mouse.move(*charts.at("Samples/s", 200.0), steps=5)
+    keep_screenshot(page, "pointer-4-drag")
+    page.mouse.up()
+    charts.wait(lambda: charts.across("Loss") != before, "a drag does nothing")
+    assert charts.across("Loss") == pytest.approx((150.0, 200.0), abs=2.0)
+    assert "2 min 55" in charts.hover("Loss", 175.2), "and a pointer is right there, too"
+    keep_screenshot(page, "pointer-5-zoomed")
+
+    # what is shown, as a table
+    with page.expect_download() as saving:
+        page.get_by_role("button", name="CSV").click()
+    assert saving.value.suggested_filename == "hivenb-charts.csv"
+    rows = list(csv.DictReader(io.StringIO(saving.value.path().read_text())))
+    start, end = charts.across("Loss")
+    assert all(start <= float(row["seconds"]) <= end for row in rows)
+    peers = [float(row["value"]) for row in rows if row["chart"] == "Peers"]
+    assert set(peers) == {2.0}
+    assert 48 <= len(peers) <= 52
+    with page.expect_download() as saving:
+        page.get_by_role("button", name="PNG").click()
+    assert saving.value.path().read_bytes().startswith(b"\x89PNG")
+
+    charts.root.get_by_role("button", name="show all").click()
+    charts.wait(lambda: charts.across("Loss") == before, "the button does not come back")
+
+    # a series is switched off at the legend, and on again
+    page.mouse.click(*charts.middle(charts.line("Loss", "validation")["legend"]))
+    charts.wait(lambda: charts.line("Loss", "validation")["hidden"], "it is not switched off")
+    assert "validation" not in charts.hover("Loss", 100.0)
+    assert "validation" not in charts.image.get_attribute("alt").split("Validation accuracy")[0]
+    keep_screenshot(page, "pointer-6-switched-off")
+    page.mouse.click(*charts.middle(charts.line("Loss", "validation")["legend"]))
+    charts.wait(lambda: not charts.line("Loss", "validation")["hidden"], "it is not switched on")
+
+    # the smoothing is chosen
+    assert charts.line("Loss", "training")["trend"]
+    page.locator(DASHBOARD).first.get_by_label("smoothing").select_option("none")
+    charts.wait(lambda: charts.line("Loss", "training")["trend"] is None, "it is still smoothed")
+    assert "smoothed" not in charts.hover("Loss", 100.0)
+
+
+def test_a_page_that_is_scrolled_does_not_stop_at_the_charts(charts: Charts) -> None:
+    page, before = charts.page, charts.across("Loss")
+    page.set_viewport_size({"width": 1000, "height": 500})
+    scrolled = page.locator(".jp-WindowedPanel-outer").first
+    scrolled.evaluate("panel => { panel.scrollTop = 0; }")
+    x = charts.at("Loss", 100.0)[0]
+    page.mouse.move(x, 300)
+    at = scrolled.evaluate("panel => panel.scrollTop")
+    for _ in range(8):
+        page.mouse.wheel(0, 100)
+        page.wait_for_timeout(60)
+    assert scrolled.evaluate("panel => panel.scrollTop") > at + 300
+    assert charts.across("Loss") == before
+
+
+def test_in_the_dark_and_narrow(charts: Charts) -> None:
+    page = charts.page
+    page.set_viewport_size({"width": 1000, "height": 900})
+    page.get_by_role("menuitem", name="Settings", exact=True).first.click()
+    page.get_by_text("Theme", exact=True).first.click()
+    page.get_by_text("JupyterLab Dark", exact=True).first.click()
+    page.locator("body[data-jp-theme-light='false']").wait_for(state="attached", timeout=20_000)
+    charts.image.scroll_into_view_if_needed()
+    assert "training" in charts.hover("Loss", 120.0)
+    keep_screenshot(page, "pointer-7-dark-narrow")
+    for title in ("Loss", "Memory"):
+        charts.hover(title, 295.0)
+        tip, image = charts.tip.bounding_box(), charts.image.bounding_box()
+        assert tip["x"] >= image["x"]
+        assert tip["x"] + tip["width"] <= image["x"] + image["width"] + 1
+    page.mouse.move(*charts.at("Peers", 50.0))
+    page.mouse.wheel(0, -400)
+    charts.wait(lambda: charts.facts["zoomed"], "the wheel does nothing")
+    keep_screenshot(page, "pointer-8-dark-zoomed")
