@@ -14,6 +14,7 @@ from hivenb.errors import OptionsError, TrainingError
 from hivenb.figures.history import Series, Snapshot
 from hivenb.options.options import Options
 from hivenb.run.memory_use import MemoryUse
+from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
 from hivenb.swarm.swarm import Swarm
 
@@ -25,6 +26,9 @@ EPOCHS_TO_MEET = 30
 
 #: Seconds between two looks at a training.
 LOOK_INTERVAL = 0.5
+
+#: Seconds between two looks at its epoch.
+_PAUSE = 0.1
 
 #: Share of the points of the training loss, the newest, whose mean is the loss at the end.
 _LAST = 0.1
@@ -244,13 +248,13 @@ def _meet(run: TrainingRun, peers: int, look: Callable[[], None]) -> None:
 
 
 def _follow(run: TrainingRun, epochs: int, look: Callable[[], None]) -> bool:
-    """Wait until the run has gone so many epochs further, as ``run.wait`` does, and look meanwhile."""
+    """Wait until the run has gone so many epochs further, and look meanwhile; without the words of ``run.wait``."""
     goal, due = run.status.epoch + epochs, time.monotonic()
-    while (left := goal - run.status.epoch) > 0:
+    while run.status.epoch < goal:
         if time.monotonic() >= due:
             look()
             due = time.monotonic() + LOOK_INTERVAL
-        run.wait(epochs=left, timeout=LOOK_INTERVAL)
+        run.wait_for(RunState.FINISHED, timeout=_PAUSE)
         if not run.status.state.is_active:
             return run.status.epoch >= goal
     return True

@@ -147,10 +147,11 @@ class PanelDrawing:
         x, y = with_gaps(places, values, starts)
         x, y = self._x(x), self._y(scaled(y))
         surface.line(x, y, color, width=1.6, within=within, dashes=(4, 2) if line.dashed else None)
-        known = np.flatnonzero(np.isfinite(y) & (x >= within.left) & (x <= within.right))
+        is_inside, known = (x >= within.left) & (x <= within.right), np.isfinite(y)
         if len(values) <= 40 and not line.smooth:
-            surface.dots(x[known], y[known], color, size=3.0)
-        surface.dots(x[known[-1:]], y[known[-1:]], color, size=4.0)
+            surface.dots(x[known & is_inside], y[known & is_inside], color, size=3.0)
+        newest = [place for place in np.flatnonzero(known)[-1:] if is_inside[place]]
+        surface.dots(x[newest], y[newest], color, size=4.0)
 
     def _draw_shares(self, lines: Sequence[Line]) -> None:
         below: Any = 0.0
@@ -171,7 +172,9 @@ class PanelDrawing:
             places, labels = number_ticks(self._start, self._end, most, whole=True)
             labels[:1] = [f"{panel.axis.removesuffix('s')} {label}" for label in labels[:1]]
         for place, label in zip(places, labels, strict=True):
-            surface.write(label, self._x(place), axes.bottom - gap, style, across="center", up="top")
+            x, half = self._x(place), surface.measure(label, _TICK) / 2
+            if self._window is None or (x - half >= self._place.left and x + half <= self._place.right):
+                surface.write(label, x, axes.bottom - gap, style, across="center", up="top")
         most = max(2, int(axes.height / surface.inch / 0.28))
         if panel.log:
             places, labels = log_ticks(self._low, self._high, most)

@@ -94,7 +94,11 @@ def _line(drawn: DrawnPanel, line: Line, picture: Picture) -> dict[str, Any]:
 
 def _numbers(values: np.ndarray, digits: int) -> list[float | None]:
     """In few digits; JSON has no numbers that are not finite."""
-    return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]
+    known = np.isfinite(values)
+    sizes = np.where(known & (values != 0), np.abs(values), 1.0)
+    scales = 10.0 ** np.clip(digits - 1 - np.floor(np.log10(sizes)), -300, 300)
+    rounded = np.where(known, np.round(np.where(known, values, 0.0) * scales) / scales, 0.0)
+    return [number if is_known else None for number, is_known in zip(rounded.tolist(), known.tolist(), strict=True)]
 
 
 def _shares(box: Box, picture: Picture) -> list[float]:

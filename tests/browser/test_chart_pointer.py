@@ -23,7 +23,8 @@ import hivenb
 from hivenb import tasks
 task = tasks.digits()
 swarm = hivenb.Swarm()
-run = hivenb.TrainingRun(task.model, (task.train, task.validation), swarm=swarm, options=hivenb.Options())
+data = (task.train, task.validation)
+run = hivenb.TrainingRun(task.model, data, swarm=swarm, options=hivenb.Options(target_batch_size=2048))
 random.seed(0)
 record, mark = run.history.record, run.history.mark
 mark("run", "started", time=1000.0)
@@ -45,6 +46,8 @@ for second in range(301):
         record("val_acc", 1 - 0.8 * math.exp(-second / 90), epoch=epoch, time=now)
 mark("option", "gradients: float16 instead of none, and the target batch size: 512 instead of 2048", time=1120.0)
 mark("peer", "peer QmXyz joined", time=1061.0)
+""",
+    """
 dashboard = hivenb.Dashboard(run)
 dashboard
 """,
