@@ -17,6 +17,7 @@ from hivenb.compression import codec, codec_key
 from hivenb.errors import OptionsError
 from hivenb.options.as_code import describe, strategy_script
 from hivenb.options.checks import CODEC_FIELDS, PREREQUISITES, find_problems, normalized
+from hivenb.options.spelling import did_you_mean
 from hivenb.options.texts import ABOUT, About
 
 if TYPE_CHECKING:
@@ -81,6 +82,10 @@ class Options:
     tracker_opts: dict[str, Any] | None = None
     performance_ema_alpha: float = 0.1
     verbose: bool = False
+
+    def __new__(cls, *args: Any, **values: Any) -> Options:
+        _check_names(values)  # before the dataclass's own __init__, whose TypeError suggests nothing
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         values = normalized({name: getattr(self, name) for name in FIELD_NAMES})
@@ -190,7 +195,10 @@ FIELDS: Mapping[str, FieldInfo] = MappingProxyType(
 def _check_names(changes: Mapping[str, Any]) -> None:
     unknown = [name for name in changes if name not in FIELDS]
     if unknown:
-        raise OptionsError(f"No such option: {', '.join(unknown)}. There are {', '.join(FIELD_NAMES)}.")
+        raise OptionsError(
+            f"No such option: {', '.join(unknown)}. {did_you_mean(unknown, FIELD_NAMES)}There are "
+            f"{', '.join(FIELD_NAMES)}."
+        )
 
 
 def _all_prerequisites(name: str) -> set[str]:

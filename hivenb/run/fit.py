@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning
 
+from hivenb.peers.followed_run import FollowedRun
 from hivenb.run.data import split_data
 from hivenb.run.monitor import Monitor
 from hivenb.run.trainer import make_trainer
@@ -16,15 +17,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from lightning.pytorch.callbacks import Callback
-
     from hivenb.engine.progress.peer_reports import PeerInfo
-    from hivenb.run.training import TrainingRun
+    from hivenb.figures.history import History
+    from hivenb.run.recorder import Recorder
+    from hivenb.run.stage import Gate
+    from hivenb.swarm.roster import Roster
+    from hivenb.swarm.swarm import Swarm
+
+
+class PreparedRun(FollowedRun, Protocol):
+    """What of a run its Trainer and its monitor are made of."""
+
+    @property
+    def swarm(self) -> Swarm:
+        """Where it trains."""
+
+    @property
+    def history(self) -> History:
+        """Where it is recorded."""
+
+    @property
+    def roster(self) -> Roster:
+        """Who takes part."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What one call of ``Trainer.fit`` works with; :class:`TrainingRun` makes a new one at each start.
+    """What one call of ``Trainer.fit`` works with; :class:`hivenb.TrainingRun` makes a new one at each start.
 
     :param train: training data, as ``Trainer.fit`` takes it
     :param validation: validation data, if there is any
@@ -50,16 +69,18 @@ class Fit:
 
 
 def prepare_fit(
-    run: TrainingRun,
+    run: PreparedRun,
     folder: str,
-    callbacks: Sequence[Callback],
+    recorder: Recorder,
+    gate: Gate,
     on_epoch: Callable[[Any], None],
     on_look: Callable[[Sequence[PeerInfo]], None],
 ) -> Fit:
     """Make all that a run needs to train, and start nothing.
 
     :param folder: for the Trainer's files
-    :param callbacks: that come after those of the run's ``trainer_kwargs``
+    :param recorder: of the run
+    :param gate: of the run; like the recorder, it comes after the callbacks in the run's ``trainer_kwargs``
     :param on_epoch: called on the training thread after each epoch of the swarm
     :param on_look: called by the monitor, once a second, with the peers that are here
     :raises TrainingError: if the data has no batches
@@ -69,9 +90,16 @@ def prepare_fit(
     train, validation = split_data(run.data)
     with run.swarm.logs.this_thread():
         strategy = HivemindStrategy(dht=run.swarm.dht, **run.options.to_strategy_kwargs())
-        trainer = make_trainer(strategy, folder, run.trainer_kwargs, callbacks)
+        trainer = make_trainer(strategy, folder, run.trainer_kwargs, [recorder, gate])
     strategy.on_epoch = on_epoch
-    monitor = Monitor(run.swarm, run.options.run_id, run.history, run.roster, lambda: run.options.target_batch_size)
+    monitor = Monitor(
+        run.swarm,
+        run.options.run_id,
+        run.history,
+        run.roster,
+        lambda: run.options.target_batch_size,
+        lambda: recorder.samples,
+    )
     monitor.on_look = on_look
     monitor.tracker = lambda: strategy.optimizer and strategy.optimizer.tracker
     return Fit(trainer, strategy, monitor, train, validation)

@@ -9,24 +9,51 @@ import logging
 import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hivenb.errors import TrainingError
+from hivenb.peers.followed_run import FollowedRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hivenb.run.training import TrainingRun
+    from hivenb.figures.history import History
+    from hivenb.peers.local_peer import LocalPeer
+    from hivenb.swarm.swarm import Swarm
 
 logger = logging.getLogger(__name__)
 
 #: To be held by whoever starts a run, from before it asks for its place until it is active: one at a time.
 one_starts = threading.RLock()
 
-_runs: weakref.WeakSet[TrainingRun] = weakref.WeakSet()
+
+class Neighbour(FollowedRun, Protocol):
+    """A run, as others of this process see it."""
+
+    @property
+    def swarm(self) -> Swarm:
+        """Where it trains."""
+
+    @property
+    def history(self) -> History:
+        """Where it is recorded."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is at work, or about to be."""
+
+    @property
+    def local_peers(self) -> tuple[LocalPeer, ...]:
+        """Its peers on this machine."""
+
+    def stop(self) -> None:
+        """End training; returns when it has ended."""
 
 
-def claim_place(run: TrainingRun) -> tuple[TrainingRun, ...]:
+_runs: weakref.WeakSet[Neighbour] = weakref.WeakSet()
+
+
+def claim_place(run: Neighbour) -> tuple[Neighbour, ...]:
     """Find out whose place a run takes that is about to start, and warn that they end.
 
     :returns: active runs of the same name in the same swarm, which :func:`give_way` ends
@@ -53,7 +80,7 @@ def claim_place(run: TrainingRun) -> tuple[TrainingRun, ...]:
     return older
 
 
-def give_way(older: Sequence[TrainingRun], newer: TrainingRun) -> None:
+def give_way(older: Sequence[Neighbour], newer: Neighbour) -> None:
     """End runs whose place another one takes, with their local peers; returns when they have ended."""
     for run in older:
         logger.warning(f"the run {run.options.run_id!r} stops, as a newer one of the same name takes its place")
@@ -63,10 +90,10 @@ def give_way(older: Sequence[TrainingRun], newer: TrainingRun) -> None:
         newer.history.mark("run", "took the place of an older one")
 
 
-def _is_same_place(one: TrainingRun, other: TrainingRun) -> bool:
+def _is_same_place(one: Neighbour, other: Neighbour) -> bool:
     return one.swarm is other.swarm and one.options.run_id == other.options.run_id
 
 
-def _share_parameters(one: TrainingRun, other: TrainingRun) -> bool:
+def _share_parameters(one: Neighbour, other: Neighbour) -> bool:
     own = {id(parameter) for parameter in one.model.parameters()}
     return any(id(parameter) in own for parameter in other.model.parameters())

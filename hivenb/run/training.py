@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import lightning
 
 from hivenb.engine.progress.estimate import seconds_left
-from hivenb.errors import OptionsError, TrainingError
+from hivenb.errors import TrainingError
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import History
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import Followers
+from hivenb.run.arguments import check_arguments
 from hivenb.run.fit import Fit, prepare_fit
 from hivenb.run.recorder import Recorder
 from hivenb.run.run_folder import RunFolder
@@ -22,6 +23,7 @@ from hivenb.run.run_options import RunOptions
 from hivenb.run.stage import Gate, Stage
 from hivenb.run.status import RunState, RunStatus, status_of
 from hivenb.run.succession import claim_place, give_way, one_starts
+from hivenb.run.waiting import Goal, wait_with_line
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.roster import Roster
 from hivenb.swarm.swarm import Swarm, adopt
@@ -42,20 +44,15 @@ class TrainingRun:
     :param swarm: the open swarm to train in
     :param options: the switches of collaborative training
     :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`hivenb.run.trainer.TRAINER_DEFAULTS`
-    :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for
+    :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for; or the model or
+      the swarm is something else
     :raises OptionsError: if ``options`` is something else than :class:`hivenb.Options`
     """
 
     _may_host = True
 
     def __init__(self, model: Any, data: Any, *, swarm: Swarm, options: Options, **trainer_kwargs: Any):
-        if "strategy" in trainer_kwargs:
-            raise TrainingError(
-                f"strategy={trainer_kwargs['strategy']!r} cannot be given to a TrainingRun: it trains with "
-                "HivemindStrategy, set up by options=. Use lightning.Trainer directly for another one"
-            )
-        if not isinstance(options, Options):
-            raise OptionsError(f"options has to be a hivenb.Options, and is {options!r}")
+        check_arguments(model, swarm, options, trainer_kwargs)
         self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
         self.history, self.roster = History(), Roster()
         #: those who train with the options of this run, from when it begins: its local peers
@@ -88,8 +85,9 @@ class TrainingRun:
                 elif self._state is RunState.STOPPING:
                     raise TrainingError("the run is stopping; wait for it with run.wait() and start it again")
                 return
-            callbacks = [self._recorder, Gate(self._stage, self._began, self._step_aside)]
-            fit = prepare_fit(self, str(self._folder.path), callbacks, self._on_epoch, self._options.look)
+            gate = Gate(self._stage, self._began, self._step_aside)
+            folder = str(self._folder.path)
+            fit = prepare_fit(self, folder, self._recorder, gate, self._on_epoch, self._options.look)
             older = claim_place(self)
             adopt(self.swarm, self, self.options.run_id)
             self._fit, self._exception = fit, None
@@ -136,7 +134,8 @@ class TrainingRun:
     def wait(self, epochs: int | None = None, steps: int | None = None, timeout: float | None = None) -> bool:
         """Wait until the run has gone so much further from now, or has ended.
 
-        An interrupt (KeyboardInterrupt) ends the waiting at once; training goes on in the background.
+        An interrupt (KeyboardInterrupt) ends the waiting at once; training goes on in the background. In a notebook and
+        in a terminal, a line tells how far it is.
 
         :param epochs: that many further epochs of the swarm
         :param steps: that many further batches of this peer
@@ -145,21 +144,13 @@ class TrainingRun:
         :raises TrainingError: if the run was not started
         :raises Exception: whatever ended the run, as it was raised in the background thread
         """
-        with self._stage.changed:
-            if self._state is RunState.READY:
-                raise TrainingError("the run was not started; call run.start() first")
-            epoch_goal = self._recorder.epoch + (epochs or 0)
-            step_goal = self._recorder.steps + (steps or 0)
-
-            def reached() -> bool:
-                if epochs is None and steps is None:
-                    return not self._state.is_active
-                return self._recorder.epoch >= epoch_goal and self._recorder.steps >= step_goal
-
-            self._stage.wait_until(lambda: reached() or not self._state.is_active, timeout)
-            if self._exception is not None:
-                raise self._exception
-            return reached()
+        if self._state is RunState.READY:
+            raise TrainingError("the run was not started; call run.start() first")
+        goal = Goal(epochs, steps, self._recorder.epoch, self._recorder.steps)
+        reached = wait_with_line(goal, self._stage, self._recorder, lambda: self.status, timeout)
+        if self._exception is not None:
+            raise self._exception
+        return reached
 
     def wait_for(self, state: RunState, timeout: float | None = None) -> bool:
         """Wait until the run is in a state, or has ended.

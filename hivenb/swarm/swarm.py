@@ -14,6 +14,7 @@ from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
 from hivenb.errors import SwarmError
+from hivenb.options.spelling import did_you_mean
 from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peers import LocalPeers
@@ -309,7 +310,10 @@ def _read_settings(settings: dict[str, Any]) -> _Settings:
     given = dict(settings)
     names = [f.name for f in fields(_Settings)]
     if unknown := sorted(set(given) - set(names)):
-        raise TypeError(f"Swarm has no setting {', '.join(unknown)}; there are name, {', '.join(names)}")
+        raise TypeError(
+            f"Swarm has no setting {', '.join(unknown)}. {did_you_mean(unknown, names)}There are name, "
+            f"{', '.join(names)}"
+        )
     for name in ("host_maddrs", "announce_maddrs"):
         value = given.get(name) or ()
         given[name] = (value,) if isinstance(value, str) else tuple(value)

@@ -87,7 +87,7 @@ def test_runs_of_different_names_train_side_by_side(make, home, eventually):
     eventually(lambda: len(other.peers()) == 2, PATIENCE)
     assert one.wait(epochs=3, timeout=PATIENCE)
     assert other.wait(epochs=3, timeout=PATIENCE)
-    assert len(one.peers()) == 1
+    eventually(lambda: len(one.peers()) == 1, PATIENCE)
     assert {one.status.state, other.status.state} == {RunState.TRAINING}
     home.remove_local_peers(run=one)
     assert len(home.local_peers) == 1
