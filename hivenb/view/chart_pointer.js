@@ -99,8 +99,9 @@
     if (tall !== undefined) node.style.height = `${tall * box.height}px`;
   };
 
-  // The point of a line that belongs to a place: of steps the one before, else the nearest one that is known.
-  const nearest = (line, at) => {
+  // The point of a line that belongs to a place: of steps the one before, else the nearest one that is known. None where
+  // the line has not begun, or has ended.
+  const nearest = (line, at, near) => {
     let low = 0, high = line.x.length;
     while (low < high) {
       const middle = (low + high) >> 1;
@@ -110,8 +111,8 @@
     let [before, after] = [low - 1, low];
     while (before >= 0 && line.y[before] === null) before--;
     while (after < line.x.length && line.y[after] === null) after++;
-    if (before < 0) return after < line.x.length ? after : -1;
-    if (after >= line.x.length) return before;
+    if (before < 0) return after < line.x.length && line.x[after] - at <= near ? after : -1;
+    if (after >= line.x.length) return at - line.x[before] <= near ? before : -1;
     return at - line.x[before] <= line.x[after] - at ? before : after;
   };
 
@@ -148,7 +149,7 @@
     tip.firstChild.className = "hivenb-tip-place";
     let used = 0;
     for (const line of panel.lines.filter((one) => !one.hidden)) {
-      const index = nearest(line, at);
+      const index = nearest(line, at, 0.03 * (panel.across[1] - panel.across[0]));
       if (index < 0) continue;
       const value = line.y[index], trend = line.trend ? line.trend[index] : null;
       row(line.color, line.word, written(value, panel.unit));
