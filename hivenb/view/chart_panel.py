@@ -55,7 +55,7 @@ class ChartPanel:
             choice.observe(self._choose, names="value")
         self.csv = self._button("CSV", "save what the charts show as a table")
         self.png = self._button("PNG", "save the charts as a picture")
-        self._download = widgets.HTML()
+        self._download = widgets.HTML(layout=widgets.Layout(margin="0"))
         row = widgets.HBox(
             [*self._choices, self.csv, self.png, self._download],
             layout=widgets.Layout(flex_flow="row wrap", justify_content="flex-end", align_items="center"),
@@ -139,7 +139,7 @@ class ChartPanel:
             self._changed()
 
         widgets = require_ipywidgets()
-        layout = widgets.Layout(width="72px", margin="0 0 0 8px")
+        layout = widgets.Layout(width="64px", margin="0 0 0 6px", padding="0")
         button = widgets.Button(description=word, icon="download", tooltip=tooltip, layout=layout)
         button.on_click(ask)
         return button
@@ -151,7 +151,7 @@ class ChartPanel:
             options=[(name, name) for name in values],
             value=value,
             description=word,
-            layout=widgets.Layout(width="170px"),
+            layout=widgets.Layout(width="148px"),
             style={"description_width": "auto"},
         )
 

@@ -152,7 +152,8 @@
       const index = nearest(line, at, 0.03 * (panel.across[1] - panel.across[0]));
       if (index < 0) continue;
       const value = line.y[index], trend = line.trend ? line.trend[index] : null;
-      row(line.color, line.word, written(value, panel.unit));
+      const isFar = !line.step && Math.abs(down(panel, line.x[index]) - down(panel, at)) > 0.015;
+      row(line.color, isFar ? `${line.word} at ${place(line.x[index], panel.axis)}` : line.word, written(value, panel.unit));
       if (trend !== null) row("", "smoothed", written(trend, panel.unit));
       const top = height(panel, trend === null ? value : trend), left = down(panel, line.step ? at : line.x[index]);
       if (!panel.stacked && inside(panel.box, [left, top], 0.001)) {
@@ -264,6 +265,11 @@
     if (!read()) return;
     image.alt = facts.alt;
     whole.hidden = !facts.zoomed || facts.closed;
+    const free = facts.panels.find((panel) => panel.title === "Peers");  // nothing is written in the middle above it
+    if (free) {
+      whole.style.left = `${50 * (free.box[0] + free.box[2])}%`;
+      whole.style.bottom = `${100 * (1 - free.box[1])}%`;
+    }
     show();
   };
   image.addEventListener("load", arrived);

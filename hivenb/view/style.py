@@ -89,8 +89,8 @@ _CSS = """
 .hivenb-tip b { margin-left: auto; padding-left: 14px; font-variant-numeric: tabular-nums; }
 .hivenb-tip .hivenb-tip-place { font-weight: 600; margin-left: -16px; padding-left: 0; }
 .hivenb-whole
-  { position: absolute; right: 6px; bottom: 6px; padding: 2px 10px; border: none; border-radius: 2px; font-size: 12px;
-    cursor: pointer; opacity: .9; background: var(--jp-layout-color2, #eee);
+  { position: absolute; transform: translateX(-50%); padding: 0 10px; border: none; border-radius: 2px;
+    font-size: 12px; line-height: 19px; cursor: pointer; background: var(--jp-layout-color2, #eee);
     color: var(--jp-ui-font-color1, #24292f); }
 [data-jp-theme-light="false"] .hivenb img:not(.hivenb-dark),
 [data-jp-theme-light="false"] .hivenb img:not(.hivenb-dark) ~ .hivenb-tip i,

@@ -197,7 +197,7 @@ def test_it_answers_a_pointer(charts: Charts) -> None:
 
     # the smoothing is chosen
     assert charts.line("Loss", "training")["trend"]
-    page.locator(DASHBOARD).first.get_by_label("smoothing").select_option("none")
+    page.locator(DASHBOARD).first.get_by_label("smoothing", exact=True).select_option("none")
     charts.wait(lambda: charts.line("Loss", "training")["trend"] is None, "it is still smoothed")
     assert "smoothed" not in charts.says("Loss", 100.0, "training")
 
