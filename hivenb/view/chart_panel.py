@@ -65,7 +65,9 @@ class ChartPanel:
         self.pointer = ChartPointer(changed)
         picture = widgets.VBox([self.image, *self.pointer.widgets])
         picture.add_class("hivenb-picture")
-        self.widget = widgets.VBox([row, picture], layout=widgets.Layout(flex="3 1 540px", min_width="0"))
+        self.widget = widgets.VBox(
+            [row, picture], layout=widgets.Layout(flex="3 1 600px", max_width="670px", min_width="0")
+        )
 
     @property
     def choice(self) -> ChartChoice:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import HivenbError, OptionsError
+from hivenb.figures.advice import in_words
 from hivenb.figures.predicted_traffic import tensor_shapes
 from hivenb.run.local_peer_count import local_peer_count
 from hivenb.view import display, text
@@ -14,7 +15,7 @@ from hivenb.view.advice_panel import AdvicePanel
 from hivenb.view.chart_panel import ChartPanel
 from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.log_panel import CodePanel, LogPanel
-from hivenb.view.options_panel import OptionsPanel, together
+from hivenb.view.options_panel import OptionsPanel, together, waiting
 from hivenb.view.peers_panel import PeersPanel
 from hivenb.view.refresher import Refresher
 from hivenb.view.run_panel import RunPanel
@@ -95,7 +96,6 @@ class _View:
     """The widgets of one dashboard, and the threads that keep them up to date."""
 
     def __init__(self, run: TrainingRun, interval: float) -> None:
-        widgets = display.require_ipywidgets()
         self._run = run
         self._drawn: tuple[Any, ...] | None = None
         self._troubles = {"action": "", "draw": ""}
@@ -116,21 +116,31 @@ class _View:
         self.peers_panel = PeersPanel(self._ask_for_local_peers)
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
-        self.chart_panel = ChartPanel(self._handing_in(lambda: self.chart_panel.refresh()))
-        middle = widgets.HBox(
-            [self.chart_panel.widget, self.options_panel.widget],
-            layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", margin="8px 0 4px 0"),
-        )
-        panels = (self.peers_panel, self.advice_panel, self.log_panel, self.code_panel)
-        self.tabs = tabs = widgets.Tab([panel.widget for panel in panels])
-        for index, title in enumerate(("Peers", "Advice", "Log", "Code")):
-            tabs.set_title(index, title)
-        self.widget = widgets.VBox(
-            [self.run_panel.widget, middle, tabs], layout=widgets.Layout(width="100%", overflow="hidden")
-        )
-        self.widget.add_class("hivenb")
+        self.chart_panel = ChartPanel(self._draw_charts_again)
+        self._arrange()
         self._attempt_first_frame()
         self._refresher.start()
+
+    def _arrange(self) -> None:
+        widgets = display.require_ipywidgets()
+        middle = widgets.HBox(
+            [self.chart_panel.widget, self.options_panel.widget],
+            layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", margin="0", overflow="visible"),
+        )
+        panels = {
+            "Peers": self.peers_panel.widget,
+            "Advice": self.advice_panel.widget,
+            "Log": self.log_panel.widget,
+            "Code": self.code_panel.widget,
+            "More switches": self.options_panel.rarer,
+        }
+        self.tabs = widgets.Tab(list(panels.values()), layout=widgets.Layout(margin="4px 0 0 0"))
+        for index, title in enumerate(panels):
+            self.tabs.set_title(index, title)
+        self.widget = widgets.VBox(
+            [self.run_panel.widget, middle, self.tabs], layout=widgets.Layout(width="100%", overflow="hidden")
+        )
+        self.widget.add_class("hivenb")
 
     def close(self) -> None:
         self._is_closed = True
@@ -163,6 +173,11 @@ class _View:
 
         return lambda: None if self._is_closed else self._refresher.submit(act)
 
+    def _draw_charts_again(self) -> None:
+        # What is wrong stays said meanwhile.
+        if not self._is_closed:
+            self._refresher.submit(self.chart_panel.refresh)
+
     def _change_option(self, name: str, value: Any) -> None:
         def change() -> None:
             before = self._run.pending_options or self._run.options
@@ -189,7 +204,7 @@ class _View:
         def change() -> None:
             self._run.apply(wait=False, **changes)
             self._troubles["action"] = ""
-            self._remark = ""
+            self._remark = f"As advised: {in_words(changes)}."
 
         if not self._is_closed:
             self._refresher.submit(change)
@@ -200,14 +215,14 @@ class _View:
         self._troubles[kind] = words if kind == "action" else f"The dashboard could not be drawn: {words}"
         self._drawn = None
         if kind == "draw":
-            self.run_panel.show_trouble(self._troubles[kind])
+            self.run_panel.say(self._troubles[kind], is_trouble=True)
 
     def _draw(self) -> None:
         now = DashboardState.of(self._run)
         trouble = self._troubles["action"]
         trouble = "\n".join(words for words in (trouble, now.options.error) if words)
-        who = (now.members, now.local, now.local_ids)
-        seen = (now.snapshot.version, now.status, who, now.options, now.log, trouble, self._remark)
+        who = (now.members, now.local)
+        seen = (now.snapshot.version, now.status, now.standing, who, now.options, now.log, trouble, self._remark)
         if seen != self._drawn:
             self._show(now, trouble)
             self._drawn = seen
@@ -216,10 +231,11 @@ class _View:
         self._troubles["draw"] = ""
 
     def _show(self, now: DashboardState, trouble: str) -> None:
-        self.run_panel.update(now, trouble)
+        remark = " ".join(text for text in (waiting(now.options), self._remark) if text)
+        self.run_panel.update(now, trouble, remark)
         if not self._refresher.has_work:
             # A change that still waits would look as if it had been undone.
-            self.options_panel.update(now, self._remark)
+            self.options_panel.update(now)
         self.peers_panel.update(now)
         self._show_advice(now)
         self.log_panel.update(now)

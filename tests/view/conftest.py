@@ -42,7 +42,8 @@ class Scene:
         self.status = STATUS
         self.options = Options(target_batch_size=2048)
         self.log: tuple[str, ...] = ()
-        self.swarm = SimpleNamespace(invite="hivenb://invite", local_peers=())
+        self.swarm = SimpleNamespace(invite="hivenb://invite", local_peers=(), is_open=True)
+        self.trainer: Any = None
         self.local_peers: tuple[Any, ...] = ()
         self.roster = SimpleNamespace(members=())
         self.calls: list[tuple[str, str]] = []

@@ -312,11 +312,13 @@ class Drawn(DrawingSurface):
 def stopped_for_a_while() -> History:
     history = History()
     history.mark("run", "started", time=0.0)
-    history.mark("run", "resumed", time=60.0)
+    history.mark("run", "stopped", time=30.0)
+    history.mark("run", "resumed", time=63.5)
     for second in (*range(30), *range(60, 100)):
+        # who watches the swarm begins before the training does
         for name in ("loss", "peers", "samples_per_second", "memory"):
             history.record(name, 2.0, time=float(second))
-        if second % 3 == 2:
+        if second % 3 == 2 and second != 62:
             history.record("stalled_seconds", 0.5, time=float(second))
             history.record("waiting_seconds", 0.25, time=float(second))
     return history
