@@ -141,7 +141,7 @@ class ChartPanel:
             self._changed()
 
         widgets = require_ipywidgets()
-        layout = widgets.Layout(width="64px", margin="0 0 0 6px", padding="0")
+        layout = widgets.Layout(width="58px", margin="0 0 0 4px", padding="0")
         button = widgets.Button(description=word, icon="download", tooltip=tooltip, layout=layout)
         button.on_click(ask)
         return button
@@ -153,14 +153,14 @@ class ChartPanel:
             options=[(name, name) for name in values],
             value=value,
             description=word,
-            layout=widgets.Layout(width="148px"),
+            layout=widgets.Layout(width="136px"),
             style={"description_width": "auto"},
         )
 
     @staticmethod
     def _checkbox(word: str, tooltip: str) -> Any:
         widgets = require_ipywidgets()
-        layout = widgets.Layout(width="auto", margin="0 0 0 16px")
+        layout = widgets.Layout(width="auto", margin="0 0 0 8px")
         box = widgets.Checkbox(description=word, indent=False, layout=layout)
         if hasattr(box, "tooltip"):  # ipywidgets 8
             box.tooltip = tooltip
