@@ -44,7 +44,8 @@ class FieldInfo(About):
 class Options:
     """Every option of `hivenb.HivemindStrategy` but those of the swarm, checked as a whole.
 
-    Each option's meaning, unit and default is in `FIELDS`. Codecs are names in `hivenb.compression.CODECS` or
+    Each option's meaning, unit and default is in `FIELDS`. ``offload_optimizer`` and ``delay_optimizer_step`` are on
+    as needed unless given, and say here whether they are. Codecs are names in `hivenb.compression.CODECS` or
     hivemind's objects; an object that does what a named codec does is kept by its name.
 
     Two options are equal when they configure the same: codecs and ``functools.partial`` objects are compared
@@ -122,7 +123,7 @@ class Options:
                 for needed in _all_prerequisites(name):
                     wanted.setdefault(needed, True)
             for dependent in PREREQUISITES:
-                if name in _all_prerequisites(dependent) and value is not True and getattr(self, dependent):
+                if name in _all_prerequisites(dependent) and value is False and getattr(self, dependent):
                     wanted.setdefault(dependent, FIELDS[dependent].default)
         return self.replace(**wanted)
 

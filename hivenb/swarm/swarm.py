@@ -19,6 +19,8 @@ from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peers import LocalPeers
 from hivenb.swarm.invite import encode_invite, read_addresses
+from hivenb.swarm.onlookers import Onlookers
+from hivenb.swarm.starting import start_dht
 from hivenb.system.environment import require_linux
 from hivenb.system.logs import collect_logs
 
@@ -154,18 +156,9 @@ class Swarm:
         self._local_peers: LocalPeers | None = None
         self._dht: DHT | None = None
         self._last_run_id = "lightning_run"
-        self.logs = collect_logs()
-        dht = None
-        try:
-            dht = DHT(start=False, **settings.dht_kwargs())
-            dht.run_in_background(await_ready=True, timeout=settings.startup_timeout + 30)
-            self.peer_id = dht.peer_id.to_base58()
-        except BaseException as e:
-            if dht is not None and dht.pid is not None:
-                dht.terminate()
-            if isinstance(e, Exception):
-                raise SwarmError(_start_failed(e, settings)) from e
-            raise
+        self.logs, self.onlookers = collect_logs(), Onlookers()
+        dht = start_dht(settings.dht_kwargs())
+        self.peer_id = dht.peer_id.to_base58()
         self._dht = dht
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -265,6 +258,7 @@ class Swarm:
         with self._registry_lock:
             if self._open.get(self.name) is self:
                 del self._open[self.name]
+        self.onlookers.close()
 
     def __enter__(self) -> Swarm:
         return self
@@ -323,24 +317,9 @@ def _read_settings(settings: dict[str, Any]) -> _Settings:
     return _Settings(**given)
 
 
-def _start_failed(error: Exception, settings: _Settings) -> str:
-    what = str(error) or type(error).__name__
-    if "address already in use" in what:
-        return (
-            f"the port is in use: {what}. Leave the port to the system with .../tcp/0, or end what listens at "
-            f"{', '.join(settings.host_maddrs)}"
-        )
-    if settings.initial_peers and ("bootstrap" in what or "initial_peers" in what):
-        return (
-            f"none of the peers answers: {', '.join(settings.initial_peers)} ({what}). Is the swarm still open there, "
-            "and can this machine reach it? A swarm that was not opened with public=True is reachable from its own "
-            "machine only"
-        )
-    return f"the DHT could not be started: {what}"
-
-
 def _close_all() -> None:
     for swarm in list(Swarm._open.values()):
+        swarm.onlookers.forget()
         swarm.close()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hivenb.figures.predicted_traffic import epoch_bytes
 from hivenb.options.options import FIELDS
 from hivenb.view import words
+from hivenb.view.closed_dashboard import close
 from hivenb.view.dashboard_state import DashboardState, OptionsState
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.help import with_help
@@ -104,9 +105,12 @@ class OptionsPanel:
             self._wrong[name].layout.display = "block" if words else "none"
 
     def close(self) -> None:
-        """Grey the switches out."""
+        """Take the switches away."""
         for control in self.controls.values():
             control.disabled = True
+        parts, self.widget.children = self.widget.children, []
+        for part in parts:
+            close(part)
 
     def _group(self, group: str) -> Any:
         widgets = require_ipywidgets()

@@ -14,6 +14,7 @@ import pytest
 
 from hivenb.errors import HivenbError, SwarmError
 from hivenb.run.status import RunState
+from hivenb.swarm.onlookers import Onlookers
 from hivenb.view.dashboard import MAX_LIVE, Dashboard
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -192,6 +193,7 @@ def test_of_many_dashboards_the_newest_are_live(scene: Any) -> None:
 def test_a_run_without_a_swarm_can_still_be_looked_at(scene: Any) -> None:
     class Closed:
         local_peers, is_open = (), False
+        onlookers = Onlookers()
 
         @property
         def invite(self) -> str:
