@@ -43,7 +43,9 @@ def as_chosen(panel: Panel, choice: ChartChoice, starts: np.ndarray) -> Panel:
     for line in panel.lines:
         values, strength = line.points.values, SMOOTHING[choice.smoothing]
         trend = None
-        if line.smooth and len(values) >= 40 and strength:  # of all of it: it stays the same when one zooms in
+        # few values are what they are, unless a person asks for more
+        if line.smooth and strength and (len(values) >= 40 or strength > 1):
+            # of all of it: it stays the same when one zooms in
             trend = smoothed(values, np.searchsorted(line.points.times, starts), strength)
         part = _inside(line.points.times, choice.window)
         lines.append(

@@ -286,9 +286,9 @@ def smoothed(values: np.ndarray, breaks: Sequence[int] | np.ndarray = (), streng
     :param values: at least one
     :param breaks: places over which nothing is averaged: the first value after each stop of the run
     :param strength: how many times as wide as that the bell is; 0 leaves all as it is
-    :returns: as many values, averaged over less towards both ends; a short series stays as it is
+    :returns: as many values, averaged over less towards both ends; a series of a few values stays as it is
     """
-    half = 2 * strength * min(len(values) // 40, 40)
+    half = int(2 * strength * min(len(values) / 40, 40))
     if half == 0:
         return values
     bell = np.hanning(2 * half + 1)[1:-1]

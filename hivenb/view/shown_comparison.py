@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -63,9 +64,9 @@ class ShownComparison(Comparison):
         :param png: what :meth:`png` gave
         :param note: a sentence between them
         """
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in ("", *self.head))
-        rows = "".join(f"<tr>{self._sample(i)}{self._cells(entry)}</tr>" for i, entry in enumerate(self.entries))
-        shown = f'<div class="hivenb-scroll"><table class="hivenb-table"><tr>{head}</tr>{rows}</table></div>'
+        head = self._html_row("th", "", self.head)
+        rows = "".join(self._html_row("td", _sample(i), self.row(entry)) for i, entry in enumerate(self.entries))
+        shown = f'<div class="hivenb-scroll"><table class="hivenb-table hivenb-compared">{head}{rows}</table></div>'
         shown += style.note(note) if note else ""
         if png is not None:
             source = base64.b64encode(png).decode()
@@ -80,13 +81,11 @@ class ShownComparison(Comparison):
     def _is_validated(self) -> bool:
         return any(one.snapshot is not None and one.snapshot.last("val_loss") is not None for one in self.entries)
 
-    def _sample(self, index: int) -> str:
-        line = _SAMPLE.format(color=color_of(index), dashes="7 4" if is_dashed(index) else "none")
-        return f'<td style="width:30px">{line}</td>'
-
-    def _cells(self, entry: Outcome | Unfinished) -> str:
-        name, *numbers = (html.escape(cell) for cell in self.row(entry))
-        return f"<td>{name}</td>" + "".join(f"<td>{number}</td>" for number in numbers)
+    def _html_row(self, kind: str, sample: str, cells: Sequence[str]) -> str:
+        """A row of the table; names, and states at its end, are not numbers."""
+        words = (0, len(cells) - 1) if self.unfinished else (0,)
+        shown = [f"<{kind}{' class=words' * (i in words)}>{html.escape(cell)}</{kind}>" for i, cell in enumerate(cells)]
+        return f"<tr><{kind}>{sample}</{kind}>{''.join(shown)}</tr>"
 
     def _in_words(self) -> str:
         """What the picture shows, for those who do not see it."""
@@ -96,6 +95,10 @@ class ShownComparison(Comparison):
     def _ipython_display_(self, **_: Any) -> None:
         if self not in _shown_in or _shown_in[self] != display.cell_number():
             display.show_bundle({"text/plain": str(self), "text/html": self.as_html(self.png())})
+
+
+def _sample(index: int) -> str:
+    return _SAMPLE.format(color=color_of(index), dashes="7 4" if is_dashed(index) else "none")
 
 
 #: The cell in which a comparison has shown itself already.

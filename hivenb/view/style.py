@@ -63,6 +63,11 @@ _CSS = """
 .hivenb-table th, .hivenb-table td { padding: 3px 16px 3px 0; white-space: nowrap; }
 .hivenb-table .number { text-align: right; }
 .hivenb-table code { background: none; color: inherit; font-family: var(--jp-code-font-family, monospace); }
+.hivenb .hivenb-compared { table-layout: auto; margin: 0; }
+.hivenb .hivenb-compared th, .hivenb .hivenb-compared td { text-align: right; vertical-align: baseline; }
+.hivenb .hivenb-compared .words { text-align: left; white-space: normal; min-width: 6em; }
+.hivenb .hivenb-compared svg { display: block; }
+[data-jp-theme-light="false"] .hivenb-compared svg { filter: invert(.93) hue-rotate(180deg); }
 .hivenb-scroll { container-type: inline-size; overflow-x: auto; }
 @container (max-width: 620px)
   { .hivenb-table .extra { display: none; } .hivenb-table th, .hivenb-table td { padding-right: 8px; }

@@ -10,6 +10,7 @@ import signal
 from threading import Thread, main_thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -23,7 +24,9 @@ from hivenb.run.comparison import ComparedTraining, Comparison, Outcome, Unfinis
 from hivenb.run.memory_use import MemoryUse
 from hivenb.system.process_tree import descendants
 from hivenb.view import comparison_picture
+from hivenb.view.chart_choice import as_chosen
 from hivenb.view.live_comparison import InTerminal
+from hivenb.view.panels import Panel
 from hivenb.view.shown_comparison import ShownComparison
 from hivenb.view.terminal import Terminal
 
@@ -134,6 +137,9 @@ class TestView:
         comparison = ShownComparison((Unfinished("a", OPTIONS, "works", history.snapshot()),))
         (loss,) = lines_of(comparison, "loss")
         assert loss.smooth
+        seen = as_chosen(Panel("Loss", (loss,)), comparison_picture._CHOICE, np.array([])).lines[0]
+        assert seen.trend is not None
+        assert np.ptp(seen.trend[20:-20]) < 0.2, "not the zigzag"
         assert loss.points.values.max() == 2.0
         (validated,) = lines_of(comparison, "val_loss", "epochs")
         assert validated.points.values.tolist() == [7.0]
