@@ -26,7 +26,6 @@
   whole.type = "button";
   whole.textContent = "show all";
   whole.title = "back to all of the run; a double click does the same";
-  tip.setAttribute("role", "status");
 
   let text = "", facts = null, window_ = null, pointer = null, drag = null, armed = false, rested = [], sent = 0, timer = 0;
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from .conftest import wait_for
-from .test_live_control import DASHBOARD, notebook
-from .test_quickstart import keep_screenshot, run_all
+from .test_live_control import DASHBOARD, notebook, what_is_cut_off
+from .test_quickstart import keep_screenshot, run_all, switch_theme
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -121,6 +121,7 @@ class Charts:
 
 @pytest.fixture
 def charts(lab, page):
+    page.set_viewport_size({"width": 1400, "height": 900})
     page.goto(lab.open(notebook(lab.folder, "pointer.ipynb", CELLS)))
     run_all(page)
     shown = Charts(page)
@@ -217,22 +218,26 @@ def test_a_page_that_is_scrolled_does_not_stop_at_the_charts(charts: Charts) -> 
     assert charts.across("Loss") == before
 
 
-def test_in_the_dark_and_narrow(charts: Charts) -> None:
+def test_it_answers_in_light_and_dark_wide_and_narrow(charts: Charts) -> None:
     page = charts.page
-    page.set_viewport_size({"width": 1000, "height": 900})
-    page.get_by_role("menuitem", name="Settings", exact=True).first.click()
-    page.get_by_text("Theme", exact=True).first.click()
-    page.get_by_text("JupyterLab Dark", exact=True).first.click()
-    page.locator("body[data-jp-theme-light='false']").wait_for(state="attached", timeout=20_000)
-    charts.image.scroll_into_view_if_needed()
-    charts.says("Loss", 120.0, "training")
-    keep_screenshot(page, "pointer-7-dark-narrow")
-    for title in ("Loss", "Memory"):
-        charts.says(title, 295.0, "4 min 5")
-        tip, image = charts.tip.bounding_box(), charts.image.bounding_box()
-        assert tip["x"] >= image["x"]
-        assert tip["x"] + tip["width"] <= image["x"] + image["width"] + 1
-    page.mouse.move(*charts.at("Peers", 50.0))
-    page.mouse.wheel(0, -400)
-    charts.wait(lambda: charts.facts["zoomed"], "the wheel does nothing")
-    keep_screenshot(page, "pointer-8-dark-zoomed")
+    for theme in ("Light", "Dark"):
+        if theme == "Dark":
+            switch_theme(page, theme)
+        for width in (1400, 1000):
+            look = f"{theme.lower()}-{width}"
+            page.set_viewport_size({"width": width, "height": 900})
+            charts.image.scroll_into_view_if_needed()
+            for title in ("Loss", "Memory"):
+                charts.says(title, 295.0, "4 min 5")
+                tip, image = charts.tip.bounding_box(), charts.image.bounding_box()
+                assert tip["x"] >= image["x"]
+                assert tip["x"] + tip["width"] <= image["x"] + image["width"] + 1
+            charts.says("Loss", 120.0, "training", "instead of 2048")
+            keep_screenshot(page, f"pointer-hover-{look}")
+            assert not what_is_cut_off(page.locator(DASHBOARD).first)
+            page.mouse.wheel(0, -400)
+            charts.wait(lambda: charts.facts["zoomed"], "the wheel does nothing")
+            charts.says("Peers", 120.0, "2 min 0 s")
+            keep_screenshot(page, f"pointer-zoom-{look}")
+            page.mouse.dblclick(*charts.at("Peers", 120.0))
+            charts.wait(lambda: not charts.facts["zoomed"], "a double click does not come back")
