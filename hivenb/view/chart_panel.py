@@ -45,7 +45,7 @@ class ChartPanel:
         self._pointed = ChartChoice()
         self._files: deque[str] = deque()
         self._due = self._kept_until = 0.0
-        self._told: dict[str, Any] = {"panels": []}
+        self._told: dict[str, Any] = {}
         self.axis = self._dropdown("loss over", AXES, AXES[0])
         self.smoothing = self._dropdown("smoothing", SMOOTHING, ChartChoice().smoothing)
         self.log = self._checkbox("log scale", "a logarithmic scale for the loss")
@@ -130,7 +130,8 @@ class ChartPanel:
         self._download.value = ""
         for choice in (*self._choices, self.csv, self.png):
             choice.disabled = True
-        self.pointer.tell({**self._told, "closed": True})
+        if self._told:
+            self.pointer.tell({**self._told, "closed": True})
 
     def _choose(self, _: Any) -> None:
         self._changed()

@@ -193,7 +193,7 @@
   image.addEventListener("wheel", (event) => {
     const at = share(event), panel = read() && facts.panels.find((one) => inside(one.box, at));
     // a page that is being scrolled does not stop where a chart comes under a pointer that rests
-    if (!panel || !armed || facts.closed || !panel.lines.length) return;
+    if (!panel || !armed || !event.deltaY || facts.closed || !panel.lines.length) return;
     const [start, end] = window_ || panel.across, [first, last] = panel.whole;
     if (event.deltaY > 0 && end - start > 0.98 * (last - first)) return;
     event.preventDefault();

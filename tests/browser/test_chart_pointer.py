@@ -180,6 +180,9 @@ def test_it_answers_a_pointer(charts: Charts) -> None:
     peers = [float(row["value"]) for row in rows if row["chart"] == "Peers"]
     assert set(peers) == {2.0}
     assert 40 <= len(peers) <= 50
+    memory = {float(row["seconds"]): float(row["value"]) for row in rows if row["chart"] == "Memory"}
+    assert memory == {second: 5e8 + 1e6 * second for second in memory}
+    assert len(memory) == len(peers)
     with page.expect_download() as saving:
         page.get_by_role("button", name="PNG").click()
     assert saving.value.path().read_bytes().startswith(b"\x89PNG")
