@@ -205,8 +205,10 @@ def run_each(training: ComparedTraining, options: Mapping[str, Options], watch: 
     :raises OptionsError: if there is nothing to compare
     :raises Exception: the first error, if every training has failed
     """
-    if not options or not all(isinstance(one, Options) for one in options.values()):
-        raise OptionsError(f"options={options!r}: give a dict of hivenb.Options by name")
+    is_named = isinstance(options, Mapping) and all(isinstance(one, Options) for one in options.values())
+    if not options or not is_named:
+        example = '{"plain": options, "half": options.replace(grad_compression="float16")}'
+        raise OptionsError(f"options={options!r}: give a dict of hivenb.Options by name, such as {example}")
     if training.epochs < 2:
         raise OptionsError(f"epochs={training.epochs!r}: give at least 2; the first one is not counted")
     entries: dict[str, Outcome | Unfinished] = {name: Unfinished(name, one) for name, one in options.items()}

@@ -45,6 +45,7 @@ class ChartPanel:
         self._pointed = ChartChoice()
         self._files: deque[str] = deque()
         self._due = self._kept_until = 0.0
+        self._given = 0
         self._told: dict[str, Any] = {}
         self.axis = self._dropdown("loss over", AXES, AXES[0])
         self.smoothing = self._dropdown("smoothing", SMOOTHING, ChartChoice().smoothing)
@@ -120,7 +121,8 @@ class ChartPanel:
                 content, name, kind = as_csv(snapshot, self.choice).encode(), "hivenb-charts.csv", "text/csv"
             else:
                 content, name, kind = self.image.value, "hivenb-charts.png", "image/png"
-            self._download.value = download(name, kind, content)
+            self._given += 1
+            self._download.value = download(name, kind, content, self._given)
             self._kept_until = time.monotonic() + _KEPT
         if self._download.value and time.monotonic() >= self._kept_until:
             self._download.value = ""

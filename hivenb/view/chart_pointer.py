@@ -91,14 +91,15 @@ def script() -> str:
     return f'<img src="data:," alt="" onerror="{safe(f"this.onerror = null; ({source})(this)")}">'
 
 
-def download(name: str, mime_type: str, content: bytes) -> str:
+def download(name: str, mime_type: str, content: bytes, number: int) -> str:
     """A link to a file that is followed at once, as HTML; where no scripts run, it can be clicked.
 
     :param name: of the file
+    :param number: another one for each time that it is asked for, so that the page learns of it
     """
     link = f"data:{mime_type};base64,{base64.b64encode(content).decode()}"
     follow = "this.onerror = null; this.previousElementSibling.click(); this.previousElementSibling.hidden = true"
     return (
-        f'<a class="hivenb-note" download="{safe(name)}" href="{link}">{safe(name)}</a>'
+        f'<a class="hivenb-note" data-number="{number}" download="{safe(name)}" href="{link}">{safe(name)}</a>'
         f'<img hidden src="data:," alt="" onerror="{follow}">'
     )

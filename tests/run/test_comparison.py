@@ -166,7 +166,9 @@ class TestView:
 
 
 @pytest.mark.parametrize(
-    ("options", "epochs"), [({}, 4), ({"sync": "float16"}, 4), ({"sync": OPTIONS}, 1)], ids=["none", "no options", "1"]
+    ("options", "epochs"),
+    [({}, 4), ({"sync": "float16"}, 4), ([OPTIONS, OPTIONS], 4), ({"sync": OPTIONS}, 1)],
+    ids=["none", "no options", "no names", "1"],
 )
 def test_what_cannot_be_compared_is_refused(options: Any, epochs: int) -> None:
     with pytest.raises(OptionsError):

@@ -192,4 +192,5 @@ class TestWidgets:
         assert {widget._model_module for widget in pointer.widgets} == {"@jupyter-widgets/controls"}
         assert 'onerror="' in script()
         assert script().count('"') == 6, "nothing inside of an attribute ends it"
-        assert 'href="data:text/csv;base64,YSxi"' in download("a.csv", "text/csv", b"a,b")
+        assert 'href="data:text/csv;base64,YSxi"' in download("a.csv", "text/csv", b"a,b", 1)
+        assert download("a.csv", "text/csv", b"", 1) != download("a.csv", "text/csv", b"", 2), "asked for once more"
