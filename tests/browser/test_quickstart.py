@@ -25,6 +25,18 @@ def keep_screenshot(shown, name: str) -> None:
         shown.screenshot(path=Path(folder) / f"{name}.png")
 
 
+def switch_theme(page, theme: str) -> None:
+    """Of JupyterLab, by its menu.
+
+    :param theme: ``"Light"`` or ``"Dark"``
+    """
+    page.get_by_role("menuitem", name="Settings", exact=True).first.click()
+    page.get_by_text("Theme", exact=True).first.click()
+    page.get_by_text(f"JupyterLab {theme}", exact=True).first.click()
+    is_light = str(theme == "Light").lower()
+    page.locator(f"body[data-jp-theme-light='{is_light}']").wait_for(state="attached", timeout=20_000)
+
+
 def run_all(page, idle: str = "text='Python 3 (ipykernel) | Idle'") -> None:
     """Run all cells once the kernel is ready, as this selector tells; by default that of JupyterLab's status bar."""
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
