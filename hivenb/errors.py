@@ -18,6 +18,10 @@ class SwarmError(HivenbError):
     """The swarm's DHT could not be started, joined or read."""
 
 
+class ProcessEndedError(SwarmError, RuntimeError):
+    """A process that training needs has ended by itself, or was killed."""
+
+
 class InviteError(SwarmError, ValueError):
     """An invite or a peer address cannot be read."""
 

@@ -87,11 +87,12 @@ class TrainingRun:
                     raise TrainingError("the run is stopping; wait for it with run.wait() and start it again")
                 return
             train, validation = split_data(self.data)
+            self.swarm.revive()
             with self.swarm.logs.this_thread():
                 strategy = HivemindStrategy(dht=self.swarm.dht, **self.options.to_strategy_kwargs())
                 own = [self._recorder, Gate(self._stage, self._began, self._step_aside)]
                 trainer = make_trainer(strategy, str(self._folder.path), self.trainer_kwargs, own)
-            strategy.on_epoch = self._on_epoch
+            strategy.on_epoch, strategy.on_notice = self._on_epoch, partial(self.history.mark, "run")
             adopt(self.swarm, self, self.options.run_id)
             self._trainer, self._strategy, self._exception = trainer, strategy, None
             self._monitor = Monitor(
@@ -290,7 +291,7 @@ class TrainingRun:
                 self._options.join(Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host))
                 steps_before = self._recorder.steps
                 trainer.fit(self.model, train, validation, ckpt_path=self._folder.checkpoint, weights_only=False)
-                if self._recorder.steps == steps_before and not trainer.should_stop:
+                if self._recorder.steps == steps_before and (strategy.data_is_exhausted or not trainer.should_stop):
                     raise TrainingError("the training data gave no batches; is the dataset empty?")
             except BaseException as e:  # surfaces at wait() and in the panel
                 failure = e

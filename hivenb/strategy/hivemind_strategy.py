@@ -8,7 +8,6 @@ from typing import Any
 
 import hivemind
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -21,10 +20,13 @@ from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.torch_optimizers import factory_like
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.options.options import Options
+from hivenb.strategy.exhausted_data import ExhaustedData
 from hivenb.strategy.further_keywords import sort_keywords
 from hivenb.strategy.lightning_schedulers import HiveMindScheduler, scheduler_maker, schedulers_for_hivemind
 from hivenb.strategy.module_hooks import ModuleHooks
+from hivenb.strategy.one_device import OneDeviceStrategy
 from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler
+from hivenb.strategy.recovery import Recovers, Recovery
 from hivenb.strategy.samples_in_batch import count_samples
 from hivenb.strategy.trainer_checks import check_trainer
 from hivenb.strategy.trainer_registry import make_known
@@ -41,7 +43,7 @@ DEFAULT_HOST_MADDRS = PUBLIC
 HELPING_INTERVAL = 0.1
 
 
-class HivemindStrategy(SingleDeviceStrategy):
+class HivemindStrategy(Recovers, OneDeviceStrategy):
     """Train one model together with all peers of a run, over the internet, on machines that come and go.
 
     Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
@@ -144,6 +146,8 @@ class HivemindStrategy(SingleDeviceStrategy):
         }
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
+        self._recovery = Recovery()
+        self._exhausted: ExhaustedData | None = None
         self._samples_in_step = self._samples_in_batch = self._samples_of_first_batch = 0
         self._hooks: ModuleHooks | None = None
         self._declaration: ModelDeclaration | None = None
@@ -163,6 +167,11 @@ class HivemindStrategy(SingleDeviceStrategy):
     def optimizer(self) -> Optimizer | None:
         """Hivemind's optimizer of the present or last ``fit``; ``None`` before the first."""
         return self._optimizer
+
+    @property
+    def data_is_exhausted(self) -> bool:
+        """Whether the present or last ``fit`` has ended since its data gave no batch any more."""
+        return self._exhausted is not None and self._exhausted.was_found
 
     @property
     def num_peers(self) -> int:
@@ -191,6 +200,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         self._hooks = ModuleHooks(module)
         self._hooks.clip_at(self._optimizer.opt)
         self._show_to_lightning(self._optimizer, self._hooks)
+        self._exhausted = ExhaustedData.among(trainer.callbacks, self.notify)
 
     def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
         """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
@@ -215,6 +225,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         """
         before = self.options
         check_change(before, options)
+        self.recover()
         if self._optimizer is None or self._hooks is None or not self._optimizer.is_alive():
             self.options = options
             return
@@ -263,6 +274,7 @@ class HivemindStrategy(SingleDeviceStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called in the training loop before anything happens for that batch; counts its samples."""
+        self.recover()
         if not self.options.auxiliary:
             self._samples_in_batch = self.options.batch_size or count_samples(batch)
             self._samples_in_step += self._samples_in_batch
@@ -286,13 +298,18 @@ class HivemindStrategy(SingleDeviceStrategy):
         if self.options.auxiliary:
             closure()  # Lightning wants it called; it computes nothing
             time.sleep(HELPING_INTERVAL)
-            return optimizer.step()
+            with self.recovering():
+                optimizer.step()
+            return None
         samples, self._samples_in_step = self._samples_in_step, 0
         # as the method of the base class, which takes no model of pytorch_lightning
         stepping: Any = model or self.lightning_module
-        return self.precision_plugin.optimizer_step(
-            optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs
-        )
+        result = None
+        with self.recovering():
+            result = self.precision_plugin.optimizer_step(
+                optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs
+            )
+        return result
 
     def on_validation_start(self) -> None:
         """Applies what runs in the background: a checkpoint then holds the parameters that its score is of."""
@@ -326,24 +343,6 @@ class HivemindStrategy(SingleDeviceStrategy):
                 self._dht.shutdown()
                 self._dht = None
             super().teardown()
-
-    @property
-    def parallel_devices(self) -> list[torch.device]:
-        """Always empty when read, which makes Lightning hand over the devices that the Trainer was given."""
-        return []
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices: list[torch.device]) -> None:
-        if len(devices) != 1:
-            raise MisconfigurationException(
-                f"HivemindStrategy trains on one device for each Trainer, and got {len(devices)}: "
-                f"{', '.join(map(str, devices))}. Use devices=1, or devices=[k] to choose one, and let the other "
-                "devices join the run as peers of their own"
-            )
-        self._root_device = devices[0]
-
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: there is no process group; peers come and go, and wait for nobody."""
 
 
 make_known(HivemindStrategy)

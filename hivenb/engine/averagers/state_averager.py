@@ -42,6 +42,8 @@ class _CheckedDownload(AveragerBase):
 class TrainingStateAverager(PartsCutAlike, FaultTolerantAllReduce, _TrainingStateAverager, _CheckedDownload):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
 
+    title = "the averager of the state"
+
     _steps_to_come = 0
 
     def _init_components(
