@@ -5,6 +5,8 @@ Each message says what happened, with which value, and what to do about it.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HivenbError(Exception):
     """Base of all errors that hivenb raises on purpose."""
@@ -19,7 +21,18 @@ class SwarmError(HivenbError):
 
 
 class ProcessEndedError(SwarmError, RuntimeError):
-    """A process that training needs has ended by itself, or was killed."""
+    """A process that training needs has ended by itself, or was killed.
+
+    :param message: what has ended, and how
+    :param title: what it is called
+    """
+
+    def __init__(self, message: str, title: str = "a process"):
+        super().__init__(message)
+        self.title = title
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.title)
 
 
 class InviteError(SwarmError, ValueError):

@@ -13,16 +13,16 @@ class ExhaustedData(Callback):
 
     Lightning would go on with empty passes, for ever where no ``max_epochs`` is set.
 
-    :param notify: told what has happened, and what to do
+    :param notify: told in a few words what has happened; and at length, with what to do
     """
 
-    def __init__(self, notify: Callable[[str], None]):
+    def __init__(self, notify: Callable[[str, str], None]):
         self._notify = notify
         #: whether training has ended so
         self.was_found = False
 
     @classmethod
-    def among(cls, callbacks: list[Callback], notify: Callable[[str], None]) -> ExhaustedData:
+    def among(cls, callbacks: list[Callback], notify: Callable[[str, str], None]) -> ExhaustedData:
         """A new one among the callbacks of a Trainer, in place of that of the ``fit`` before."""
         callbacks[:] = [callback for callback in callbacks if not isinstance(callback, cls)]
         callbacks.append(made := cls(notify))
@@ -35,8 +35,9 @@ class ExhaustedData(Callback):
         data = trainer.train_dataloader
         again = f"pass {trainer.current_epoch + 1} through it" if passed.total.ready else "the first pass through it"
         self._notify(
+            "the training data gave no batch any more",
             f"the training data ({type(data).__name__}) gave no batch in {again}, so training ends here. What can be "
             "gone through only once, such as a generator, lasts for one pass: give a DataLoader, or an object whose "
-            "__iter__ begins anew"
+            "__iter__ begins anew",
         )
         self.was_found = trainer.should_stop = True

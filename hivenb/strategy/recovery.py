@@ -72,7 +72,7 @@ def _require(dht: hivemind.DHT, ended: ProcessEndedError) -> None:
 class Recovers:
     """Mixin to put *before* Lightning's strategy: goes on with new averagers when those of its optimizer have ended."""
 
-    #: called on the training thread with a sentence that whoever trains should read
+    #: called on the training thread with a few words on what whoever trains should know
     on_notice: Callable[[str], None] | None = None
 
     options: Options
@@ -82,11 +82,15 @@ class Recovers:
     _make_optimizer: Callable[..., Optimizer]
     _show_to_lightning: Callable[..., None]
 
-    def notify(self, text: str) -> None:
-        """Say something that whoever trains should know, on the training thread."""
+    def notify(self, mark: str, text: str) -> None:
+        """Say something that whoever trains should know, on the training thread.
+
+        :param mark: a few words
+        :param text: all of it
+        """
         rank_zero_warn(text)
         if self.on_notice is not None:
-            self.on_notice(text)
+            self.on_notice(mark)
 
     def recover(self) -> bool:
         """Start averagers anew that have ended; to be called on the training thread, between two steps.
@@ -99,7 +103,7 @@ class Recovers:
             return False
         self._optimizer = self._recovery.successor(optimizer, self.options, self._make_optimizer)
         self._show_to_lightning(self._optimizer, self._hooks)
-        self.notify(f"{ended}. It was started anew, and training goes on")
+        self.notify(f"{ended.title} was started anew", f"{ended}. It was started anew, and training goes on")
         return True
 
     @contextlib.contextmanager

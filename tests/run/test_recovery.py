@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -14,8 +15,11 @@ import pytest
 import tiny
 
 import hivenb
+from hivenb.engine.dht import restarts
+from hivenb.errors import ProcessEndedError
 from hivenb.options import Options
 from hivenb.run.status import RunState
+from hivenb.strategy import recovery
 from hivenb.training import TrainingRun
 
 pytestmark = pytest.mark.process
@@ -98,3 +102,51 @@ def test_a_part_that_is_killed_is_started_anew_and_the_peers_meet_again(swarm, e
     assert any(f"process {pid}" in line and "signal 9 (SIGKILL)" in line for line in run.log)
     run.stop()
     assert run.status.state is RunState.STOPPED
+
+
+@pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])
+@pytest.mark.parametrize("part", PARTS)
+def test_where_it_cannot_be_started_anew_the_run_says_what_has_ended_and_can_be_started_again(
+    swarm, monkeypatch, part, delays
+):
+    for module in (restarts, recovery):
+        monkeypatch.setattr(module, "MOST_RESTARTS", 0)
+    run = TrainingRun(
+        tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options(f"fails-{part}", **delays), accelerator="cpu"
+    )
+    run.start()
+    groups = Groups(run)
+    swarm.add_local_peers(1, run)
+    groups.wait_for(2, since=0, run=run)
+    pid_of, title = PARTS[part]
+    pid = pid_of(run)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ProcessEndedError, match=title + " " + KILLED.format(pid=pid)):
+        assert run.wait(timeout=NOTICED_WITHIN), "not noticed in time"
+    assert run.status.state is RunState.FAILED
+    assert multiprocessing.active_children() == ([] if part in ("daemon", "dht") else [swarm.dht])
+    monkeypatch.undo()
+    swarm.remove_local_peers()
+    peer_id, epoch = swarm.peer_id, run.status.epoch
+    run.start()
+    assert run.wait(epochs=2, timeout=PATIENCE)
+    assert run.status.epoch >= epoch + 2, "it goes on from there"
+    assert swarm.dht.peer_id.to_base58() == peer_id
+    run.stop()
+
+
+def test_what_ends_while_the_run_is_paused_is_started_anew_when_it_goes_on(swarm, eventually):
+    run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options("paused"), accelerator="cpu")
+    run.start()
+    run.wait(epochs=1, timeout=PATIENCE)
+    run.pause()
+    run.wait_for(RunState.PAUSED, PATIENCE)
+    pid = swarm.dht.pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: swarm._dht.pid not in (pid, None))
+    assert run.status.state is RunState.PAUSED
+    run.resume()
+    assert run.wait(epochs=2, timeout=PATIENCE)
+    run.apply(target_batch_size=64, matchmaking_time=1.0)
+    assert run.wait(epochs=2, timeout=PATIENCE)
+    run.stop()

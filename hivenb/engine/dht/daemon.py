@@ -56,6 +56,7 @@ class DaemonRecord:
 
     def __init__(self) -> None:
         self._pid_and_code = RawArray(ctypes.c_int, [0, self._RUNS])
+        self._sockets = RawArray(ctypes.c_char, 512)
         #: whether it is about to end as it should
         self.is_to_end = False
 
@@ -73,6 +74,7 @@ class DaemonRecord:
     def watch(self, p2p: P2P) -> None:
         """End this process with a daemon that it has started; to be called on its event loop."""
         self._pid_and_code[0] = p2p._child.pid
+        self._sockets.value = f"{p2p._daemon_listen_maddr} {p2p._client_listen_maddr}".encode()
         self._task = asyncio.create_task(self._end_with(p2p))
 
     async def _end_with(self, p2p: P2P) -> None:
@@ -80,10 +82,12 @@ class DaemonRecord:
         if self.is_to_end:
             return
         self._pid_and_code[1] = code
-        for address in (p2p._daemon_listen_maddr, p2p._client_listen_maddr):
-            with suppress(OSError):
-                os.unlink(address["unix"])
         os._exit(1)  # there is nothing that could be told to anybody
+
+    def remove_sockets(self) -> None:
+        """Remove what a daemon that was killed has left in the file system; to be called by the parent of the DHT."""
+        for address in self._sockets.value.decode().split():
+            remove_socket(address)
 
 
 async def start_daemon(
@@ -128,6 +132,15 @@ async def _can_reach(p2p: P2P, address: str) -> str | None:
         logger.debug(f"{address} is not there any more: {e!r}")
         return None
     return whole
+
+
+def remove_socket(address: str) -> None:
+    """Remove the file of a socket at which a process has listened that was killed.
+
+    :param address: a multiaddress such as ``/unix/tmp/some.sock``; empty if there is none
+    """
+    with suppress(OSError):
+        os.unlink(address.removeprefix("/unix"))
 
 
 def addresses_of(peers: Iterable[Any]) -> tuple[str, ...]:

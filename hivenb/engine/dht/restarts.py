@@ -124,12 +124,14 @@ class Restarting(WatchedProcess):
     def _describe_end(self) -> ProcessEndedError:
         if (code := self._daemon.exit_code) is None:
             return super()._describe_end()
-        return ProcessEndedError(f"p2pd, the daemon of the DHT (process {self._daemon.pid}), {how_it_ended(code)}")
+        title = "p2pd, the daemon of the DHT"
+        return ProcessEndedError(f"{title} (process {self._daemon.pid}), {how_it_ended(code)}", title)
 
     def _has_ended(self, error: ProcessEndedError) -> None:
         self._restarter = threading.current_thread()
         self._works.clear()
         self._conclude(error)
+        self._daemon.remove_sockets()
         self.ended = None  # not for good
         for process in list(self._dependents):
             process.end_with(error)

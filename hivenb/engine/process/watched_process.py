@@ -8,12 +8,13 @@ import signal
 import threading
 import weakref
 from collections.abc import Iterable
+from concurrent.futures import InvalidStateError
 from multiprocessing.util import is_exiting
 from typing import Any
 
-from hivemind.utils import get_logger
+from hivemind.utils import MPFuture, get_logger
 
-from hivenb.engine.process.abandoned_locks import free_abandoned
+from hivenb.engine.process.abandoned_locks import free_abandoned, listen_anew
 from hivenb.engine.process.answered_pipe import AnsweredPipe
 from hivenb.engine.process.child_process import ChildProcess, shared_locks
 from hivenb.engine.process.end_with_parent import wait_for_exit
@@ -45,6 +46,7 @@ class WatchedProcess(ChildProcess):
     _is_dismissed = False
 
     _outer_pipe: Any
+    _popen: Any
     _ready: Any
 
     def start(self) -> None:
@@ -52,9 +54,8 @@ class WatchedProcess(ChildProcess):
             self._outer_pipe = AnsweredPipe(self._outer_pipe)
         self._outer_pipe.expect(self._ready)
         super().start()
-        assert self.pid is not None
         threading.Thread(
-            target=_watch, args=(weakref.ref(self), self.pid), name=f"end-of-{self.pid}", daemon=True
+            target=_watch, args=(weakref.ref(self), self._popen), name=f"end-of-{self.pid}", daemon=True
         ).start()
 
     def terminate(self) -> None:
@@ -65,11 +66,12 @@ class WatchedProcess(ChildProcess):
         self._is_dismissed = True
         super().kill()
 
-    def _is_ready(self) -> bool:
+    def _was_ready(self, ready: Any) -> bool:
         """Whether it has ever worked. If not, whoever has started it knows why, or learns it now."""
         with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
-            return self._ready.exception(_LAST_WORDS) is None
-        self._outer_pipe.end(self._describe_end())
+            return ready.exception(_LAST_WORDS) is None
+        with contextlib.suppress(InvalidStateError):
+            ready.set_exception(self._describe_end())
         return False
 
     def end_with(self, error: ProcessEndedError) -> None:
@@ -96,11 +98,12 @@ class WatchedProcess(ChildProcess):
         :param locks: that it shares with its parent
         """
         self.ended = error
-        free_abandoned((*shared_locks(), *locks))
+        if MPFuture._update_lock in free_abandoned((*shared_locks(), *locks)):
+            listen_anew(error)
         self._outer_pipe.end(error)
 
     def _describe_end(self) -> ProcessEndedError:
-        return ProcessEndedError(f"{self.title} (process {self.pid}) {how_it_ended(self.exitcode)}")
+        return ProcessEndedError(f"{self.title} (process {self.pid}) {how_it_ended(self.exitcode)}", self.title)
 
 
 def how_it_ended(exit_code: int | None) -> str:
@@ -120,17 +123,22 @@ def how_it_ended(exit_code: int | None) -> str:
     return f"was killed by signal {-exit_code}{name}{why}"
 
 
-def _watch(reference: weakref.ref[WatchedProcess], pid: int) -> None:
+def _watch(reference: weakref.ref[WatchedProcess], start: Any) -> None:
+    """Watch what one start of a process has led to; it may be started again.
+
+    :param start: of multiprocessing's, with its id and how it has ended
+    """
     # it is held only for moments: whom nobody else knows any more is ended
     while True:
-        has_ended = wait_for_exit(pid, LOOK_EVERY)
+        has_ended = wait_for_exit(start.pid, LOOK_EVERY)
         process = reference()
         if process is None or process._is_dismissed or is_exiting():
             return
-        if has_ended or not process.is_alive():
+        if has_ended or start.poll() is not None:
             break
         process._look()
         del process
-    process.join(_LAST_WORDS)
-    if process._is_ready() and not process._is_dismissed:
+    start.wait(_LAST_WORDS)
+    ready = process._ready
+    if process._popen is start and process._was_ready(ready) and not process._is_dismissed:
         process._has_ended(process._describe_end())

@@ -22,6 +22,7 @@ from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 
 from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - a peer without one decodes others' messages, too
+from hivenb.engine.dht.daemon import remove_socket
 from hivenb.engine.dht.restarts import ending_with
 from hivenb.engine.process.watched_process import WatchedProcess
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
@@ -121,14 +122,13 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
             super().shutdown()
 
     def _has_ended(self, error: ProcessEndedError) -> None:
-        self._collect_rpc_handlers()
-        names = [self._get_handle_name(self.prefix, handler.method_name) for handler in self._rpc_handlers or ()]
-        forget_handlers(self.dht, self._listens_at.value.decode(), names)  # before anybody knows, and starts another
+        forget_handlers(self, self._listens_at.value.decode())  # before anybody knows, and starts another one
         super()._has_ended(error)
 
     def _conclude(self, error: ProcessEndedError, locks: Iterable[Any] = ()) -> None:
         super()._conclude(error, (*locks, self.lock_averaged_tensors))
         self._inner_pipe.send(("_SHUTDOWN", None))  # ends hivemind's thread that copies the state for it
+        remove_socket(self._listens_at.value.decode())
 
     def __del__(self) -> None:
         if hasattr(self, "_parent_pid"):  # else the constructor has failed, and hivemind's method would print that

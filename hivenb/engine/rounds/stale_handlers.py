@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import hivemind
+from hivemind.averaging import DecentralizedAverager
 from hivemind.dht import DHTNode
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
@@ -18,15 +19,16 @@ logger = get_logger(__name__)
 _ANSWER_TIMEOUT = 2.0
 
 
-def forget_handlers(dht: hivemind.DHT, address: str, names: Sequence[str]) -> None:
-    """Let the daemon of a DHT forget the handlers of a process that has ended; without effect if it does not answer.
+def forget_handlers(averager: DecentralizedAverager, address: str) -> None:
+    """Let the daemon forget the handlers of an averager that has ended; without effect if it does not answer.
 
-    :param address: at which that process listened to the daemon
-    :param names: of its handlers of streams
+    :param address: at which the averager's process listened to the daemon
     """
+    averager._collect_rpc_handlers()
+    names = [averager._get_handle_name(averager.prefix, one.method_name) for one in averager._rpc_handlers or ()]
     try:
         request = partial(_remove_handlers, address, names)
-        dht.run_coroutine(request, return_future=True).result(_ANSWER_TIMEOUT)
+        averager.dht.run_coroutine(request, return_future=True).result(_ANSWER_TIMEOUT)
     except Exception as e:  # it has ended as well, and a new one knows nothing of them
         logger.debug(f"The daemon could not be told that {names} are gone: {e!r}")
 
