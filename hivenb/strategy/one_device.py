@@ -1,4 +1,4 @@
-"""Lightning's strategy for one device, in which peers wait for nobody."""
+"""What a strategy is that trains one module, which nobody else trains, on one device, without a process group."""
 
 from __future__ import annotations
 
@@ -8,9 +8,33 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from hivenb.options.options import Options
+from hivenb.strategy.modules_in_training import hold, let_go
+
 
 class OneDeviceStrategy(SingleDeviceStrategy):
-    """Trains on the one device that the Trainer was given."""
+    """Base of :class:`hivenb.HivemindStrategy`: a device of its own, and a module of its own while it trains."""
+
+    options: Options
+    _module: Any = None
+
+    @property
+    def _lightning_module(self) -> Any:
+        return self._module
+
+    @_lightning_module.setter
+    def _lightning_module(self, module: Any) -> None:
+        # the first that a Trainer does with a module: what is refused here has changed nothing yet
+        if module is not None:
+            hold(module, self)
+        self._module = module
+
+    def teardown(self) -> None:
+        """Move the module to host memory, and let others have it."""
+        try:
+            super().teardown()
+        finally:
+            let_go(self)
 
     @property
     def parallel_devices(self) -> list[torch.device]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hivenb.errors import MissingDependencyError
+from hivenb.view.busy_kernel import let_clicks_through
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -55,6 +56,7 @@ def show_widget(widget: Any, text: str) -> Callable[[bytes], None]:
     # whole repr there, which no two versions write alike.
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     bundle = {"text/plain": text, VIEW: view}
+    let_clicks_through(widget)
     handle = display(bundle, raw=True, display_id=True)
 
     def add_picture(png: bytes) -> None:

@@ -23,6 +23,7 @@ PACKAGE, UPSTREAM = Path(hivenb.__file__).parent, Path(hivemind.__file__).parent
 OTHERS = {
     "_exit": os,
     "_device": torch.amp.GradScaler("cpu"),
+    "_version": torch.zeros(1),
     "_semlock": multiprocessing.Lock(),
     "_count": multiprocessing.Lock()._semlock,  # type: ignore[attr-defined]
 }

@@ -43,6 +43,7 @@ class Scene:
         self.options = Options(target_batch_size=2048)
         self.log: tuple[str, ...] = ()
         self.swarm = SimpleNamespace(invite="hivenb://invite", local_peers=())
+        self.local_peers: tuple[Any, ...] = ()
         self.roster = SimpleNamespace(members=())
         self.calls: list[tuple[str, str]] = []
         self.failure: Exception | None = None
