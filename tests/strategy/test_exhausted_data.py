@@ -51,7 +51,12 @@ def test_fit_ends_when_there_is_no_batch_any_more_and_says_so(swarm, kind, max_e
 
 def test_a_run_ends_as_finished_and_its_history_says_why(swarm):
     run = TrainingRun(
-        tiny.TinyModel(), once(), swarm=swarm, options=Options(32, **tiny.own_run()), accelerator="cpu", max_epochs=-1
+        tiny.TinyModel(),
+        once(),
+        swarm=swarm,
+        options=Options(target_batch_size=32, **tiny.own_run()),
+        accelerator="cpu",
+        max_epochs=-1,
     )
     run.start()
     assert run.wait(timeout=PATIENCE), "it trains without a batch"

@@ -130,17 +130,21 @@ class Restarting(WatchedProcess):
     def _has_ended(self, error: ProcessEndedError) -> None:
         self._restarter = threading.current_thread()
         self._works.clear()
-        self._conclude(error)
-        self._daemon.remove_sockets()
-        self.ended = None  # not for good
-        for process in list(self._dependents):
-            process.end_with(error)
-        self._restart(error)
+        try:
+            self._conclude(error)
+            self._daemon.remove_sockets()
+            self.ended = None  # not for good
+            for process in list(self._dependents):
+                process.end_with(error)
+        finally:
+            self._restart(error)
 
     def _restart(self, error: ProcessEndedError) -> None:
         with self._restarting:
             self._restarter = threading.current_thread()
             try:
+                if self._is_dismissed:
+                    return
                 self._count_restart(error)
                 logger.warning(f"{error}. It is started anew, as the same peer")
                 self._start_anew()

@@ -33,8 +33,12 @@ class AnsweredPipe:
         for name, value in message[2].items():
             if isinstance(value, MPFuture):
                 self.expect(value, name)
-        if self.ended is None:
-            self._connection.send(message)
+        try:
+            if self.ended is None:
+                self._connection.send(message)
+        except OSError:
+            if self.ended is None:  # otherwise that happened just now
+                raise
 
     def send_bytes(self, message: bytes) -> None:
         """Send what is a message already."""

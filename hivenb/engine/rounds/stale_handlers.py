@@ -22,8 +22,10 @@ _ANSWER_TIMEOUT = 2.0
 def forget_handlers(averager: DecentralizedAverager, address: str) -> None:
     """Let the daemon forget the handlers of an averager that has ended; without effect if it does not answer.
 
-    :param address: at which the averager's process listened to the daemon
+    :param address: at which the averager's process listened to the daemon; empty for a client, which has none
     """
+    if not address:
+        return
     averager._collect_rpc_handlers()
     names = [averager._get_handle_name(averager.prefix, one.method_name) for one in averager._rpc_handlers or ()]
     try:
