@@ -295,13 +295,11 @@ class TrainingRun:
         with self._stage.changed:
             self._stage.do_tasks()  # options that came too late are those of the next start
             self.followers.end()
-            stopped = self._state is RunState.STOPPING
             self._exception = failure
-            if failure is not None:
-                self.history.mark("run", f"failed: {type(failure).__name__}")
-                self._stage.enter(RunState.FAILED)
-            else:
-                self._stage.enter(RunState.STOPPED if stopped else RunState.FINISHED)
+            ended = RunState.STOPPED if self._state is RunState.STOPPING else RunState.FINISHED
+            ended = RunState.FAILED if failure is not None else ended
+            self.history.mark("run", ended.value if failure is None else f"failed: {type(failure).__name__}")
+            self._stage.enter(ended)
 
     def _on_epoch(self, report: Any) -> None:
         self._recorder.on_epoch(report)

@@ -19,6 +19,7 @@ from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peers import LocalPeers
 from hivenb.swarm.invite import encode_invite, read_addresses
+from hivenb.swarm.onlookers import Onlookers
 from hivenb.swarm.starting import start_dht
 from hivenb.system.environment import require_linux
 from hivenb.system.logs import collect_logs
@@ -155,7 +156,7 @@ class Swarm:
         self._local_peers: LocalPeers | None = None
         self._dht: DHT | None = None
         self._last_run_id = "lightning_run"
-        self.logs = collect_logs()
+        self.logs, self.onlookers = collect_logs(), Onlookers()
         dht = start_dht(settings.dht_kwargs())
         self.peer_id = dht.peer_id.to_base58()
         self._dht = dht
@@ -262,6 +263,7 @@ class Swarm:
         with self._registry_lock:
             if self._open.get(self.name) is self:
                 del self._open[self.name]
+        self.onlookers.close()
 
     def __enter__(self) -> Swarm:
         return self
@@ -322,6 +324,7 @@ def _read_settings(settings: dict[str, Any]) -> _Settings:
 
 def _close_all() -> None:
     for swarm in list(Swarm._open.values()):
+        swarm.onlookers.forget()
         swarm.close()
 
 

@@ -43,12 +43,13 @@ def require_ipywidgets() -> Any:
     return ipywidgets
 
 
-def show_widget(widget: Any, text: str) -> Callable[[bytes], None]:
+def show_widget(widget: Any, text: str) -> Callable[..., None]:
     """Display a widget under the cell that runs now.
 
     :param widget: of ipywidgets 7 or 8
     :param text: what front ends without widgets show, and what is compared when the notebook is tested
-    :returns: what puts a picture, as PNG, beside it, for pages that show no widgets
+    :returns: what puts a picture, as PNG, beside it, for pages that show no widgets, or, with ``instead=True``, in its
+        place
     """
     from IPython.display import display
 
@@ -59,8 +60,9 @@ def show_widget(widget: Any, text: str) -> Callable[[bytes], None]:
     let_clicks_through(widget)
     handle = display(bundle, raw=True, display_id=True)
 
-    def add_picture(png: bytes) -> None:
-        handle.update({**bundle, "image/png": base64.b64encode(png).decode()}, raw=True)
+    def add_picture(png: bytes, instead: bool = False) -> None:
+        kept = {"text/plain": text} if instead else bundle
+        handle.update({**kept, "image/png": base64.b64encode(png).decode()}, raw=True)
 
     return add_picture
 

@@ -274,7 +274,7 @@ def test_a_second_start_goes_on_from_where_it_was(make):
     snapshot = run.history.snapshot()
     assert snapshot.last("loss") < first_loss
     assert list(snapshot.series["loss"].epochs) == sorted(snapshot.series["loss"].epochs)
-    assert [event.text for event in snapshot.events if event.kind == "run"][:2] == ["started", "resumed"]
+    assert [event.text for event in snapshot.events if event.kind == "run"][:3] == ["started", "stopped", "resumed"]
 
 
 def optimizer_state(run: TrainingRun) -> list[dict[str, torch.Tensor]]:
