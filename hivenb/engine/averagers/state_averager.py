@@ -46,6 +46,8 @@ class TrainingStateAverager(
 ):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
 
+    title = "the averager of the state"
+
     def _init_components(
         self,
         param_groups: Any,
