@@ -24,7 +24,7 @@ from hivenb.options.options import Options
 from hivenb.strategy.further_keywords import sort_keywords
 from hivenb.strategy.lightning_schedulers import HiveMindScheduler, scheduler_maker, schedulers_for_hivemind
 from hivenb.strategy.module_hooks import ModuleHooks
-from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler
+from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
 from hivenb.strategy.samples_in_batch import count_samples
 from hivenb.strategy.trainer_checks import check_trainer
 from hivenb.strategy.trainer_registry import make_known
@@ -247,7 +247,8 @@ class HivemindStrategy(SingleDeviceStrategy):
         return self._make_optimizer(**kwargs)
 
     def _make_optimizer(self, **kwargs: Any) -> Optimizer:
-        return Optimizer(dht=self.dht, on_epoch=self._epoch_ended, **{**kwargs, **self._optimizer_only_kwargs})
+        settings = with_buffers({**kwargs, **self._optimizer_only_kwargs}, self.lightning_module)
+        return Optimizer(dht=self.dht, on_epoch=self._epoch_ended, **settings)
 
     def _epoch_ended(self, report: EpochReport) -> None:
         self.last_epoch_report = report

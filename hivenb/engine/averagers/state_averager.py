@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 
+from hivenb.engine.averagers.buffer_averaging import AveragesBuffers, DownloadsBuffers
 from hivenb.engine.averagers.torch_optimizer_state import (
     group_settings,
     initialize_optimizer_state,
@@ -39,7 +40,9 @@ class _CheckedDownload(AveragerBase):
         return loaded
 
 
-class TrainingStateAverager(PartsCutAlike, FaultTolerantAllReduce, _TrainingStateAverager, _CheckedDownload):
+class TrainingStateAverager(
+    AveragesBuffers, PartsCutAlike, FaultTolerantAllReduce, _TrainingStateAverager, _CheckedDownload, DownloadsBuffers
+):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
 
     _steps_to_come = 0
