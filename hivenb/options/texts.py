@@ -144,7 +144,7 @@ ABOUT: Mapping[str, About] = MappingProxyType(
         ),
         "average_buffers": About(
             "averaged buffers",
-            "Averages the module's buffers, such as BatchNorm's statistics: off where they are nobody else's business.",
+            "Averages BatchNorm's statistics and other buffers with the parameters; off, each peer has its own.",
             "rounds",
             swarm_wide=True,
         ),

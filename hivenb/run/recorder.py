@@ -34,6 +34,7 @@ class Recorder(Callback):
         self._batches = 0
         self._next_flush = 0.0
         self._recorded: dict[str, float] = {}
+        self._buffers_left_out: str | None = None
         self.steps = 0
         self.samples = 0
         self.epoch = 0
@@ -41,6 +42,7 @@ class Recorder(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.steps += 1
         self.samples += _samples(trainer, batch)
+        self._look_at_buffers(trainer.strategy)
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not torch.is_tensor(loss):
             return  # manual optimization may return nothing; what the module logs is recorded all the same
@@ -70,6 +72,14 @@ class Recorder(Callback):
             self._record(name, value)
         if report.failed is not None:
             self._history.mark("round", f"round failed in epoch {report.epoch}: {report.failed}")
+
+    def _look_at_buffers(self, strategy: Any) -> None:
+        """Mark on the charts, once, that the module's buffers are not averaged."""
+        averager = getattr(getattr(strategy, "optimizer", None), "state_averager", None)
+        why = getattr(averager, "buffers_left_out", None)
+        if why is not None and why != self._buffers_left_out:
+            self._buffers_left_out = why
+            self._history.mark("round", f"buffers not averaged: {why}")
 
     def _flush_loss(self) -> None:
         if self._loss_sum is not None and self._batches:

@@ -44,16 +44,21 @@ def test_peers_on_other_data_have_the_same_statistics_after_each_epoch(start_pee
 
 
 def test_with_everything_in_the_background_they_stay_close(start_peer: Start) -> None:
-    peers = [start_peer(0, {**settings(SHIFTS[0], **DELAYS), "epochs": None, "target": 256})]
-    addresses = peers[0].wait_until(lambda: peers[0].addresses, "its addresses")
-    peers += [start_peer(1, {**settings(SHIFTS[1], **DELAYS), "epochs": None, "target": 256}, addresses=addresses)]
+    """Between two averages each moves by a third of the way to its own data; without any they would be there."""
+    momentum, distance = 0.03, SHIFTS[1] - SHIFTS[0]
+    peers: list[Peer] = []
+    for number, shift in enumerate(SHIFTS):
+        own = {**settings(shift, **DELAYS), "epochs": None, "target": 256}
+        own["model"]["momentum"] = momentum
+        addresses = peers[0].wait_until(lambda: peers[0].addresses, "its addresses") if peers else ()
+        peers.append(start_peer(number, own, addresses=addresses))
 
     def are_close(epoch: int) -> bool:
         one, other = (met(peer, epoch, 2)[epoch] for peer in peers)
-        # each of them has made some batches since the average, which is in the middle
-        return bool((abs(mean_of(one) - mean_of(other)) < 0.9 * (SHIFTS[1] - SHIFTS[0])).all())
+        assert min((1 - momentum) ** count_of(moment) for moment in (one, other)) < 0.1
+        return bool((abs(mean_of(one) - mean_of(other)) < 0.6 * distance).all())
 
-    meet(peers, 2, are_close)
+    meet(peers, 6, are_close)
     stop(peers)
 
 

@@ -68,6 +68,7 @@ class FaultTolerantRunner(AllReduceRunner):
         #: when something has last arrived from a peer
         self._heard_at: dict[PeerID, float] = {}
         made = self.tensor_part_reducer  # of hivemind's own class, and nothing was added to it yet
+        made.finished.set()  # else it would complain, once for each round, that it has received nothing
         parts = self.tensor_part_container._input_parts_by_peer[self.ordered_peer_ids.index(self.peer_id)]
         largest = {number for number, (_, info) in enumerate(parts) if info.key == ExactKey(takes_largest=True)}
         self.tensor_part_reducer = FaultTolerantReducer(made.part_shapes, made.num_senders, largest)
