@@ -109,7 +109,11 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
     ({"target_batch_size": 384}, lambda o: (o.target_batch_size, o.tracker.target_batch_size), (384, 384)),
     ({"grad_compression": "float16"}, averager_kwargs("grad_averager"), Float16Compression),
     ({"state_averaging_compression": "uniform8bit"}, averager_kwargs("state_averager"), Uniform8BitQuantization),
-    ({"load_state_compression": "float16"}, lambda o: type(o.state_averager.state_compression), Float16Compression),
+    (
+        {"load_state_compression": "float16"},
+        lambda o: type(o.state_averager.state_compression.codec),
+        Float16Compression,
+    ),
     ({"matchmaking_time": 2.0}, lambda o: o.grad_averager.matchmaking_kwargs["min_matchmaking_time"], 2.0),
     ({"averaging_timeout": 15.0}, lambda o: (o.averaging_timeout, o.state_averager._allreduce_timeout), (15.0, 15.0)),
     ({"allreduce_timeout": 14.0}, lambda o: o.grad_averager._allreduce_timeout, 14.0),

@@ -173,7 +173,7 @@ class AveragesBuffers(DecentralizedAverager):
         said = [next((one[1] for one in record if _is_word(one)), None) for record in records]
         if None in said:
             return _Outcome.WITHOUT
-        return _Outcome.AVERAGED if len(set(said)) == 1 else _Outcome.OTHERS
+        return _Outcome.AVERAGED if all(one == said[0] for one in said) else _Outcome.OTHERS
 
 
 class DownloadsBuffers(AveragerBase):

@@ -26,35 +26,44 @@ class SendsExactly(CompressionBase):
 
     Half precision ends at 65,504, and eight bits share one range: a variance may be beyond the one, and a count is not
     to be rounded.
+
+    :param codec: for all others
     """
 
     def __init__(self, codec: CompressionBase):
-        self._codec = codec
+        self.codec = codec
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> Any:
         return self._codec_of(info).compress(tensor, info, allow_inplace=allow_inplace)
 
     def extract(self, serialized_tensor: Any) -> torch.Tensor:
-        return self._codec.extract(serialized_tensor)
+        return self.codec.extract(serialized_tensor)
 
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
         return self._codec_of(info).estimate_compression_ratio(info)
 
     def _codec_of(self, info: CompressionInfo) -> CompressionBase:
-        return _UNCOMPRESSED if isinstance(info.key, ExactKey) else self._codec
+        return _UNCOMPRESSED if isinstance(info.key, ExactKey) else self.codec
 
 
 class LargestOfAll:
     """In place of the sum in which hivemind's reducer gathers a part from all senders: the largest of each number."""
 
-    _largest: torch.Tensor | None = None
+    def __init__(self) -> None:
+        self._largest: torch.Tensor | None = None
+        self._has_weight = False
 
     def add_(self, part: torch.Tensor, alpha: float) -> None:
-        """Take a sender's part in, whatever its weight.
+        """Take a sender's part in.
 
         :param part: numbers that are finite
+        :param alpha: its weight; one without any, such as a peer that only helps, counts where nobody has one
         """
-        self._largest = part.clone() if self._largest is None else torch.maximum(self._largest, part)
+        if self._largest is None or (alpha > 0 and not self._has_weight):
+            self._largest = part.clone()
+        elif alpha > 0 or not self._has_weight:
+            self._largest = torch.maximum(self._largest, part)
+        self._has_weight |= alpha > 0
 
     def div_(self, total_weight: float) -> torch.Tensor | None:
         """What has come of it; the sum would be divided here."""

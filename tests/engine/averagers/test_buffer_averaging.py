@@ -26,6 +26,8 @@ class Peer:
     def __init__(self, number: int, dht: DHT, run_id: str, kind: type = TrainingStateAverager, **more: Any):
         self.model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         self.norm: Any = self.model[1]
+        for name, buffer in more.pop("more", {}).items():
+            self.norm.register_buffer(name, buffer)
         self.fill(float(number))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         if more.pop("with_buffers", True):
@@ -122,6 +124,41 @@ def test_with_tensors_that_are_reused_as_with_an_offloaded_optimizer(make_peer: 
     peers = [make_peer(reuse_tensors=True), make_peer()]
     average(*peers)
     assert peers[0].statistics == peers[1].statistics == AVERAGE
+
+
+def test_one_that_only_helps_changes_nothing(make_peer: Callable[..., Peer]) -> None:
+    """Its own count is the larger one, and counts for nothing."""
+    training, helper = make_peer(), make_peer(auxiliary=True)
+    before = training.statistics
+    for peer in (training, helper):
+        peer.begin()
+    for peer in (training, helper):
+        peer.finish()
+    assert training.statistics == before
+    assert [peer.averager.buffers_left_out for peer in (training, helper)] == [None, None]
+
+
+def test_buffers_of_other_shapes_are_left_alone(make_peer: Callable[..., Peer], said: Callable[[], list[str]]) -> None:
+    peers = [make_peer(), make_peer(more={"statistic": torch.zeros(2)})]
+    average(*peers)
+    assert [peer.norm.running_mean[0].item() for peer in peers] == [70000, 70001]
+    assert len(said()) == 2
+    assert all("not averaged: a peer takes part whose model has buffers of other shapes" in one for one in said())
+
+
+def test_one_whose_module_changes_their_shapes_leaves_them_out_from_then_on(
+    make_peer: Callable[..., Peer], said: Callable[[], list[str]]
+) -> None:
+    changed, other = make_peer(more={"queue": torch.zeros(1)}), make_peer(more={"queue": torch.zeros(1)})
+    average(changed, other)
+    changed.norm.queue = torch.ones(3)
+    average(changed, other)  # their search has begun before that is seen
+    changed.norm.running_mean += 1
+    before = changed.statistics, other.statistics
+    average(changed, other)
+    assert (changed.statistics, other.statistics) == before
+    assert any("the module has given one of them another shape" in one for one in said())
+    assert changed.norm.queue.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("first", [True, False])
