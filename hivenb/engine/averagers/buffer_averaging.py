@@ -64,15 +64,15 @@ class AveragesBuffers(DecentralizedAverager):
 
     # -- in the process that trains -----------------------------------------------------------------------------
 
-    def step(self, *args: Any, averaging_round: bool = False, **kwargs: Any) -> Any:
+    def step(self, *args: Any, **kwargs: Any) -> Any:
         if self.module_buffers is None:
-            return super().step(*args, averaging_round=averaging_round, **kwargs)
-        if averaging_round:
+            return super().step(*args, **kwargs)
+        if kwargs.get("averaging_round"):
             # by now, since the module goes on with its own while they are averaged in the background
             super().step(wait_for_delayed_updates=True)
             self._apply_averaged_buffers()
             self._load_buffers(self.module_buffers)
-        output = super().step(*args, averaging_round=averaging_round, **kwargs)
+        output = super().step(*args, **kwargs)
         self._apply_averaged_buffers()
         return output
 
@@ -111,10 +111,11 @@ class AveragesBuffers(DecentralizedAverager):
         metadata[_WORD] = [self.module_buffers.fingerprint, len(state)]
         return metadata, [*tensors, *state], [*infos, *(_info_of(one) for one in state)]
 
-    def load_state_from_peers(self, **kwargs: Any) -> None:
+    def load_state_from_peers(self, *args: Any, **kwargs: Any) -> Any:
         self._downloaded_buffers = None
-        super().load_state_from_peers(**kwargs)
+        output = super().load_state_from_peers(*args, **kwargs)
         self._take_over_download()
+        return output
 
     def _take_over_download(self) -> None:
         downloaded, self._downloaded_buffers = self._downloaded_buffers, None
