@@ -74,12 +74,12 @@ class Recorder(Callback):
             self._history.mark("round", f"round failed in epoch {report.epoch}: {report.failed}")
 
     def _look_at_buffers(self, strategy: Any) -> None:
-        """Mark on the charts, once, that the module's buffers are not averaged."""
+        """Mark on the charts, once, that the module's buffers are left out."""
         averager = getattr(getattr(strategy, "optimizer", None), "state_averager", None)
-        why = getattr(averager, "buffers_left_out", None)
-        if why is not None and why != self._buffers_left_out:
-            self._buffers_left_out = why
-            self._history.mark("round", f"buffers not averaged: {why}")
+        left_out = getattr(averager, "buffers_left_out", None)
+        if left_out is not None and left_out != self._buffers_left_out:
+            self._buffers_left_out = left_out
+            self._history.mark("round", f"buffers {left_out}")
 
     def _flush_loss(self) -> None:
         if self._loss_sum is not None and self._batches:

@@ -55,7 +55,7 @@ class AveragesBuffers(DecentralizedAverager):
         self.module_buffers = module_buffers
         self._downloaded_buffers: Sequence[torch.Tensor] | None = None
         self._said: set[str] = set()
-        #: why the buffers were left out of a round, in words; ``None`` if they never were
+        #: that the buffers were left out of a round or a download, and why, in words; ``None`` if they never were
         self.buffers_left_out: str | None = None
         # for both processes
         self._outcome = torch.zeros(1, dtype=torch.int64).share_memory_()
@@ -79,7 +79,7 @@ class AveragesBuffers(DecentralizedAverager):
     def _load_buffers(self, buffers: ModuleBuffers) -> None:
         if not buffers.are_as_described:
             self._are_offered.fill_(False)
-            self._say("the module has given one of them another shape")
+            self._say("not averaged: the module has given one of them another shape")
         with self.get_tensors():
             buffers.load()
 
@@ -89,18 +89,18 @@ class AveragesBuffers(DecentralizedAverager):
             return
         self._outcome.zero_()
         if outcome is not _Outcome.AVERAGED:
-            self._say(_WHY_NOT[outcome])
+            self._say(f"not averaged: {_WHY_NOT[outcome]}")
             return
         with self.get_tensors():
             mended = self.module_buffers.apply()
         if mended:
             logger.warning(f"Values that were not finite were replaced by the swarm's average in {', '.join(mended)}")
 
-    def _say(self, why: str) -> None:
-        if why not in self._said:
-            self._said.add(why)
-            self.buffers_left_out = why
-            logger.warning(f"The buffers of the module, such as BatchNorm's statistics, are not averaged: {why}")
+    def _say(self, what: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self.buffers_left_out = what
+            logger.warning(f"The buffers of the module, such as BatchNorm's statistics, are {what}")
 
     def get_current_state(self) -> tuple[Any, Any, Any]:
         metadata, tensors, infos = super().get_current_state()
@@ -124,7 +124,7 @@ class AveragesBuffers(DecentralizedAverager):
         with self.get_tensors():
             fits = self.module_buffers.load_state(downloaded)
         if not fits:
-            self._say("the state that was downloaded has none that fit this module, which keeps its own")
+            self._say("not downloaded: the state of the swarm has none that fit this module, which keeps its own")
 
     @property
     def state_compression(self) -> CompressionBase:

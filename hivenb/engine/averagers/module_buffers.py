@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from hivenb.engine.rounds.exact_tensors import ExactKey
 
-#: Numbers in an integer buffer from which on it is taken for a constant.
+#: Numbers in an integer buffer that is averaged, at most; a larger one is taken for a constant.
 MAX_INTEGERS = 1024
 
 _MEAN, _MEAN_64, _LARGEST, _CONSTANT = "mean", "mean of 64 bits", "largest", "constant"
