@@ -31,7 +31,7 @@ from hivenb.strategy.lightning_schedulers import (
 from hivenb.strategy.module_hooks import ModuleHooks
 from hivenb.strategy.one_device import OneDeviceStrategy
 from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
-from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler
+from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
 from hivenb.strategy.recovery import Recovers, Recovery
 from hivenb.strategy.samples_in_batch import SampleCount
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
@@ -265,7 +265,8 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         return self._make_optimizer(**kwargs)
 
     def _make_optimizer(self, **kwargs: Any) -> Optimizer:
-        return SteeredOptimizer(dht=self.dht, on_epoch=self._epoch_ended, **{**kwargs, **self._optimizer_only_kwargs})
+        settings = with_buffers({**kwargs, **self._optimizer_only_kwargs}, self.lightning_module)
+        return SteeredOptimizer(dht=self.dht, on_epoch=self._epoch_ended, **settings)
 
     def _epoch_ended(self, report: EpochReport) -> None:
         self.last_epoch_report = report
