@@ -47,8 +47,8 @@ class ChartPanel:
         self._due = self._kept_until = 0.0
         self._given = 0
         self._told: dict[str, Any] = {}
-        self.axis = self._dropdown("loss over", AXES, AXES[0])
-        self.smoothing = self._dropdown("smoothing", SMOOTHING, ChartChoice().smoothing)
+        self.axis = self._dropdown("loss over", AXES, AXES[0], "150px")
+        self.smoothing = self._dropdown("smoothing", SMOOTHING, ChartChoice().smoothing, "156px")
         self.log = self._checkbox("log scale", "a logarithmic scale for the loss")
         self.dark = self._checkbox("dark", "light ink on dark paper; in a dark JupyterLab the charts are dark anyway")
         self._choices = (self.axis, self.smoothing, self.log, self.dark)
@@ -144,19 +144,19 @@ class ChartPanel:
             self._changed()
 
         widgets = require_ipywidgets()
-        layout = widgets.Layout(width="58px", margin="0 0 0 4px", padding="0")
-        button = widgets.Button(description=word, icon="download", tooltip=tooltip, layout=layout)
+        layout = widgets.Layout(width="44px", margin="0 0 0 4px", padding="0")
+        button = widgets.Button(description=word, tooltip=tooltip, layout=layout)
         button.on_click(ask)
         return button
 
     @staticmethod
-    def _dropdown(word: str, values: Any, value: str) -> Any:
+    def _dropdown(word: str, values: Any, value: str, width: str) -> Any:
         widgets = require_ipywidgets()
         return widgets.Dropdown(
             options=[(name, name) for name in values],
             value=value,
             description=word,
-            layout=widgets.Layout(width="136px"),
+            layout=widgets.Layout(width=width),
             style={"description_width": "auto"},
         )
 

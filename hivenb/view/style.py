@@ -66,7 +66,7 @@ _CSS = """
 .hivenb .hivenb-compared { table-layout: auto; margin: 0; }
 .hivenb .hivenb-compared th, .hivenb .hivenb-compared td { text-align: right; vertical-align: baseline; }
 .hivenb .hivenb-compared .words { text-align: left; white-space: normal; min-width: 6em; }
-.hivenb .hivenb-compared svg { display: block; }
+.hivenb .hivenb-compared svg { display: block; min-width: 30px; max-width: none; }
 [data-jp-theme-light="false"] .hivenb-compared svg { filter: invert(.93) hue-rotate(180deg); }
 .hivenb-scroll { container-type: inline-size; overflow-x: auto; }
 @container (max-width: 620px)
