@@ -43,6 +43,8 @@ def open_lab(browser: bool, port: int | None, further: Sequence[str], terminal: 
     if port is not None:
         # retries would silently take another port than the one asked for
         command += [f"--port={port}", "--ServerApp.port_retries=0"]
+    if os.geteuid() == 0:  # the rule on a container; Jupyter would end with a question instead
+        command.append("--allow-root")
     os.execv(sys.executable, [*command, *further])
 
 

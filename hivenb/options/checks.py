@@ -19,7 +19,7 @@ from hivenb.errors import OptionsError
 
 CODEC_FIELDS = ("grad_compression", "state_averaging_compression", "load_state_compression")
 
-#: Options that must be on as well: ``state_averager.py`` works in background only on a copy.
+#: Options that must be on as well: ``state_averager.py`` works in background only on a copy. Who needs comes first.
 PREREQUISITES: Mapping[str, tuple[str, ...]] = {
     "delay_grad_averaging": ("delay_optimizer_step",),
     "delay_optimizer_step": ("offload_optimizer", "delay_state_averaging"),
@@ -98,7 +98,7 @@ FACTORY_ARGUMENTS = (
 
 def normalized(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same values in one form each: plain ints and floats, codecs by name where they have one, own copies
-    of dicts.
+    of dicts; what is on as needed (None) is on where it is needed, as in hivemind.
 
     What is wrong stays as it is, for `find_problems` to report.
     """
@@ -109,6 +109,9 @@ def normalized(values: Mapping[str, Any]) -> dict[str, Any]:
     for name in (*_SECONDS, "performance_ema_alpha"):
         if _is_number(values[name]):
             result[name] = float(values[name])
+    for name, needed in PREREQUISITES.items():
+        if result[name] is True:
+            result |= {other: True for other in needed if result[other] is None}
     for name in CODEC_FIELDS:
         try:
             result[name] = codec_name(values[name]) or values[name]

@@ -17,6 +17,7 @@ from hivenb.compression import codec, codec_key
 from hivenb.errors import OptionsError
 from hivenb.options.as_code import describe, strategy_script
 from hivenb.options.checks import CODEC_FIELDS, PREREQUISITES, find_problems, normalized
+from hivenb.options.spelling import did_you_mean
 from hivenb.options.texts import ABOUT, About
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class FieldInfo(About):
 class Options:
     """Every option of `hivenb.HivemindStrategy` but those of the swarm, checked as a whole.
 
-    Each option's meaning, unit and default is in `FIELDS`. Codecs are names in `hivenb.compression.CODECS` or
+    Each option's meaning, unit and default is in `FIELDS`. ``offload_optimizer`` and ``delay_optimizer_step`` are on
+    as needed unless given, and say here whether they are. Codecs are names in `hivenb.compression.CODECS` or
     hivemind's objects; an object that does what a named codec does is kept by its name.
 
     Two options are equal when they configure the same: codecs and ``functools.partial`` objects are compared
@@ -82,6 +84,10 @@ class Options:
     performance_ema_alpha: float = 0.1
     verbose: bool = False
 
+    def __new__(cls, *args: Any, **values: Any) -> Options:
+        _check_names(values)  # before the dataclass's own __init__, whose TypeError suggests nothing
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         values = normalized({name: getattr(self, name) for name in FIELD_NAMES})
         for name, value in values.items():
@@ -117,7 +123,7 @@ class Options:
                 for needed in _all_prerequisites(name):
                     wanted.setdefault(needed, True)
             for dependent in PREREQUISITES:
-                if name in _all_prerequisites(dependent) and value is not True and getattr(self, dependent):
+                if name in _all_prerequisites(dependent) and value is False and getattr(self, dependent):
                     wanted.setdefault(dependent, FIELDS[dependent].default)
         return self.replace(**wanted)
 
@@ -190,7 +196,10 @@ FIELDS: Mapping[str, FieldInfo] = MappingProxyType(
 def _check_names(changes: Mapping[str, Any]) -> None:
     unknown = [name for name in changes if name not in FIELDS]
     if unknown:
-        raise OptionsError(f"No such option: {', '.join(unknown)}. There are {', '.join(FIELD_NAMES)}.")
+        raise OptionsError(
+            f"No such option: {', '.join(unknown)}. {did_you_mean(unknown, FIELD_NAMES)}There are "
+            f"{', '.join(FIELD_NAMES)}."
+        )
 
 
 def _all_prerequisites(name: str) -> set[str]:

@@ -31,6 +31,9 @@ class Followers:
             if self._told is not None:
                 follower.begin(self._told)
 
+    def __contains__(self, follower: object) -> bool:
+        return follower in self._followers
+
     def tell(self, options: Options) -> None:
         """The run trains with these options from now on."""
         with self._lock:

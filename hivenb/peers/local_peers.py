@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hivenb.errors import LocalPeerError
-from hivenb.peers.followed_run import FollowedRun
+from hivenb.peers.followed_run import FollowedRun, Followers
 from hivenb.peers.forking import fork_peer
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.peer_recipe import make_recipe
@@ -75,14 +75,18 @@ class LocalPeers:
             run.followers.add(peer)
         return tuple(new)
 
-    def remove(self, count: int | None) -> None:
-        """See :meth:`hivenb.Swarm.remove_local_peers`."""
+    def remove(self, count: int | None, followers: Followers | None = None) -> None:
+        """See :meth:`hivenb.Swarm.remove_local_peers`.
+
+        :param followers: of these alone
+        """
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
             raise LocalPeerError(f"cannot remove {count!r} peers; give a whole number, or None for all")
         with self._working():
             with self._changed:
-                staying = 0 if count is None else max(0, len(self._peers) - count)
-                leaving, self._peers = self._peers[staying:], self._peers[:staying]
+                meant = [peer for peer in self._peers if followers is None or peer in followers]
+                leaving = meant[0 if count is None else max(0, len(meant) - count) :]
+                self._peers = tuple(peer for peer in self._peers if peer not in leaving)
             _end(leaving, LEAVE_TIMEOUT)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning
+import torch
 
 from hivenb.errors import TrainingError
 
@@ -13,11 +14,17 @@ def split_data(data: Any) -> tuple[Any, Any]:
     """Training and validation data as ``Trainer.fit`` takes them, second and third.
 
     :param data: a DataLoader, a LightningDataModule, or a pair of DataLoaders
-    :raises TrainingError: if there is nothing to train on
+    :raises TrainingError: if there is nothing to train on, or it is in another form
     """
-    train, validation = data if isinstance(data, (tuple, list)) and len(data) == 2 else (data, None)
+    if isinstance(data, (tuple, list)) and len(data) != 2:
+        raise TrainingError(
+            f"data has {len(data)} parts; give a DataLoader, a LightningDataModule, or (training, validation)"
+        )
+    train, validation = data if isinstance(data, (tuple, list)) else (data, None)
     if train is None:
         raise TrainingError("data is None; give a DataLoader, a LightningDataModule, or (training, validation)")
+    for part in (train, validation):
+        _require_batches(part)
     try:
         empty = not isinstance(train, lightning.LightningDataModule) and len(train) == 0
     except (TypeError, NotImplementedError):  # an iterable without a length
@@ -28,3 +35,11 @@ def split_data(data: Any) -> tuple[Any, Any]:
             "a batch with drop_last=True?"
         )
     return train, validation
+
+
+def _require_batches(part: Any) -> None:
+    if isinstance(part, torch.utils.data.Dataset) and not isinstance(part, torch.utils.data.IterableDataset):
+        raise TrainingError(
+            f"{type(part).__name__} gives single samples, and training takes batches; put it into "
+            "torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)"
+        )

@@ -47,7 +47,6 @@ class LocalPeerCount:
 
     def __init__(self, run: TrainingRun):
         self._run = weakref.ref(run)
-        self._swarm = run.swarm
         self._lock = threading.Lock()
         self._wanted: int | None = None
         self._error = ""
@@ -57,7 +56,8 @@ class LocalPeerCount:
         """The count at this moment. Does not wait."""
         with self._lock:
             wanted, error = self._wanted, self._error
-        there = len(alive(self._swarm.local_peers))
+        run = self._run()
+        there = 0 if run is None else len(alive(run.local_peers))
         return LocalCount(there, there if wanted is None else wanted, error)
 
     def ask_for(self, count: int) -> None:
@@ -73,18 +73,19 @@ class LocalPeerCount:
 
     def _work(self) -> None:
         while True:
-            peers = self._swarm.local_peers
+            run = self._run()
+            peers = () if run is None else run.local_peers
             there = len(alive(peers))
             with self._lock:
-                run, wanted = self._run(), self._wanted
+                wanted = self._wanted
                 if run is None or wanted is None or wanted == there:
                     self._wanted = None
                     return
             try:
                 if there < wanted:
-                    self._swarm.add_local_peers(1, run)  # one by one: by then, another number may have been asked for
+                    run.swarm.add_local_peers(1, run)  # one by one: by then, another number may have been asked for
                 else:
-                    self._swarm.remove_local_peers(_newest(peers, there - wanted))
+                    run.swarm.remove_local_peers(_newest(peers, there - wanted), run)
             except Exception as e:  # whatever it is, it is shown; the thread has nobody to raise it to
                 with self._lock:
                     self._wanted, self._error = None, f"{type(e).__name__}: {e}"

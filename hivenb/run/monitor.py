@@ -45,6 +45,7 @@ class Monitor:
     :param history: where to write
     :param roster: where to keep who takes part; one of its own unless given
     :param target_batch_size: gives the samples that make an epoch, as of now
+    :param samples: gives those that this peer has trained on so far
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Monitor:
         history: History,
         roster: Roster | None = None,
         target_batch_size: Callable[[], int] = lambda: 1,
+        samples: Callable[[], int] = lambda: 0,
     ):
         self._swarm, self._run_id, self._history = swarm, run_id, history
         self._roster = Roster() if roster is None else roster
-        self._target_batch_size = target_batch_size
+        self._target_batch_size, self._samples = target_batch_size, samples
         self._names: PublicNames | None = None
         #: called after each sample with the peers that are here; on this thread, which may wait for the DHT
         self.on_look: Callable[[Sequence[PeerInfo]], None] | None = None
@@ -150,7 +152,7 @@ class Monitor:
         if (allocated := gpu_bytes()) is not None:
             figures["gpu_memory"] = allocated
         for name, value in figures.items():
-            self._history.record(name, value, epoch=epoch)
+            self._history.record(name, value, epoch=epoch, samples=self._samples())
         self._count_traffic()
 
     def _look_for_names(self) -> dict[str, str]:
@@ -165,7 +167,7 @@ class Monitor:
             if (exchanged := self._traffic.read()) is not None:
                 totals = (self._sent_before + exchanged.sent, self._received_before + exchanged.received)
                 for name, total in zip(("bytes_sent", "bytes_received"), totals, strict=True):
-                    self._history.record(name, total, epoch=self._epoch)
+                    self._history.record(name, total, epoch=self._epoch, samples=self._samples())
 
     def _mark_changes(self, before: set[str], after: set[str]) -> None:
         gone = {member.peer.peer_id for member in self._roster.members if member.presence is Presence.GONE}

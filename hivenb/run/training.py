@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lightning
 
 from hivenb.engine.progress.estimate import seconds_left
-from hivenb.errors import OptionsError, TrainingError
+from hivenb.errors import TrainingError
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import History
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import Followers
-from hivenb.run.data import split_data
-from hivenb.run.monitor import Monitor
+from hivenb.run.arguments import check_arguments
+from hivenb.run.fit import Fit, prepare_fit
 from hivenb.run.recorder import Recorder
 from hivenb.run.run_folder import RunFolder
 from hivenb.run.run_options import RunOptions
 from hivenb.run.stage import Gate, Stage
 from hivenb.run.status import RunState, RunStatus, status_of
-from hivenb.run.trainer import make_trainer
-from hivenb.strategy.hivemind_strategy import HivemindStrategy
+from hivenb.run.succession import claim_place, give_way, one_starts
+from hivenb.run.waiting import Goal, wait_with_line
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.roster import Roster
 from hivenb.swarm.swarm import Swarm, adopt
 
 if TYPE_CHECKING:
     from hivenb.engine.progress.peer_reports import PeerInfo
+    from hivenb.peers.local_peer import LocalPeer
+    from hivenb.strategy.hivemind_strategy import HivemindStrategy
 
 
 class TrainingRun:
@@ -41,20 +44,15 @@ class TrainingRun:
     :param swarm: the open swarm to train in
     :param options: the switches of collaborative training
     :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`hivenb.run.trainer.TRAINER_DEFAULTS`
-    :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for
+    :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for; or the model or
+      the swarm is something else
     :raises OptionsError: if ``options`` is something else than :class:`hivenb.Options`
     """
 
     _may_host = True
 
     def __init__(self, model: Any, data: Any, *, swarm: Swarm, options: Options, **trainer_kwargs: Any):
-        if "strategy" in trainer_kwargs:
-            raise TrainingError(
-                f"strategy={trainer_kwargs['strategy']!r} cannot be given to a TrainingRun: it trains with "
-                "HivemindStrategy, set up by options=. Use lightning.Trainer directly for another one"
-            )
-        if not isinstance(options, Options):
-            raise OptionsError(f"options has to be a hivenb.Options, and is {options!r}")
+        check_arguments(model, swarm, options, trainer_kwargs)
         self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
         self.history, self.roster = History(), Roster()
         #: those who train with the options of this run, from when it begins: its local peers
@@ -63,9 +61,7 @@ class TrainingRun:
         self._options = RunOptions(options, self._stage, self.history, self._train_with, self._position)
         self._exception: BaseException | None = None
         self._recorder = Recorder(self.history)
-        self._trainer: lightning.Trainer | None = None
-        self._strategy: HivemindStrategy | None = None
-        self._monitor: Monitor | None = None
+        self._fit: Fit | None = None
         self._thread: threading.Thread | None = None
         self._folder = RunFolder()
         adopt(swarm, self, options.run_id)
@@ -75,37 +71,28 @@ class TrainingRun:
     def start(self) -> None:
         """Start to train, or go on from where :meth:`stop` or an error left it. Returns at once.
 
-        :raises TrainingError: if the data has no batches
+        A run of the same name that trains in this swarm already is stopped first, with a warning, and its local peers
+        leave. Runs of different names train side by side.
+
+        :raises TrainingError: if the data has no batches, or another run trains this model at the moment
         :raises SwarmError: if the swarm is closed
         :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
         """
-        with self._stage.changed:
+        with one_starts, self._stage.changed:
             if self._state.is_active:
                 if self._state is RunState.PAUSED:
                     self.resume()
                 elif self._state is RunState.STOPPING:
                     raise TrainingError("the run is stopping; wait for it with run.wait() and start it again")
                 return
-            train, validation = split_data(self.data)
-            with self.swarm.logs.this_thread():
-                strategy = HivemindStrategy(dht=self.swarm.dht, **self.options.to_strategy_kwargs())
-                own = [self._recorder, Gate(self._stage, self._began, self._step_aside)]
-                trainer = make_trainer(strategy, str(self._folder.path), self.trainer_kwargs, own)
-            strategy.on_epoch = self._on_epoch
+            gate = Gate(self._stage, self._began, self._step_aside)
+            folder = str(self._folder.path)
+            fit = prepare_fit(self, folder, self._recorder, gate, self._on_epoch, self._options.look)
+            older = claim_place(self)
             adopt(self.swarm, self, self.options.run_id)
-            self._trainer, self._strategy, self._exception = trainer, strategy, None
-            self._monitor = Monitor(
-                self.swarm, self.options.run_id, self.history, self.roster, lambda: self.options.target_batch_size
-            )
-            self._monitor.on_look = self._options.look
-            self._monitor.tracker = lambda: strategy.optimizer and strategy.optimizer.tracker
+            self._fit, self._exception = fit, None
             self._stage.enter(RunState.STARTING)
-            self._thread = threading.Thread(
-                target=self._train,
-                args=(trainer, strategy, self._monitor, train, validation),
-                name="hivenb-trainer",
-                daemon=True,
-            )
+            self._thread = threading.Thread(target=self._train, args=(fit, older), name="hivenb-trainer", daemon=True)
             self._thread.start()
 
     def stop(self, wait: bool = True) -> None:
@@ -116,10 +103,10 @@ class TrainingRun:
         with self._stage.changed:
             if self._state.is_active:
                 self._stage.enter(RunState.STOPPING)
-                if self._trainer is not None:
-                    self._trainer.should_stop = True
-                if self._strategy is not None and self._strategy.optimizer is not None:
-                    self._strategy.optimizer.retire()
+                if self._fit is not None:
+                    self._fit.trainer.should_stop = True
+                    if self._fit.optimizer is not None:
+                        self._fit.optimizer.retire()
             if not wait or self._is_trainer_thread():
                 return
             self._stage.wait_until(lambda: not self._state.is_active)
@@ -147,7 +134,8 @@ class TrainingRun:
     def wait(self, epochs: int | None = None, steps: int | None = None, timeout: float | None = None) -> bool:
         """Wait until the run has gone so much further from now, or has ended.
 
-        An interrupt (KeyboardInterrupt) ends the waiting at once; training goes on in the background.
+        An interrupt (KeyboardInterrupt) ends the waiting at once; training goes on in the background. In a notebook and
+        in a terminal, a line tells how far it is.
 
         :param epochs: that many further epochs of the swarm
         :param steps: that many further batches of this peer
@@ -156,21 +144,13 @@ class TrainingRun:
         :raises TrainingError: if the run was not started
         :raises Exception: whatever ended the run, as it was raised in the background thread
         """
-        with self._stage.changed:
-            if self._state is RunState.READY:
-                raise TrainingError("the run was not started; call run.start() first")
-            epoch_goal = self._recorder.epoch + (epochs or 0)
-            step_goal = self._recorder.steps + (steps or 0)
-
-            def reached() -> bool:
-                if epochs is None and steps is None:
-                    return not self._state.is_active
-                return self._recorder.epoch >= epoch_goal and self._recorder.steps >= step_goal
-
-            self._stage.wait_until(lambda: reached() or not self._state.is_active, timeout)
-            if self._exception is not None:
-                raise self._exception
-            return reached()
+        if self._state is RunState.READY:
+            raise TrainingError("the run was not started; call run.start() first")
+        goal = Goal(epochs, steps, self._recorder.epoch, self._recorder.steps)
+        reached = wait_with_line(goal, self._stage, self._recorder, lambda: self.status, timeout)
+        if self._exception is not None:
+            raise self._exception
+        return reached
 
     def wait_for(self, state: RunState, timeout: float | None = None) -> bool:
         """Wait until the run is in a state, or has ended.
@@ -236,12 +216,12 @@ class TrainingRun:
     @property
     def strategy(self) -> HivemindStrategy | None:
         """The strategy of the present or last start."""
-        return self._strategy
+        return None if self._fit is None else self._fit.strategy
 
     @property
     def trainer(self) -> lightning.Trainer | None:
         """The Trainer of the present or last start."""
-        return self._trainer
+        return None if self._fit is None else self._fit.trainer
 
     @property
     def advice(self) -> tuple[Advice, ...]:
@@ -254,16 +234,26 @@ class TrainingRun:
         """What hivemind, Lightning and hivenb have logged in the background, newest last."""
         return self.swarm.logs.tail()
 
+    @property
+    def is_active(self) -> bool:
+        """Whether it is at work, or about to be."""
+        return self._state.is_active
+
+    @property
+    def local_peers(self) -> tuple[LocalPeer, ...]:
+        """Its peers on this machine that were added and not removed, whether they still run or not."""
+        return tuple(peer for peer in self.swarm.local_peers if peer in self.followers)
+
     def peers(self) -> tuple[PeerInfo, ...]:
         """The peers of the run, as last seen while it was active."""
-        return () if self._monitor is None or not self._state.is_active else self._monitor.peers
+        return () if self._fit is None or not self._state.is_active else self._fit.monitor.peers
 
     @property
     def status(self) -> RunStatus:
         """The run at this moment. Cheap: asks neither the swarm nor the device."""
         with self._stage.changed:
             state, error = self._state, self._exception
-        optimizer = None if self._strategy is None or not state.is_active else self._strategy.optimizer
+        optimizer = self._optimizer if state.is_active else None
         return status_of(
             state,
             error,
@@ -279,55 +269,52 @@ class TrainingRun:
 
     # -- the background thread ----------------------------------------------------------------------------------
 
-    def _train(
-        self, trainer: lightning.Trainer, strategy: HivemindStrategy, monitor: Monitor, train: Any, validation: Any
-    ) -> None:
+    def _train(self, fit: Fit, older: Sequence[TrainingRun]) -> None:
         failure: BaseException | None = None
         run_id = self.options.run_id
         with self.swarm.logs.this_thread():
             try:
-                monitor.start()
+                give_way(older, self)
+                fit.monitor.start()
                 self._options.join(Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host))
                 steps_before = self._recorder.steps
-                trainer.fit(self.model, train, validation, ckpt_path=self._folder.checkpoint, weights_only=False)
-                if self._recorder.steps == steps_before and not trainer.should_stop:
+                fit(self.model, self._folder.checkpoint)
+                if self._recorder.steps == steps_before and not fit.trainer.should_stop:
                     raise TrainingError("the training data gave no batches; is the dataset empty?")
             except BaseException as e:  # surfaces at wait() and in the panel
                 failure = e
             try:
-                if strategy.optimizer is not None:
-                    self._folder.keep_state(trainer)
+                if fit.optimizer is not None:
+                    self._folder.keep_state(fit.trainer)
             except Exception as e:
                 failure = failure or e
-            monitor.close()
+            fit.monitor.close()
             self._options.leave()
         with self._stage.changed:
             self._stage.do_tasks()  # options that came too late are those of the next start
             self.followers.end()
-            stopped = self._state is RunState.STOPPING
             self._exception = failure
-            if failure is not None:
-                self.history.mark("run", f"failed: {type(failure).__name__}")
-                self._stage.enter(RunState.FAILED)
-            else:
-                self._stage.enter(RunState.STOPPED if stopped else RunState.FINISHED)
+            ended = RunState.STOPPED if self._state is RunState.STOPPING else RunState.FINISHED
+            ended = RunState.FAILED if failure is not None else ended
+            self.history.mark("run", ended.value if failure is None else f"failed: {type(failure).__name__}")
+            self._stage.enter(ended)
 
     def _on_epoch(self, report: Any) -> None:
         self._recorder.on_epoch(report)
-        if self._monitor is not None:
-            self._monitor.on_epoch(report.epoch)
+        if self._fit is not None:
+            self._fit.monitor.on_epoch(report.epoch)
         self._options.on_epoch()
         self._stage.notify()
 
     def _train_with(self, options: Options) -> None:
         """Go on with other options, on the training thread between two batches."""
-        if self._strategy is not None:
-            self._strategy.change_options(options)
+        if self._fit is not None:
+            self._fit.strategy.change_options(options)
         if self._state in (RunState.TRAINING, RunState.PAUSED):
             self.followers.tell(options)
 
     def _position(self) -> tuple[int, float | None]:
-        optimizer = None if self._strategy is None else self._strategy.optimizer
+        optimizer = self._optimizer
         if optimizer is None:
             return 0, None
         return optimizer.local_epoch, seconds_left(optimizer.tracker.global_progress)
@@ -337,8 +324,12 @@ class TrainingRun:
         self.followers.tell(self.options)
 
     def _step_aside(self) -> None:
-        if self._strategy is not None and self._strategy.optimizer is not None:
-            self._strategy.optimizer.step_aside()
+        if (optimizer := self._optimizer) is not None:
+            optimizer.step_aside()
+
+    @property
+    def _optimizer(self) -> Any:
+        return None if self._fit is None else self._fit.optimizer
 
     @property
     def _state(self) -> RunState:

@@ -14,6 +14,7 @@ from hivemind.p2p import P2P
 
 from hivenb.errors import OptionsError
 from hivenb.options.options import FIELDS
+from hivenb.options.spelling import did_you_mean
 
 #: What the strategy gives to hivemind's optimizer and to the DHT by itself.
 _OPTIMIZERS_OWN = {"self", "dht", "optimizer", "params", "scheduler", "batch_size_per_step"}
@@ -40,8 +41,9 @@ def sort_keywords(keywords: Mapping[str, Any]) -> SortedKeywords:
     unknown = [name for name in keywords if name not in homes]
     if unknown:
         raise OptionsError(
-            f"HivemindStrategy does not know {', '.join(map(repr, unknown))}; beyond its documented parameters it "
-            f"takes {', '.join(sorted(homes))}"
+            f"HivemindStrategy does not know {', '.join(map(repr, unknown))}. "
+            f"{did_you_mean(unknown, [*homes, *FIELDS])}Beyond its documented parameters it takes "
+            f"{', '.join(sorted(homes))}"
         )
     for name, value in keywords.items():
         getattr(result, homes[name])[name] = value

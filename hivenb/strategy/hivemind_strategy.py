@@ -8,13 +8,11 @@ from typing import Any
 
 import hivemind
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
-from hivenb.engine.dht.addresses import PUBLIC
-from hivenb.engine.dht.dht import DHT, reachable_addresses
+from hivenb.engine.dht.dht import reachable_addresses
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
 from hivenb.engine.optimizer.optimizer import Optimizer
@@ -24,24 +22,23 @@ from hivenb.options.options import Options
 from hivenb.strategy.further_keywords import sort_keywords
 from hivenb.strategy.lightning_schedulers import HiveMindScheduler, scheduler_maker, schedulers_for_hivemind
 from hivenb.strategy.module_hooks import ModuleHooks
+from hivenb.strategy.one_device import OneDeviceStrategy
+from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
 from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler
-from hivenb.strategy.samples_in_batch import count_samples
+from hivenb.strategy.samples_in_batch import SampleCount
 from hivenb.strategy.trainer_checks import check_trainer
 from hivenb.strategy.trainer_registry import make_known
 from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
-from hivenb.swarm.invite import addresses_from_environment, read_addresses
+from hivenb.swarm.starting import start_dht
 from hivenb.system.environment import require_linux
 
 __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
-
-#: Where the strategy's own DHT listens when ``host_maddrs`` is not given, as documented for Lightning.
-DEFAULT_HOST_MADDRS = PUBLIC
 
 #: Seconds between two looks of an auxiliary peer, in place of each of its batches, whether there is a round to help in.
 HELPING_INTERVAL = 0.1
 
 
-class HivemindStrategy(SingleDeviceStrategy):
+class HivemindStrategy(OneDeviceStrategy):
     """Train one model together with all peers of a run, over the internet, on machines that come and go.
 
     Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
@@ -56,9 +53,10 @@ class HivemindStrategy(SingleDeviceStrategy):
     :param batch_size: samples in each batch of this peer; by default read from each batch
     :param delay_state_averaging: average parameters in the background, while training goes on
     :param delay_optimizer_step: run the optimizer in the background and apply its result in a later step; needs
-      ``offload_optimizer`` and ``delay_state_averaging``
+      ``offload_optimizer`` and ``delay_state_averaging``. By default as ``delay_grad_averaging``
     :param delay_grad_averaging: average gradients in the background; needs ``delay_optimizer_step``
-    :param offload_optimizer: keep the optimizer and its state in host memory, to save memory of the device
+    :param offload_optimizer: keep the optimizer and its state in host memory, to save memory of the device. By default
+      only where ``delay_optimizer_step`` needs it
     :param reuse_grad_buffers: accumulate in the model's own ``.grad``, to save one buffer per parameter. The
       module's ``optimizer_zero_grad`` has no effect meanwhile
     :param scheduler_fn: ``callable(optimizer) -> LRScheduler``. Required instead of a scheduler from
@@ -121,30 +119,24 @@ class HivemindStrategy(SingleDeviceStrategy):
                 averager_opts=averager_opts,
                 **further.options,
             )
-            peers = read_addresses(initial_peers) or (() if dht is not None else addresses_from_environment())
         except HivenbError as e:
             raise MisconfigurationException(str(e)) from e
-        own = sorted({"host_maddrs"} & {"host_maddrs" if host_maddrs else ""} | set(further.dht))
-        if dht is not None and (peers or own):
-            raise MisconfigurationException(
-                f"HivemindStrategy borrows a running DHT (dht=), so {', '.join(own or ['initial_peers'])} would have "
-                "no effect; give it to that DHT when you start it, or leave out dht="
-            )
         #: called with an EpochReport on the training thread after each epoch of the swarm
         self.on_epoch: Callable[[EpochReport], None] | None = None
         #: what the last epoch of the swarm in the present or last ``fit`` came to; ``None`` before the first
         self.last_epoch_report: EpochReport | None = None
         self._dht = dht
         self._owns_dht = dht is None
-        self._dht_kwargs = {
-            "initial_peers": list(peers) or None,
-            "host_maddrs": list(host_maddrs or DEFAULT_HOST_MADDRS),
-            "client_mode": bool(self.options.client_mode),
-            **further.dht,
-        }
+        self._dht_kwargs = dht_settings(
+            initial_peers,
+            host_maddrs,
+            further.dht,
+            borrows=dht is not None,
+            client_mode=bool(self.options.client_mode),
+        )
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
-        self._samples_in_step = self._samples_in_batch = self._samples_of_first_batch = 0
+        self._samples = SampleCount()
         self._hooks: ModuleHooks | None = None
         self._declaration: ModelDeclaration | None = None
 
@@ -152,9 +144,12 @@ class HivemindStrategy(SingleDeviceStrategy):
 
     @property
     def dht(self) -> hivemind.DHT:
-        """The DHT: the borrowed one, or the strategy's own, which is started when it is first needed."""
+        """The DHT: the borrowed one, or the strategy's own, which is started when it is first needed.
+
+        :raises SwarmError: if it cannot be started, or none of the initial peers answers
+        """
         if self._dht is None:
-            self._dht = DHT(start=True, **self._dht_kwargs)
+            self._dht = start_dht(self._dht_kwargs)
             addresses = ",".join(reachable_addresses(self._dht))
             rank_zero_info(f"Other machines can join this run with the same command and\nINITIAL_PEERS={addresses}")
         return self._dht
@@ -264,18 +259,16 @@ class HivemindStrategy(SingleDeviceStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called in the training loop before anything happens for that batch; counts its samples."""
         if not self.options.auxiliary:
-            self._samples_in_batch = self.options.batch_size or count_samples(batch)
-            self._samples_in_step += self._samples_in_batch
+            self._samples.add(batch, self.options.batch_size)
 
     def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes the gradients; where they are summed in the model, each batch is weighed by its samples."""
         if not self.options.reuse_grad_buffers or self._optimizer is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
-        self._samples_of_first_batch = self._samples_of_first_batch or self._samples_in_batch
         averager, trainer = self._optimizer.grad_averager, self.lightning_module.trainer  # type: ignore[union-attr]
         # Lightning divides the loss by the number of batches of a step
-        averager.samples_of_weight_one = self._samples_of_first_batch * trainer.accumulate_grad_batches
-        weight = self._samples_in_batch / self._samples_of_first_batch
+        averager.samples_of_weight_one = self._samples.of_first_batch * trainer.accumulate_grad_batches
+        weight = self._samples.in_batch / self._samples.of_first_batch
         return super().backward(closure_loss * weight, optimizer, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -287,7 +280,7 @@ class HivemindStrategy(SingleDeviceStrategy):
             closure()  # Lightning wants it called; it computes nothing
             time.sleep(HELPING_INTERVAL)
             return optimizer.step()
-        samples, self._samples_in_step = self._samples_in_step, 0
+        samples = self._samples.take()
         # as the method of the base class, which takes no model of pytorch_lightning
         stepping: Any = model or self.lightning_module
         return self.precision_plugin.optimizer_step(
@@ -323,28 +316,12 @@ class HivemindStrategy(SingleDeviceStrategy):
             if self._optimizer is not None:
                 self._optimizer.shutdown()
         finally:
-            if self._owns_dht and self._dht is not None:
-                self._dht.shutdown()
-                self._dht = None
-            super().teardown()
-
-    @property
-    def parallel_devices(self) -> list[torch.device]:
-        """Always empty when read, which makes Lightning hand over the devices that the Trainer was given."""
-        return []
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices: list[torch.device]) -> None:
-        if len(devices) != 1:
-            raise MisconfigurationException(
-                f"HivemindStrategy trains on one device for each Trainer, and got {len(devices)}: "
-                f"{', '.join(map(str, devices))}. Use devices=1, or devices=[k] to choose one, and let the other "
-                "devices join the run as peers of their own"
-            )
-        self._root_device = devices[0]
-
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: there is no process group; peers come and go, and wait for nobody."""
+            try:
+                if self._owns_dht and self._dht is not None:
+                    self._dht.shutdown()
+                    self._dht = None
+            finally:
+                super().teardown()
 
 
 make_known(HivemindStrategy)

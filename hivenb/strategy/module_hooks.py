@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
-
-logger = logging.getLogger(__name__)
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 _MISSING = object()
 _LIGHTNINGS_OWN = ("lightning.", "pytorch_lightning.")
@@ -23,6 +20,7 @@ class ModuleHooks:
     def __init__(self, module: Any):
         self._module = module
         self._own: dict[str, Any] = {}
+        self._clipping: Any = None
 
     def disable_zero_grad(self) -> None:
         """Let ``optimizer_zero_grad`` have no effect: gradients of earlier batches are still needed.
@@ -31,13 +29,13 @@ class ModuleHooks:
         """
         if "optimizer_zero_grad" in self._own:
             return
-        hook = self._module.optimizer_zero_grad
+        hook, _ = self._find("optimizer_zero_grad")
         if not getattr(hook, "__module__", "").startswith(_LIGHTNINGS_OWN):
-            logger.warning(
+            rank_zero_warn(
                 f"{type(self._module).__name__}.optimizer_zero_grad has no effect with reuse_grad_buffers=True: "
                 "gradients are accumulated in the model, and hivemind clears them"
             )
-        self._replace("optimizer_zero_grad", _do_nothing)
+        self._silence("optimizer_zero_grad")
 
     def enable_zero_grad(self) -> None:
         """Let ``optimizer_zero_grad`` have its effect again."""
@@ -52,8 +50,8 @@ class ModuleHooks:
         """
         if not self._module.automatic_optimization:
             return  # such a module clips for itself
-        clip, trainer = self._module.configure_gradient_clipping, self._module.trainer
-        self._replace("configure_gradient_clipping", _do_nothing)
+        clip, trainer = self._find("configure_gradient_clipping")[0], self._module.trainer
+        self._silence("configure_gradient_clipping")
 
         def clip_before_step(stepping: torch.optim.Optimizer, *args: Any) -> None:
             clip(
@@ -62,10 +60,12 @@ class ModuleHooks:
                 gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             )
 
-        optimizer.register_step_pre_hook(clip_before_step)
+        self._clipping = optimizer.register_step_pre_hook(clip_before_step)
 
     def restore(self) -> None:
-        """Put the module's own hooks back."""
+        """Put the module's own hooks back, and take that off its optimizer which may be used again."""
+        if self._clipping is not None:
+            self._clipping.remove()
         for name in list(self._own):
             self._put_back(name)
 
@@ -73,14 +73,40 @@ class ModuleHooks:
         if name not in self._own:
             return
         own = self._own.pop(name)
-        delattr(self._module, name)
-        if own is not _MISSING:
+        if own is _MISSING:
+            vars(self._module).pop(name, None)  # somebody else may have done so by now
+        else:
             setattr(self._module, name, own)
 
-    def _replace(self, name: str, hook: Callable[..., Any]) -> None:
-        self._own[name] = vars(self._module).get(name, _MISSING)
-        setattr(self._module, name, hook)
+    def _silence(self, name: str) -> None:
+        hook, self._own[name] = self._find(name)
+        setattr(self._module, name, _Silenced(hook, self._own[name]))
+
+    def _find(self, name: str) -> tuple[Any, Any]:
+        """A hook, and the same as far as it is an attribute of the module itself."""
+        hook = getattr(self._module, name)
+        if isinstance(hook, _Silenced):  # by somebody else, who has not put it back yet
+            return hook.__wrapped__, hook.own
+        return hook, vars(self._module).get(name, _MISSING)
 
 
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    pass
+class _Silenced:
+    """A hook that does nothing in the module that is trained; in a copy of that module it is itself.
+
+    :param hook: the module's
+    :param own: the same as far as it was an attribute of the module itself
+    """
+
+    def __init__(self, hook: Any, own: Any):
+        self.__wrapped__ = hook  # whether a hook is the user's own, Lightning sees by this
+        self.own = own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __reduce__(self) -> Any:
+        return _itself, (self.__wrapped__,)
+
+
+def _itself(hook: Any) -> Any:
+    return hook

@@ -1,4 +1,4 @@
-"""How many samples a batch holds."""
+"""How many samples a batch holds, and how many have come since the last step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,36 @@ from typing import Any
 
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+
+class SampleCount:
+    """Samples of the batches of one peer."""
+
+    def __init__(self) -> None:
+        #: of the present batch
+        self.in_batch = 0
+        self._of_first_batch = 0
+        self._since_step = 0
+
+    def add(self, batch: Any, batch_size: int | None) -> None:
+        """Count a batch.
+
+        :param batch_size: of all batches; ``None`` to look at this one
+        :raises MisconfigurationException: if its size cannot be told
+        """
+        self.in_batch = batch_size or count_samples(batch)
+        self._since_step += self.in_batch
+
+    def take(self) -> int:
+        """Samples since this was last called."""
+        count, self._since_step = self._since_step, 0
+        return count
+
+    @property
+    def of_first_batch(self) -> int:
+        """Samples of the batch at which this was first looked at: each other one is weighed against it."""
+        self._of_first_batch = self._of_first_batch or self.in_batch
+        return self._of_first_batch
 
 
 def count_samples(batch: Any) -> int:

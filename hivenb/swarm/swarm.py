@@ -14,10 +14,13 @@ from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
 from hivenb.errors import SwarmError
+from hivenb.options.spelling import did_you_mean
 from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peers import LocalPeers
 from hivenb.swarm.invite import encode_invite, read_addresses
+from hivenb.swarm.onlookers import Onlookers
+from hivenb.swarm.starting import start_dht
 from hivenb.system.environment import require_linux
 from hivenb.system.logs import collect_logs
 
@@ -153,18 +156,9 @@ class Swarm:
         self._local_peers: LocalPeers | None = None
         self._dht: DHT | None = None
         self._last_run_id = "lightning_run"
-        self.logs = collect_logs()
-        dht = None
-        try:
-            dht = DHT(start=False, **settings.dht_kwargs())
-            dht.run_in_background(await_ready=True, timeout=settings.startup_timeout + 30)
-            self.peer_id = dht.peer_id.to_base58()
-        except BaseException as e:
-            if dht is not None and dht.pid is not None:
-                dht.terminate()
-            if isinstance(e, Exception):
-                raise SwarmError(_start_failed(e, settings)) from e
-            raise
+        self.logs, self.onlookers = collect_logs(), Onlookers()
+        dht = start_dht(settings.dht_kwargs())
+        self.peer_id = dht.peer_id.to_base58()
         self._dht = dht
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -229,14 +223,15 @@ class Swarm:
             local_peers = self._local_peers = self._local_peers or LocalPeers()
         return local_peers.add(count, run, addresses)  # without the lock: it takes its time, and close() may end it
 
-    def remove_local_peers(self, count: int | None = None) -> None:
+    def remove_local_peers(self, count: int | None = None, run: FollowedRun | None = None) -> None:
         """Let peers on this machine leave, the newest first.
 
         :param count: how many; by default all that have been added
+        :param run: of this run alone
         :raises LocalPeerError: if that is no number of peers
         """
         if self._local_peers is not None:
-            self._local_peers.remove(count)
+            self._local_peers.remove(count, None if run is None else run.followers)
 
     @property
     def local_peers(self) -> tuple[LocalPeer, ...]:
@@ -263,6 +258,7 @@ class Swarm:
         with self._registry_lock:
             if self._open.get(self.name) is self:
                 del self._open[self.name]
+        self.onlookers.close()
 
     def __enter__(self) -> Swarm:
         return self
@@ -308,7 +304,10 @@ def _read_settings(settings: dict[str, Any]) -> _Settings:
     given = dict(settings)
     names = [f.name for f in fields(_Settings)]
     if unknown := sorted(set(given) - set(names)):
-        raise TypeError(f"Swarm has no setting {', '.join(unknown)}; there are name, {', '.join(names)}")
+        raise TypeError(
+            f"Swarm has no setting {', '.join(unknown)}. {did_you_mean(unknown, names)}There are name, "
+            f"{', '.join(names)}"
+        )
     for name in ("host_maddrs", "announce_maddrs"):
         value = given.get(name) or ()
         given[name] = (value,) if isinstance(value, str) else tuple(value)
@@ -318,24 +317,9 @@ def _read_settings(settings: dict[str, Any]) -> _Settings:
     return _Settings(**given)
 
 
-def _start_failed(error: Exception, settings: _Settings) -> str:
-    what = str(error) or type(error).__name__
-    if "address already in use" in what:
-        return (
-            f"the port is in use: {what}. Leave the port to the system with .../tcp/0, or end what listens at "
-            f"{', '.join(settings.host_maddrs)}"
-        )
-    if settings.initial_peers and ("bootstrap" in what or "initial_peers" in what):
-        return (
-            f"none of the peers answers: {', '.join(settings.initial_peers)} ({what}). Is the swarm still open there, "
-            "and can this machine reach it? A swarm that was not opened with public=True is reachable from its own "
-            "machine only"
-        )
-    return f"the DHT could not be started: {what}"
-
-
 def _close_all() -> None:
     for swarm in list(Swarm._open.values()):
+        swarm.onlookers.forget()
         swarm.close()
 
 

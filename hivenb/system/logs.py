@@ -7,20 +7,17 @@ those of its forked children, and whatever else these print, through a pipe.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import warnings
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from select import PIPE_BUF
 from typing import Any, TextIO
 
 from hivenb.engine.process import child_process
-
-#: Lines kept; the oldest go first.
-CAPACITY = 1000
+from hivenb.system.log_lines import CAPACITY, LogLines, is_deprecation_in_a_library, is_noise
 
 #: Loggers whose records are collected. hivemind's all come from threads and processes of its own.
 _ALWAYS = ("hivemind", "hivenb")
@@ -39,7 +36,7 @@ class LogCollector(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
-        self._lines: deque[str] = deque(maxlen=CAPACITY)
+        self._lines = LogLines()
         self._owner = os.getpid()
         self._threads: set[int] = set()
         self.version = 0
@@ -51,10 +48,9 @@ class LogCollector(logging.Handler):
 
     def tail(self, count: int = CAPACITY) -> tuple[str, ...]:
         """The newest lines, oldest first."""
-        lines = tuple(self._lines.copy())
-        return lines[-count:] if count > 0 else ()
+        return self._lines.tail(count)
 
-    @contextmanager
+    @contextlib.contextmanager
     def this_thread(self) -> Iterator[None]:
         """Collect what Lightning logs and what anybody warns of on this thread, instead of printing it."""
         _watch_lightning(self)  # one of its packages may have been imported in the meantime
@@ -71,6 +67,8 @@ class LogCollector(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = " ".join(self.format(record).split("\n"))
+        if is_noise(line):
+            return
         if os.getpid() == self._owner:
             self._keep(line)
         else:
@@ -78,10 +76,11 @@ class LogCollector(logging.Handler):
             os.write(self._write_end, line.encode(errors="replace")[: PIPE_BUF - 1] + b"\n")
 
     def _keep(self, line: str) -> None:
-        self._lines.append(line)
-        self.version += 1
-        if self.echo is not None:
-            self.echo.write(line + "\n")
+        with self.lock or contextlib.nullcontext():
+            is_new = self._lines.add(line)
+            self.version += 1
+            if is_new and self.echo is not None:
+                self.echo.write(line + "\n")
 
     def _collect(self, read_end: int) -> None:
         with os.fdopen(read_end, "rb") as lines:
@@ -158,6 +157,8 @@ def _collect_warnings(collector: LogCollector) -> None:
 
     def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
         if file is None and collector.owns(threading.get_ident()):
+            if is_deprecation_in_a_library(category, filename):
+                return
             logging.getLogger("hivenb.warnings").warning("%s: %s", category.__name__, message)
         else:
             printed(message, category, filename, lineno, file, line)

@@ -30,10 +30,10 @@ class AdvicePanel:
         widgets = require_ipywidgets()
         self._apply = apply
         self._shown: tuple[Advice, ...] = ()
-        self._nothing = widgets.HTML(note(NOTHING), layout=widgets.Layout(width="100%"))
+        self._nothing = widgets.HTML(note(NOTHING), layout=widgets.Layout(margin="0"))
         # One row for each rule, for good: a press must never reach an advice that has just moved to its place.
         self._rows: dict[str, _Row] = {}
-        self.widget = widgets.VBox([self._nothing], layout=widgets.Layout(width="100%"))
+        self.widget = widgets.VBox([self._nothing], layout=widgets.Layout(overflow="visible"))
 
     @property
     def title(self) -> str:
@@ -47,16 +47,22 @@ class AdvicePanel:
 
     def update(self, now: DashboardState) -> None:
         """Show the advice as it is now."""
-        if now.advice == self._shown:
-            return
-        for advice in now.advice:
+        if now.advice != self._shown:
+            self._show(now.advice)
+        for rule, button in self.buttons.items():
+            # it goes only when its change is in force; until then, that it was pressed is to be seen
+            is_asked_for = now.options.asks_for(self._rows[rule].changes)
+            button.disabled, button.description = is_asked_for, "Asked for" if is_asked_for else "Apply"
+
+    def _show(self, found: tuple[Advice, ...]) -> None:
+        for advice in found:
             if advice.rule not in self._rows:
                 self._rows[advice.rule] = _Row(self._apply)
             self._rows[advice.rule].show(advice)
-        rules = [advice.rule for advice in now.advice]
+        rules = [advice.rule for advice in found]
         if rules != [advice.rule for advice in self._shown]:
             self.widget.children = [self._rows[rule].widget for rule in rules] or [self._nothing]
-        self._shown = now.advice
+        self._shown = found
 
     def close(self) -> None:
         """Grey the buttons out."""
@@ -65,23 +71,26 @@ class AdvicePanel:
 
 
 class _Row:
-    """One advice."""
+    """One advice.
+
+    :ivar changes: what its button does
+    """
 
     def __init__(self, apply: Apply) -> None:
         widgets = require_ipywidgets()
-        self._changes: Mapping[str, Any] = {}
+        self.changes: Mapping[str, Any] = {}
         self._says = widgets.HTML(layout=widgets.Layout(flex="1 1 300px", min_width="0"))
         self.button = widgets.Button(
             description="Apply", layout=widgets.Layout(flex="0 0 auto", width="90px", margin="0 0 0 14px")
         )
-        self.button.on_click(lambda _: apply(self._changes))
+        self.button.on_click(lambda _: apply(self.changes))
         self.widget = widgets.HBox(
             [self._says, self.button],
-            layout=widgets.Layout(width="100%", align_items="center", margin="2px 0 6px 0"),
+            layout=widgets.Layout(align_items="center", margin="2px 0 6px 0", overflow="visible"),
         )
 
     def show(self, advice: Advice) -> None:
-        self._changes = advice.changes
+        self.changes = advice.changes
         self.button.layout.display = None if advice.changes else "none"  # what helps may be no option
         self._says.value = advice_html(advice)
         # for those who would rather do it in code

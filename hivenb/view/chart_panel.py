@@ -45,7 +45,9 @@ class ChartPanel:
         row = widgets.HBox(
             self._choices, layout=widgets.Layout(flex_flow="row wrap", justify_content="flex-end", align_items="center")
         )
-        self.widget = widgets.VBox([row, self.image], layout=widgets.Layout(flex="3 1 540px", min_width="0"))
+        self.widget = widgets.VBox(
+            [row, self.image], layout=widgets.Layout(flex="3 1 600px", max_width="670px", min_width="0")
+        )
 
     @property
     def choice(self) -> tuple[str, bool, bool]:

@@ -16,16 +16,18 @@ from hivenb.figures.history import Event, Snapshot
 from hivenb.view import theme
 from hivenb.view.drawing_surface import Box, DrawingSurface, TextStyle
 from hivenb.view.horizontal_axis import ToAxis, to_axis
-from hivenb.view.panels import Line, Panel, limits, logarithm, merged, panels, smoothed, with_gaps
+from hivenb.view.panels import Line, Mark, Panel, limits, logarithm, merged, panels, smoothed, with_gaps
 from hivenb.view.ticks import byte_ticks, log_ticks, number_ticks, time_ticks
 
-WIDTH, HEIGHT, DPI = 7.4, 6.4, 150
+WIDTH, HEIGHT, DPI = 7.4, 5.0, 150
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.56, 0.14, 0.36, 0.30  # inches of margin around the axes of a panel
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.56, 0.14, 0.33, 0.26  # inches of margin around the axes of a panel
 _SHORTEST = 10.0  # seconds of time axis before anything has happened
-_HEIGHTS = (0.42, 0.31, 0.27)  # of the rows, as shares of the picture
+_HEIGHTS = (0.40, 0.31, 0.29)  # of the rows, as shares of the picture
 _WIDTHS = {1: (1.0,), 2: (0.57, 0.43), 3: (0.35, 0.35, 0.30)}  # of a row's panels, by their number
-_MOST_MARKS, _MARK_ROWS, _MARK_LETTERS = 40, 3, 32
+_MOST_MARKS, _MARK_ROWS = 40, 3
+_LEGEND_ROW = 0.17  # inches
+_HOLDS = 3.0  # seconds for which the last value of a step counts on, at most
 _TITLE, _LEGEND, _TICK, _MARK = 9.5, 8.5, 7.5, 7.0  # points
 
 
@@ -89,8 +91,8 @@ class _PanelDrawing:
         self._start, self._end = 0.0, 1.0
 
     def draw(self, panel: Panel, events: Sequence[Event]) -> None:
-        axes, colors = self._axes, self._colors
         self._write_title(panel)
+        axes, colors = self._axes, self._colors
         floor = (axes.left, axes.bottom), (axes.right, axes.bottom)
         if not panel.lines:
             self._surface.segments([floor[0]], [floor[1]], colors.frame, width=0.8)
@@ -104,7 +106,7 @@ class _PanelDrawing:
         near = 0.01 * (self._end - self._start)
         marks = merged([event for event in events if event.kind in panel.marks], near)[-_MOST_MARKS:]
         if marks:
-            self._high += 0.14 * (self._high - self._low)  # room for the words
+            self._high += 0.22 * (self._high - self._low)  # room for the words
         self._draw_ticks(panel)
         if panel.stacked:
             self._draw_shares(panel.lines)
@@ -138,8 +140,9 @@ class _PanelDrawing:
         places, values = self._to_x(line.points.times), line.points.values
         if line.step:
             now = float(self._to_x(np.array([self._now]))[0])
-            x, y = with_gaps(np.append(places, max(now, places[-1])), np.append(values, values[-1]), starts)
-            x, y = np.repeat(self._x(x), 2)[1:], np.repeat(self._y(scaled(y)), 2)[:-1]
+            end = np.clip(now, places[-1], places[-1] + _HOLDS)
+            x, y = with_gaps(np.append(places, end), np.append(values, values[-1]), starts, held=True)
+            x, y = _steps(self._x(x), self._y(scaled(y)))
             surface.area(x, within.bottom, y, color, alpha=0.10, within=within)
             surface.line(x, y, color, width=1.6, within=within)
             return
@@ -153,7 +156,7 @@ class _PanelDrawing:
         if line.smooth and len(values) >= 40:
             x, y = with_gaps(places, values, starts)
             surface.line(self._x(x), self._y(scaled(y)), color, width=0.7, alpha=0.30, within=within)
-            values = smoothed(values)
+            values = smoothed(values, np.searchsorted(places, starts))
         x, y = with_gaps(places, values, starts)
         x, y = self._x(x), self._y(scaled(y))
         surface.line(x, y, color, width=1.6, within=within, dashes=(4, 2) if line.dashed else None)
@@ -164,10 +167,9 @@ class _PanelDrawing:
 
     def _draw_shares(self, lines: Sequence[Line]) -> None:
         below: Any = 0.0
-        x = np.repeat(self._x(lines[0].points.times), 2)[1:]
         for line in lines:
-            above = below + line.points.values
-            low, high = (np.repeat(self._y(edge + 0 * above), 2)[:-1] for edge in (below, above))
+            places, above = self._x(line.points.times), below + line.points.values
+            (x, low), (_, high) = (_steps(places, self._y(edge + 0 * above)) for edge in (below, above))
             self._surface.area(x, low, high, self._colors.hue(line.color), alpha=0.75, within=self._axes)
             below = above
 
@@ -183,7 +185,7 @@ class _PanelDrawing:
             labels[:1] = [f"{panel.axis.removesuffix('s')} {label}" for label in labels[:1]]
         for place, label in zip(places, labels, strict=True):
             surface.write(label, self._x(place), axes.bottom - gap, style, across="center", up="top")
-        most = max(2, int(axes.height / surface.inch / 0.34))
+        most = max(2, int(axes.height / surface.inch / 0.28))
         if panel.log:
             places, labels = log_ticks(self._low, self._high, most)
         elif panel.bytes:
@@ -199,22 +201,30 @@ class _PanelDrawing:
         surface.segments(starts, ends, colors.grid, width=0.8)
 
     def _write_title(self, panel: Panel) -> None:
-        """The title at the left; at the right each line's word and latest value, as far as there is room."""
-        surface = self._surface
-        height, gap = self._axes.top + 0.16 * surface.inch, 0.10 * surface.inch
-        edge = self._place.left + 0.06 * surface.inch  # in line with the numbers, not with the axes
+        """The title at the left; at the right each line's word and latest value, in two rows if need be."""
+        surface, inch = self._surface, self._surface.inch
+        height, gap = self._axes.top + 0.16 * inch, 0.10 * inch
+        edge = self._place.left + 0.06 * inch  # in line with the numbers, not with the axes
         title = surface.write(panel.title, edge, height, TextStyle(_TITLE, self._colors.ink, bold=True))
-        left, right = title.box.right + gap, self._axes.right
-        legend = [(f"{line.word} {line.latest}".strip(), line.latest, line.color) for line in panel.lines]
-        wide = sum(surface.measure(word, _LEGEND) + gap for word, _, _ in legend)
-        size = _LEGEND if wide <= right - left else _TICK
-        for word, number, color in reversed(legend):
-            for text in (word, number):
-                start = right - surface.measure(text, size)
+        legend = [(f"{line.word} {line.latest}".strip(), line.color) for line in panel.lines]
+        lefts, right = (title.box.right + gap, edge), self._axes.right
+
+        def rows(size: float) -> list[list[tuple[str, str]]]:
+            words = [text for text, _ in legend]
+            first = _that_fit([surface.measure(text, size) + gap for text in words], right - lefts[0] + gap)
+            return [legend[:first], legend[first:]]
+
+        size = next((size for size in (_LEGEND, _TICK) if not rows(size)[1]), _TICK)
+        if rows(size)[1]:
+            self._axes = replace(self._axes, top=self._axes.top - _LEGEND_ROW * inch)
+        for row, left in zip(rows(size), lefts, strict=True):
+            end = right
+            for text, color in reversed(row):
+                start = end - surface.measure(text, size)
                 if start >= left:
                     surface.write(text, start, height, TextStyle(size, self._colors.hue(color)))
-                    right = start - gap
-                    break
+                end = start - gap
+            height -= _LEGEND_ROW * inch
 
     def _write_empty(self, text: str) -> None:
         surface, axes = self._surface, self._axes
@@ -224,25 +234,44 @@ class _PanelDrawing:
         for number, line in enumerate(lines):
             surface.write(line, x, y - number * step, style, across="center")
 
-    def _write_marks(self, events: Sequence[Event]) -> None:
-        """Write events' words beside their lines, the newest first; one that finds no free place goes without."""
+    def _write_marks(self, marks: Sequence[Mark]) -> None:
+        """Write marks' words beside their lines; where they would overlap, the newest alone has them.
+
+        Each has a row for good: nothing jumps as the axis grows.
+        """
         surface, axes = self._surface, self._axes
-        taken: list[Box] = []
+        taken: dict[int, list[Box]] = {row: [] for row in range(_MARK_ROWS)}
         row, near = 10 * surface.point, 3 * surface.point
-        for event in reversed(events):
-            text = event.text if len(event.text) <= _MARK_LETTERS else event.text[: _MARK_LETTERS - 1] + "…"
-            text = text.replace("\n", " ")
-            wide, x = surface.measure(text, _MARK), self._x(event.time)
-            left = x + near if x + near + wide <= axes.right else x - near - wide
-            if left < axes.left:
-                continue
-            for number in range(_MARK_ROWS):
-                top = axes.top - 2 * surface.point - number * row
-                room = Box(left - near, top - row + 1, left + wide + near, top)
-                if not any(room.overlaps(other) for other in taken):
-                    taken.append(room)
-                    paper = Box(left - 1, room.bottom, left + wide + 1, top)
-                    surface.rectangle(paper, self._colors.paper, alpha=0.75)
-                    middle = (room.bottom + top) / 2
-                    surface.write(text, left, middle, TextStyle(_MARK, self._colors.ink))
-                    break
+        for mark in reversed(marks):
+            x, number = self._x(mark.event.time), mark.number % _MARK_ROWS
+            # where newer words in this row leave room
+            low = max([axes.left, *(box.right for box in taken[number] if box.left < x)])
+            high = min([axes.right, *(box.left for box in taken[number] if box.right > x)])
+            text = self._cut(mark.event.text, high - low)
+            wide = surface.measure(text, _MARK)
+            beside = (left for left in (x + near, x - near - wide) if low <= left <= high - wide)
+            left = next(beside, high - wide)  # else across its line
+            top = axes.top - 2 * surface.point - number * row
+            if text:
+                taken[number].append(Box(left - near, top - row + 1, left + wide + near, top))
+                surface.rectangle(Box(left - 1, top - row + 1, left + wide + 1, top), self._colors.paper, alpha=0.75)
+                surface.write(text, left, top - (row - 1) / 2, TextStyle(_MARK, self._colors.ink))
+
+    def _cut(self, text: str, width: float) -> str:
+        """As many whole words of a text as fit into so many pixels."""
+        words = text.split()
+        for number in range(len(words), 0, -1):
+            shown = " ".join(words[:number]) + ("" if number == len(words) else " \N{HORIZONTAL ELLIPSIS}")
+            if self._surface.measure(shown, _MARK) <= width:
+                return shown
+        return ""
+
+
+def _steps(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each value holds until the next point."""
+    return np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
+
+
+def _that_fit(widths: Sequence[float], room: float) -> int:
+    """How many of them, from the first on, have room beside each other."""
+    return int(np.searchsorted(np.cumsum(widths), room, side="right"))

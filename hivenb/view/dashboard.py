@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import HivenbError, OptionsError
+from hivenb.figures.advice import in_words
 from hivenb.figures.predicted_traffic import tensor_shapes
 from hivenb.run.local_peer_count import local_peer_count
 from hivenb.view import display, text
 from hivenb.view.advice_panel import AdvicePanel
 from hivenb.view.chart_panel import ChartPanel
+from hivenb.view.closed_dashboard import ClosedDashboard
 from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.log_panel import CodePanel, LogPanel
-from hivenb.view.options_panel import OptionsPanel, together
+from hivenb.view.options_panel import OptionsPanel, together, waiting
 from hivenb.view.peers_panel import PeersPanel
 from hivenb.view.refresher import Refresher
 from hivenb.view.run_panel import RunPanel
@@ -28,14 +31,17 @@ MAX_LIVE = 3
 
 _ADVICE_TAB = 1
 
-_live: weakref.WeakKeyDictionary[TrainingRun, list[Dashboard]] = weakref.WeakKeyDictionary()
+_ENDED = ("stopped", "finished", "failed")
+
+_live: list[Dashboard] = []
 
 
 class Dashboard:
     """Watch and steer a run in a notebook. As the last line of a cell it shows itself.
 
-    Nothing happens until it is shown; then background threads keep it up to date until :meth:`close`. Of one
-    run, the three newest dashboards are live. Where there are no widgets it shows the same as text.
+    Nothing happens until it is shown; then background threads keep it up to date until :meth:`close`, or until the
+    swarm is closed. Of one run, and of all runs that have ended, the three newest dashboards are live. Where there are
+    no widgets it shows the same as text.
 
     :param run: what to watch
     :param refresh_interval: least seconds between two frames, at least 0.5
@@ -45,10 +51,25 @@ class Dashboard:
     def __init__(self, run: TrainingRun, refresh_interval: float = 0.5) -> None:
         if not refresh_interval >= 0.5:
             raise HivenbError(f"refresh_interval={refresh_interval!r} s is too short for a browser to follow; use 0.5")
-        self.run = run
+        self._run = weakref.ref(run)
+        self._kept: TrainingRun | None = run
         self._interval = refresh_interval
+        self._last_name = self._last_text = ""
         self._view: _View | None = None
+        self._closed: ClosedDashboard | None = None
         self._saved_pictures: list[SavedPicture] = []
+        run.swarm.onlookers.add(self)
+
+    @property
+    def run(self) -> TrainingRun:
+        """What is watched.
+
+        :raises HivenbError: if it is gone: a dashboard that is closed does not keep it
+        """
+        run = self._run()
+        if run is None:
+            raise HivenbError(f"{self._last_name} is closed, and its run is gone: nobody else has kept it")
+        return run
 
     @property
     def widget(self) -> Any:
@@ -56,46 +77,68 @@ class Dashboard:
 
         :raises MissingDependencyError: without ipywidgets
         """
+        if self._closed is not None and self._closed.widget is not None:
+            return self._closed.widget
         if self._view is None:
-            self._view = _View(self.run, self._interval)
-            older = _live.setdefault(self.run, [])
-            older.append(self)
-            for dashboard in older[:-MAX_LIVE]:
+            self._kept = self.run
+            self._view = _View(self._kept, self._interval)
+            _live.append(self)
+            for dashboard in _crowded_out(self._kept):
                 dashboard.close()
         return self._view.widget
 
     def text(self) -> str:
-        """The same as text, as of now."""
-        now = DashboardState.of(self.run)
+        """The same as text, as of now; once the run is gone, as of the end."""
+        run = self._run()
+        if run is None:
+            return self._last_text
+        now = DashboardState.of(run)
         return text.summary(now.status, now.snapshot, now.members, now.advice)
 
     def close(self) -> None:
-        """Stop watching; the last picture stays. May be called twice."""
-        if self._view is not None:
-            self._view.close()
-        while self._saved_pictures:
-            picture = self._saved_pictures.pop()
+        """Stop watching, and let go of the run; the last picture stays. May be called twice."""
+        with contextlib.suppress(ValueError):  # closed already, or never shown
+            _live.remove(self)
+        view, self._view = self._view, None
+        pictures, self._saved_pictures = self._saved_pictures, []
+        if view is not None:
+            view.close()
+            self._closed = ClosedDashboard(view.widget, view.chart_panel.image)
+        for picture in pictures:
             picture.look()
             picture.close()
-        live = _live.get(self.run, [])
-        if self in live:
-            live.remove(self)
+            if self._closed is not None:
+                self._closed.shown_by(picture.show)
+        if self._kept is not None:
+            self._last_name, self._last_text, self._kept = repr(self), self.text(), None
 
     def __repr__(self) -> str:
-        return f"Dashboard(run {self.run.options.run_id!r})"
+        run = self._run()
+        return self._last_name if run is None else f"Dashboard(run {run.options.run_id!r})"
 
     def _ipython_display_(self, **_: Any) -> None:
-        if display.widgets_work():
-            self._saved_pictures.append(SavedPicture(self.run, display.show_widget(self.widget, repr(self))))
-        else:
+        is_left = self._closed is not None and self._closed.widget is not None
+        if not display.widgets_work() or (self._run() is None and not is_left):
             display.show_text(self.text())
+            return
+        show = display.show_widget(self.widget, repr(self))
+        if self._view is not None:
+            self._saved_pictures.append(SavedPicture(self.run, show))
+        elif self._closed is not None:
+            self._closed.shown_by(show)
+
+
+def _crowded_out(run: TrainingRun) -> list[Dashboard]:
+    """The dashboards that make place for a new one of this run."""
+    of_this = [one for one in _live if one._kept is run]
+    ended = [one for one in _live if one._kept and str(one._kept.status.state.value) in _ENDED]
+    return [*of_this[:-MAX_LIVE], *ended[:-MAX_LIVE]]
 
 
 class _View:
     """The widgets of one dashboard, and the threads that keep them up to date."""
 
     def __init__(self, run: TrainingRun, interval: float) -> None:
-        widgets = display.require_ipywidgets()
         self._run = run
         self._drawn: tuple[Any, ...] | None = None
         self._troubles = {"action": "", "draw": ""}
@@ -117,20 +160,30 @@ class _View:
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
         self.chart_panel = ChartPanel(self._handing_in(lambda: None))
-        middle = widgets.HBox(
-            [self.chart_panel.widget, self.options_panel.widget],
-            layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", margin="8px 0 4px 0"),
-        )
-        panels = (self.peers_panel, self.advice_panel, self.log_panel, self.code_panel)
-        self.tabs = tabs = widgets.Tab([panel.widget for panel in panels])
-        for index, title in enumerate(("Peers", "Advice", "Log", "Code")):
-            tabs.set_title(index, title)
-        self.widget = widgets.VBox(
-            [self.run_panel.widget, middle, tabs], layout=widgets.Layout(width="100%", overflow="hidden")
-        )
-        self.widget.add_class("hivenb")
+        self._arrange()
         self._attempt_first_frame()
         self._refresher.start()
+
+    def _arrange(self) -> None:
+        widgets = display.require_ipywidgets()
+        middle = widgets.HBox(
+            [self.chart_panel.widget, self.options_panel.widget],
+            layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", margin="0", overflow="visible"),
+        )
+        panels = {
+            "Peers": self.peers_panel.widget,
+            "Advice": self.advice_panel.widget,
+            "Log": self.log_panel.widget,
+            "Code": self.code_panel.widget,
+            "More switches": self.options_panel.rarer,
+        }
+        self.tabs = widgets.Tab(list(panels.values()), layout=widgets.Layout(margin="4px 0 0 0"))
+        for index, title in enumerate(panels):
+            self.tabs.set_title(index, title)
+        self.widget = widgets.VBox(
+            [self.run_panel.widget, middle, self.tabs], layout=widgets.Layout(width="100%", overflow="hidden")
+        )
+        self.widget.add_class("hivenb")
 
     def close(self) -> None:
         self._is_closed = True
@@ -189,7 +242,7 @@ class _View:
         def change() -> None:
             self._run.apply(wait=False, **changes)
             self._troubles["action"] = ""
-            self._remark = ""
+            self._remark = f"As advised: {in_words(changes)}."
 
         if not self._is_closed:
             self._refresher.submit(change)
@@ -200,14 +253,14 @@ class _View:
         self._troubles[kind] = words if kind == "action" else f"The dashboard could not be drawn: {words}"
         self._drawn = None
         if kind == "draw":
-            self.run_panel.show_trouble(self._troubles[kind])
+            self.run_panel.say(self._troubles[kind], is_trouble=True)
 
     def _draw(self) -> None:
         now = DashboardState.of(self._run)
         trouble = self._troubles["action"]
         trouble = "\n".join(words for words in (trouble, now.options.error) if words)
-        who = (now.members, now.local, now.local_ids)
-        seen = (now.snapshot.version, now.status, who, now.options, now.log, trouble, self._remark)
+        who = (now.members, now.local)
+        seen = (now.snapshot.version, now.status, now.standing, who, now.options, now.log, trouble, self._remark)
         if seen != self._drawn:
             self._show(now, trouble)
             self._drawn = seen
@@ -216,10 +269,11 @@ class _View:
         self._troubles["draw"] = ""
 
     def _show(self, now: DashboardState, trouble: str) -> None:
-        self.run_panel.update(now, trouble)
+        remark = " ".join(text for text in (waiting(now.options), self._remark) if text)
+        self.run_panel.update(now, trouble, remark)
         if not self._refresher.has_work:
             # A change that still waits would look as if it had been undone.
-            self.options_panel.update(now, self._remark)
+            self.options_panel.update(now)
         self.peers_panel.update(now)
         self._show_advice(now)
         self.log_panel.update(now)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import Snapshot
+from hivenb.run.length import Length, length_of
 from hivenb.run.local_peer_count import LocalCount, local_peer_count
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class OptionsState:
     error: str | None
     locked: str | None
 
+    def asks_for(self, changes: Mapping[str, Any]) -> bool:
+        """Whether these changes were asked for, and are not in force yet."""
+        pending = self.pending
+        return pending is not None and all(getattr(pending, name) == value for name, value in changes.items())
+
     @classmethod
     def of(cls, run: TrainingRun) -> OptionsState:
         """Those of a run at this moment."""
@@ -49,23 +55,61 @@ class OptionsState:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What of a run only its header shows.
+
+    :param name: of the run
+    :param length: how long it has trained, and how far it is
+    :param swarm_is_open: otherwise the run cannot be started any more
+    """
+
+    name: str
+    length: Length = field(default_factory=Length)
+    swarm_is_open: bool = True
+
+
+@dataclass(frozen=True)
+class LocalPeersNow:
+    """The peers on this machine.
+
+    :param count: how many there are, and how many there are to be
+    :param states: of each of them, by its number
+    :param ids: which of the members they are: number by id
+    """
+
+    count: LocalCount
+    states: Mapping[int, str] = field(default_factory=dict)
+    ids: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: TrainingRun) -> LocalPeersNow:
+        """Those of a run's swarm at this moment."""
+        peers = run.swarm.local_peers
+        return cls(
+            local_peer_count(run).now,
+            {peer.number: peer.state for peer in peers},
+            {peer.peer_id: peer.number for peer in peers if peer.peer_id is not None},
+        )
+
+
+@dataclass(frozen=True)
 class DashboardState:
     """All that one frame shows.
 
     :param status: of the run
+    :param standing: of the run
     :param snapshot: of its history
     :param members: peers of the run, as last seen
-    :param local: how many peers there are on this machine
-    :param local_ids: which of the members they are: number by id
+    :param local: peers on this machine
     :param options: of the run
     :param log: its last lines, newest last
     """
 
     status: RunStatus
+    standing: Standing
     snapshot: Snapshot
     members: tuple[Member, ...]
-    local: LocalCount
-    local_ids: Mapping[str, int]
+    local: LocalPeersNow
     options: OptionsState
     log: tuple[str, ...]
 
@@ -79,12 +123,14 @@ class DashboardState:
         """The state of this moment, from what the run knows already: waits for neither swarm nor device."""
         # before the history: a change is marked there first, and advice on what it has replaced would be outdated
         options = OptionsState.of(run)
+        status, snapshot = run.status, run.history.snapshot()
+        length = length_of(run.trainer, snapshot, status.state.is_active)
         return cls(
-            run.status,
-            run.history.snapshot(),
+            status,
+            Standing(run.options.run_id, length, run.swarm.is_open),
+            snapshot,
             run.roster.members,
-            local_peer_count(run).now,
-            {peer.peer_id: peer.number for peer in run.swarm.local_peers if peer.peer_id is not None},
+            LocalPeersNow.of(run),
             options,
             tuple(run.log),
         )

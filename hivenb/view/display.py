@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hivenb.errors import MissingDependencyError
+from hivenb.view.busy_kernel import let_clicks_through
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -42,12 +43,13 @@ def require_ipywidgets() -> Any:
     return ipywidgets
 
 
-def show_widget(widget: Any, text: str) -> Callable[[bytes], None]:
+def show_widget(widget: Any, text: str) -> Callable[..., None]:
     """Display a widget under the cell that runs now.
 
     :param widget: of ipywidgets 7 or 8
     :param text: what front ends without widgets show, and what is compared when the notebook is tested
-    :returns: what puts a picture, as PNG, beside it, for pages that show no widgets
+    :returns: what puts a picture, as PNG, beside it, for pages that show no widgets, or, with ``instead=True``, in its
+        place
     """
     from IPython.display import display
 
@@ -55,10 +57,12 @@ def show_widget(widget: Any, text: str) -> Callable[[bytes], None]:
     # whole repr there, which no two versions write alike.
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     bundle = {"text/plain": text, VIEW: view}
+    let_clicks_through(widget)
     handle = display(bundle, raw=True, display_id=True)
 
-    def add_picture(png: bytes) -> None:
-        handle.update({**bundle, "image/png": base64.b64encode(png).decode()}, raw=True)
+    def add_picture(png: bytes, instead: bool = False) -> None:
+        kept = {"text/plain": text} if instead else bundle
+        handle.update({**kept, "image/png": base64.b64encode(png).decode()}, raw=True)
 
     return add_picture
 

@@ -17,7 +17,7 @@ class LogPanel:
 
     def __init__(self) -> None:
         widgets = require_ipywidgets()
-        self.widget = widgets.HTML(layout=widgets.Layout(width="100%"))
+        self.widget = widgets.HTML(layout=widgets.Layout(margin="0"))
 
     def update(self, now: DashboardState) -> None:
         """Show the latest log."""
@@ -29,7 +29,7 @@ class CodePanel:
 
     def __init__(self) -> None:
         widgets = require_ipywidgets()
-        self.widget = widgets.HTML(layout=widgets.Layout(width="100%"))
+        self.widget = widgets.HTML(layout=widgets.Layout(margin="0"))
 
     def update(self, now: DashboardState) -> None:
         """Show the options in force."""

@@ -14,6 +14,7 @@ from hivenb.options.gradient_averager_choice import PowerSGD, power_sgd
 from hivenb.options.options import FIELDS
 from hivenb.view import words
 from hivenb.view.display import require_ipywidgets
+from hivenb.view.help import tooltip
 
 #: Stands for a codec or an averager that was made in code.
 OWN_OBJECT = "an object of your own"
@@ -72,8 +73,8 @@ def _switch(name: str) -> Field:
     box = widgets.Checkbox(
         description=FIELDS[name].label,
         indent=False,
-        layout=widgets.Layout(width="auto", margin="0 2px"),
-        **_tooltip(widgets, name),
+        layout=widgets.Layout(width="auto", margin="0 24px 0 2px"),
+        **tooltip(about(name)),
     )
     return Field(box, bool, lambda entry: entry)
 
@@ -86,10 +87,12 @@ def _number(name: str) -> Field:
         description=info.label if info.unit is None or info.unit in info.label else f"{info.label}, {info.unit}",
         placeholder=f"as {FIELDS[_INSTEAD[name]].label}" if name in _INSTEAD else "",
         continuous_update=False,
-        style={"description_width": "218px"},
-        layout=widgets.Layout(width="auto", margin="1px 2px"),
-        **_tooltip(widgets, name),
+        style={"description_width": "initial"},
+        layout=widgets.Layout(width="auto", margin="1px 24px 1px 2px"),
+        **tooltip(about(name)),
     )
+
+    text.add_class("hivenb-number")
 
     def entry(value: Any) -> str:
         return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
@@ -142,8 +145,8 @@ def _menu(name: str, choices: Sequence[tuple[str, str]]) -> Any:
         description=FIELDS[name].label,
         options=choices,
         style={"description_width": "120px"},
-        layout=widgets.Layout(width="auto", margin="1px 2px"),
-        **_tooltip(widgets, name),
+        layout=widgets.Layout(width="auto", margin="1px 24px 1px 2px"),
+        **tooltip(about(name)),
     )
 
 
@@ -151,9 +154,7 @@ def _with_bytes(size: float | None, label: str) -> str:
     return f"{words.size(size)}: {label}" if size else label
 
 
-def _tooltip(widgets: Any, name: str) -> dict[str, str]:
+def about(name: str) -> str:
+    """What an option does, in a sentence or two, and how code calls it."""
     everywhere = " All peers of a run need the same, and change together." if FIELDS[name].swarm_wide else ""
-    text = f"{FIELDS[name].help}{everywhere} ({name})"
-    # ipywidgets 7 knows the tooltip of a control as its description_tooltip.
-    key = "tooltip" if hasattr(widgets.DOMWidget, "tooltip") else "description_tooltip"
-    return {key: text}
+    return f"{FIELDS[name].help}{everywhere} ({name})"

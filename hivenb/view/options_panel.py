@@ -1,4 +1,7 @@
-"""The switches: what a person can change about collaborative training, in words, also while it trains."""
+"""The switches: what a person can change about collaborative training, in words, also while it trains.
+
+Those that are rarely needed are a widget of their own, for another place.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 from hivenb.figures.predicted_traffic import epoch_bytes
 from hivenb.options.options import FIELDS
 from hivenb.view import words
+from hivenb.view.closed_dashboard import close
 from hivenb.view.dashboard_state import DashboardState, OptionsState
 from hivenb.view.display import require_ipywidgets
-from hivenb.view.option_fields import OWN_OBJECT, Field, Shapes, field
+from hivenb.view.help import with_help
+from hivenb.view.option_fields import OWN_OBJECT, Field, Shapes, about, field
 from hivenb.view.style import heading, note, trouble
 
 if TYPE_CHECKING:
     from hivenb.options.options import Options
 
-#: The group of those on which all peers of a run have to agree, and of those that are rarely needed.
-_SHARED, _MORE = "all peers", "more"
+#: The group of those on which all peers of a run have to agree.
+_SHARED = "all peers"
 
 #: What the panel offers, group by group, each in the order in which one thing builds on another.
 SHOWN: Mapping[str, tuple[str, ...]] = {
@@ -25,18 +30,13 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     "memory": ("offload_optimizer", "reuse_grad_buffers"),
     "compression": ("grad_compression", "state_averaging_compression", "load_state_compression"),
     _SHARED: ("target_batch_size", "average_state_every", "grad_averager_factory", "use_local_updates"),
-    "rounds": ("matchmaking_time", "averaging_timeout"),
-    _MORE: (
-        "allreduce_timeout",
-        "next_chunk_timeout",
-        "load_state_timeout",
-        "shutdown_timeout",
-        "performance_ema_alpha",
-        "client_mode",
-        "auxiliary",
-        "verbose",
-    ),
+    "rounds": ("matchmaking_time", "averaging_timeout", "allreduce_timeout", "next_chunk_timeout"),
+    "other": ("load_state_timeout", "shutdown_timeout", "performance_ema_alpha"),
+    "peer": ("client_mode", "auxiliary", "verbose"),
 }
+
+#: The groups of those that are needed now and then, in a tab of their own.
+RARER = ("rounds", "other", "peer")
 
 _HEADINGS = {
     "overlap": "Overlap training and averaging",
@@ -44,9 +44,11 @@ _HEADINGS = {
     "compression": "Compression of what is sent",
     _SHARED: "The same for all peers",
     "rounds": "Rounds",
-    _MORE: "Timeouts and more",
+    "other": "Other times",
+    "peer": "This peer",
 }
-_WIDTHS = {"overlap": "235px", "memory": "200px", "compression": "310px", _SHARED: "310px", "rounds": "290px"}
+_WIDTHS = {"overlap": "250px", "memory": "220px", "peer": "180px"}
+_WIDTH = "260px"
 
 Change = Callable[[str, Any], None]
 
@@ -66,29 +68,16 @@ class OptionsPanel:
         self._wrong: dict[str, Any] = {}
         self._locked = widgets.HTML(layout=widgets.Layout(display="none", margin="0 2px"))
         self._traffic = widgets.HTML(layout=widgets.Layout(margin="0 2px"))
-        self._remark = widgets.HTML(layout=widgets.Layout(flex="1 1 100%", margin="2px 0"))
         self._fields: dict[str, Field] = {}
-        parts = [self._group(group) for group in SHOWN if group != _MORE]
-        more = widgets.Accordion([self._group(_MORE)], layout=widgets.Layout(flex="1 1 100%", min_width="0"))
-        more.set_title(0, _HEADINGS[_MORE])
-        more.selected_index = None
+        wrapped = {"flex_flow": "row wrap", "align_content": "flex-start", "overflow": "visible", "min_width": "0"}
         self.widget = widgets.HBox(
-            [*parts, self._remark, more],
-            layout=widgets.Layout(
-                flex="1 1 260px",
-                min_width="0",
-                margin="4px 0 0 10px",
-                flex_flow="row wrap",
-                align_content="flex-start",
-            ),
+            [self._group(group) for group in SHOWN if group not in RARER],
+            layout=widgets.Layout(flex="1 1 260px", margin="0 0 0 10px", **wrapped),
         )
+        self.rarer = widgets.HBox([self._group(group) for group in RARER], layout=widgets.Layout(**wrapped))
 
-    def update(self, now: DashboardState, remark: str) -> None:
-        """Show this state.
-
-        :param now: the state of the dashboard
-        :param remark: what else to say about the switches, such as what was switched on together
-        """
+    def update(self, now: DashboardState) -> None:
+        """Show this state."""
         options = now.options
         wanted = options.pending or options.in_force
         for name in self._fields:
@@ -96,8 +85,6 @@ class OptionsPanel:
                 self._show(name, getattr(wanted, name))
         self._lock(options.locked)
         self._tell_traffic(wanted, now.status.num_peers)
-        text = " ".join(part for part in (_waiting(options), remark) if part)
-        self._remark.value = note(text) if text else ""
 
     @property
     def controls(self) -> Mapping[str, Any]:
@@ -118,29 +105,35 @@ class OptionsPanel:
             self._wrong[name].layout.display = "block" if words else "none"
 
     def close(self) -> None:
-        """Grey the switches out."""
+        """Take the switches away."""
         for control in self.controls.values():
             control.disabled = True
+        parts, self.widget.children = self.widget.children, []
+        for part in parts:
+            close(part)
 
     def _group(self, group: str) -> Any:
         widgets = require_ipywidgets()
-        rows = []
-        if group != _MORE:  # whose heading is that of its fold
-            rows.append(widgets.HTML(heading(_HEADINGS[group]), layout=widgets.Layout(margin="0")))
+        rows = [widgets.HTML(heading(_HEADINGS[group]), layout=widgets.Layout(margin="0"))]
         if group == _SHARED:
             rows.append(self._locked)
-        for name in SHOWN[group]:
-            one = self._fields[name] = field(name, self._shapes)
-            self._shown[name] = one.widget.value
-            one.widget.observe(self._on_change(name), names="value")
-            rows.append(one.widget)
-            if one.is_written:
-                self._wrong[name] = widgets.HTML(layout=widgets.Layout(display="none", margin="0 2px"))
-                rows.append(self._wrong[name])
+        rows += [self._row(name) for name in SHOWN[group]]
         if group == "compression":
             rows.append(self._traffic)
-        width = _WIDTHS.get(group, "auto")
-        return widgets.VBox(rows, layout=widgets.Layout(flex=f"1 1 {width}", min_width="0"))
+        width = _WIDTHS.get(group, _WIDTH)
+        return widgets.VBox(
+            rows, layout=widgets.Layout(flex=f"1 1 {width}", min_width="0", margin="0 12px 0 0", overflow="visible")
+        )
+
+    def _row(self, name: str) -> Any:
+        widgets = require_ipywidgets()
+        one = self._fields[name] = field(name, self._shapes)
+        self._shown[name] = one.widget.value
+        one.widget.observe(self._on_change(name), names="value")
+        if one.is_written:
+            self._wrong[name] = widgets.HTML(layout=widgets.Layout(display="none", margin="0 2px"))
+            return with_help(one.widget, about(name), self._wrong[name])
+        return with_help(one.widget, about(name))
 
     def _tell_traffic(self, options: Options, peers: int) -> None:
         text = _expected(self._shapes, options, peers) if self._shapes else ""
@@ -172,8 +165,8 @@ class OptionsPanel:
         return changed
 
 
-def _waiting(options: OptionsState) -> str:
-    """From when on the pending options count."""
+def waiting(options: OptionsState) -> str:
+    """From when on the pending options count, in a sentence; empty if none are pending."""
     pending, epoch = options.pending, options.pending_epoch
     names = () if pending is None else options.in_force.difference(pending)
     own = [FIELDS[name].label for name in names if not FIELDS[name].swarm_wide]

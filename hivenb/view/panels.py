@@ -93,7 +93,7 @@ def panels(snapshot: Snapshot, axis: str = "time", log: bool = False) -> tuple[t
         learning.append(Panel(words.title(name), lines, percent=percent, axis=axis))
     peers = Panel(
         "Peers",
-        _line(snapshot, "peers", theme.SWARM, "", lambda n: f"{words.counted(n, 'peer')} now", step=True),
+        _line(snapshot, "peers", theme.SWARM, "", lambda n: words.counted(n, "peer"), step=True),
         "no peers yet: send them the invite,\nor add two local ones",
         marks=("peer",),
         from_zero=True,
@@ -113,13 +113,14 @@ def _time_panel(snapshot: Snapshot) -> Panel:
     found = time_shares(snapshot)
     lines: list[Line] = []
     if found is not None:
-        # at the left edge of each interval, and at the end of the last one
-        times = np.append(found.starts, found.ends[-1])
+        # at the left edge of each interval, and at the end of the last one before a stop
+        stops = np.flatnonzero(np.append(found.starts[1:] > found.ends[:-1], True))
+        times = np.insert(found.starts, stops + 1, found.ends[stops])
         for word, color in (("computing", theme.COMPUTING), ("averaging", theme.AVERAGING), ("waiting", theme.WAITING)):
             share = getattr(found, word)
             if word == "waiting" and not share.any():
                 continue  # the usual case needs no word
-            values = np.append(share, share[-1])
+            values = np.insert(share, stops + 1, np.nan)
             lines.append(Line(Points.single(times, values), color, word, f"{100 * share[-1]:.0f} %", step=True))
     return Panel("Time", tuple(lines), "no epoch yet", percent=True, stacked=True)
 
@@ -154,20 +155,34 @@ def _line(
     return (Line(points, color, word, write(last), **how),)
 
 
-def with_gaps(times: np.ndarray, values: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def with_gaps(
+    times: np.ndarray, values: np.ndarray, starts: np.ndarray, held: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """The same points with a nan where the run was started anew, so that no line crosses the time between.
 
     :param times: seconds
     :param values: as many
     :param starts: seconds
+    :param held: each value holds until the next point, so that the nan has to be where the last one is
     """
     after = np.unique(np.searchsorted(times, starts))
     after = after[(after > 0) & (after < len(times))]
-    return np.insert(times, after, times[after]), np.insert(values.astype(float), after, np.nan)
+    return np.insert(times, after, times[after - held]), np.insert(values.astype(float), after, np.nan)
 
 
-def merged(events: Sequence[Event], near: float) -> list[Event]:
-    """Events of a kind that follow each other closely as one, so that its words can be read.
+@dataclass(frozen=True)
+class Mark:
+    """Words on a panel.
+
+    :param number: of the event among the panel's, counted from the oldest; it stays the same while a run goes on
+    """
+
+    event: Event
+    number: int
+
+
+def merged(events: Sequence[Event], near: float) -> list[Mark]:
+    """Events of a kind that follow each other closely as one mark, so that its words can be read.
 
     :param events: oldest first
     :param near: seconds
@@ -179,7 +194,13 @@ def merged(events: Sequence[Event], near: float) -> list[Event]:
             groups[-1].append(event)
         else:
             groups.append([event])
-    return [group[0] if len(group) == 1 else Event(group[0].time, group[0].kind, _together(group)) for group in groups]
+    numbers = np.cumsum([0, *(len(group) for group in groups)])
+    return [Mark(_as_one(group), int(number)) for group, number in zip(groups, numbers, strict=False)]
+
+
+def _as_one(events: Sequence[Event]) -> Event:
+    first = events[0]
+    return first if len(events) == 1 else Event(first.time, first.kind, _together(events))
 
 
 def _together(events: Sequence[Event]) -> str:
@@ -240,22 +261,30 @@ def _inner(values: np.ndarray) -> np.ndarray:
     return np.quantile(known, [0.01, 0.99]) if len(known) else known
 
 
-def smoothed(values: np.ndarray) -> np.ndarray:
-    """A centred moving average over about a twentieth of the series; gaps (nan) stay out of it.
+def smoothed(values: np.ndarray, breaks: Sequence[int] | np.ndarray = ()) -> np.ndarray:
+    """A centred moving average, with weights of a bell that is about a tenth of the series wide; a spike stays a peak.
+
+    Gaps (nan) stay out of it.
 
     :param values: at least one
+    :param breaks: places over which nothing is averaged: the first value after each stop of the run
     :returns: as many values, averaged over less towards both ends; a short series stays as it is
     """
-    half = min(len(values) // 40, 40)
+    half = 2 * min(len(values) // 40, 40)
     if half == 0:
         return values
+    bell = np.hanning(2 * half + 1)[1:-1]
+    return np.concatenate([_averaged(part, bell) for part in np.split(values, np.unique(breaks)) if len(part)])
+
+
+def _averaged(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     known = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(known)])
-    places = np.arange(len(values))
-    first, last = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
-    counted = counts[last] - counts[first]
-    return np.where(counted > 0, (sums[last] - sums[first]) / np.maximum(counted, 1), np.nan)
+    # numbers of one size, so that huge ones do not overflow on their way
+    size = float(np.abs(values[known]).max(initial=0.0)) or 1.0
+    half = len(weights) // 2
+    sums = np.convolve(np.where(known, values, 0.0) / size, weights)[half : half + len(values)]
+    total = np.convolve(known.astype(float), weights)[half : half + len(values)]
+    return np.where(total > 1e-9, sums / np.maximum(total, 1e-9) * size, np.nan)
 
 
 def _within_one(line: Line) -> bool:

@@ -10,11 +10,11 @@ from hivenb.swarm.roster import Presence
 from hivenb.view import words
 from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.display import require_ipywidgets
+from hivenb.view.help import tooltip, with_help
 from hivenb.view.style import note, safe, trouble
 from hivenb.view.text import NO_PEERS
 
 if TYPE_CHECKING:
-    from hivenb.run.local_peer_count import LocalCount
     from hivenb.swarm.roster import Member
 
 #: A page that shows thousands of rows is of no use, and slow.
@@ -27,6 +27,9 @@ _TOOLTIP = (
     "further peers of this run as processes on this machine, which share its cores and memory: "
     "swarm.add_local_peers(1, run), swarm.remove_local_peers(1)"
 )
+#: States of a local peer that belongs to the swarm.
+_HERE = ("ready", "training")
+
 _ABSENT_ROW = ' class="absent"'
 #: Pixels of the bar of a peer that has put in everything.
 _BAR = 72
@@ -42,38 +45,41 @@ class PeersPanel:
     def __init__(self, ask_for: Callable[[int], None]) -> None:
         widgets = require_ipywidgets()
         self._ask_for = ask_for
-        self._shown = 0
+        self._shown, self._is_closed = 0, False
         self.slider = widgets.IntSlider(
             max=MAX_LOCAL,
             continuous_update=False,
             description="peers on this machine",
             style={"description_width": "auto"},
-            layout=widgets.Layout(width="380px", max_width="100%", margin="2px 16px 2px 0"),
-            **_tooltip(widgets),
+            layout=widgets.Layout(width="380px", margin="2px 28px 2px 0"),
+            **tooltip(_TOOLTIP),
         )
         self.slider.observe(self._on_slide, names="value")
-        self._remark = widgets.HTML(layout=widgets.Layout(margin="0"))
-        self._trouble = widgets.HTML(layout=widgets.Layout(width="100%", margin="0", display="none"))
-        self._table = widgets.HTML(layout=widgets.Layout(width="100%", overflow="auto", max_height="240px"))
+        self._remark = widgets.HTML(layout=widgets.Layout(margin="4px 0 0 16px"))
+        self._trouble = widgets.HTML(layout=widgets.Layout(margin="0", display="none"))
+        self._table = widgets.HTML(layout=widgets.Layout(margin="0", overflow="auto", max_height="240px"))
         row = widgets.HBox(
-            [self.slider, self._remark], layout=widgets.Layout(flex_flow="row wrap", align_items="center")
+            [with_help(self.slider, _TOOLTIP), self._remark],
+            layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", overflow="visible"),
         )
-        self.widget = widgets.VBox([row, self._trouble, self._table], layout=widgets.Layout(width="100%"))
+        self.widget = widgets.VBox([row, self._trouble, self._table], layout=widgets.Layout(overflow="visible"))
 
     def update(self, now: DashboardState) -> None:
         """Show the peers as they are now."""
-        self._table.value = peers_html(now.members, now.local_ids)
-        self._remark.value = local_html(now.local, bool(now.status.state.is_active))
-        self._trouble.value = trouble(now.local.error)
-        self._trouble.layout.display = "block" if now.local.error else "none"
-        if self._shown != now.local.wanted:
+        self._table.value = peers_html(now.members, now.local.ids)
+        self._remark.value = local_html(now)
+        self.slider.disabled = self._is_closed or not now.standing.swarm_is_open
+        self._trouble.value = trouble(now.local.count.error)
+        self._trouble.layout.display = "block" if now.local.count.error else "none"
+        if self._shown != now.local.count.wanted:
             # Noted first, so that the observer can tell this write from a person's.
-            self._shown = now.local.wanted
+            self._shown = now.local.count.wanted
             self.slider.max = max(self.slider.max, self._shown)
             self.slider.value = self._shown
 
     def close(self) -> None:
         """Grey the slider out."""
+        self._is_closed = True
         self.slider.disabled = True
 
     def _on_slide(self, change: Any) -> None:
@@ -102,13 +108,26 @@ def peers_html(members: Sequence[Member], local_ids: Mapping[str, int] | None = 
     return f'<div class="hivenb-scroll">{table}</div>{more}'
 
 
-def local_html(local: LocalCount, is_active: bool) -> str:
-    """What happens to the number of peers on this machine, in a sentence."""
-    if local.wanted > local.there:
-        return note(f"starting {words.counted(local.wanted - local.there, 'peer')} \N{HORIZONTAL ELLIPSIS}")
+def local_html(now: DashboardState) -> str:
+    """What happens to the peers on this machine, in a sentence: each stage until the last of them trains."""
+    local = now.local.count
     if local.wanted < local.there:
         return note(f"removing {words.counted(local.there - local.wanted, 'peer')} \N{HORIZONTAL ELLIPSIS}")
-    return note("ready; training begins with the run") if local.there and not is_active else ""
+    if local.wanted > local.there:
+        stage = "its process starts, loads torch and joins the swarm"
+        return note(f"peer {local.there + 1} of {local.wanted}: {stage} \N{HORIZONTAL ELLIPSIS}")
+    if not local.there:
+        return ""
+    if not now.status.state.is_active:
+        return note("ready; training begins with the run")
+    reported = {now.local.ids.get(member.peer.peer_id) for member in now.members}
+    silent = [number for number, state in now.local.states.items() if state in _HERE and number not in reported]
+    if not silent:
+        return ""
+    who = f"local {', '.join(map(str, silent))}"
+    if now.local.states[silent[0]] == "ready":
+        return note(f"{who}: in the swarm, and waits until the run trains \N{HORIZONTAL ELLIPSIS}")
+    return note(f"{who}: in the swarm; downloads the parameters and makes its first batch \N{HORIZONTAL ELLIPSIS}")
 
 
 def _row(member: Member, local_number: int | None) -> str:
@@ -137,8 +156,3 @@ def _kind(member: Member, local_number: int | None) -> str:
     if member.peer.client_mode:
         kinds.append('<span title="connects to others, and cannot be connected to">client</span>')
     return ", ".join(kinds)
-
-
-def _tooltip(widgets: Any) -> dict[str, str]:
-    # ipywidgets 7 knows the tooltip of a control as its description_tooltip.
-    return {"tooltip" if hasattr(widgets.DOMWidget, "tooltip") else "description_tooltip": _TOOLTIP}

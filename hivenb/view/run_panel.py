@@ -1,4 +1,4 @@
-"""The top of the dashboard: how the run is doing, the buttons that steer it, and the invite."""
+"""The top of the dashboard: how the run is doing, the buttons that steer it, the invite, and a line for messages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hivenb.view import theme, words
-from hivenb.view.dashboard_state import DashboardState
+from hivenb.view.dashboard_state import DashboardState, Standing
 from hivenb.view.display import require_ipywidgets
-from hivenb.view.style import copy_button, note, safe, sheet, trouble
+from hivenb.view.style import copy_button, message, note, safe, sheet
 from hivenb.view.text import progress
 
 if TYPE_CHECKING:
+    from hivenb.run.length import Length
     from hivenb.run.status import RunStatus
 
 #: Which buttons can be pressed in which state.
@@ -26,6 +27,8 @@ ENABLED: Mapping[str, frozenset[str]] = {
     "failed": frozenset({"start"}),
 }
 
+SWARM_CLOSED = "The swarm is closed: nobody can join any more, and the run cannot be started."
+
 _BUTTONS = (
     ("start", "Start", "play", "start training, or go on where it stopped: run.start()"),
     ("pause", "Pause", "pause", "hold on after this batch and stay in the swarm: run.pause()"),
@@ -35,7 +38,9 @@ _BUTTONS = (
 
 
 class RunPanel:
-    """State, progress, buttons, errors and invite of one run.
+    """State, progress, buttons, invite and messages of one run.
+
+    The line for messages is always there, so that none of them moves what is below.
 
     :param invite: to the swarm; no box for it when empty
     :param actions: what each of ``start``, ``pause``, ``resume`` and ``stop`` does; called by the front end's
@@ -45,7 +50,8 @@ class RunPanel:
     def __init__(self, invite: str, actions: Mapping[str, Callable[[], None]]) -> None:
         widgets = require_ipywidgets()
         self._status = widgets.HTML(layout=widgets.Layout(width="100%", margin="0"))
-        self._trouble = widgets.HTML(layout=widgets.Layout(width="100%", margin="0", display="none"))
+        self._message = widgets.HTML(layout=widgets.Layout(width="100%", margin="0", min_height="24px"))
+        self._invite_to, self._is_closed = invite, False
         self._invite = widgets.HTML(
             invite_html(invite), layout=widgets.Layout(flex="1 1 260px", min_width="0", margin="2px")
         )
@@ -63,62 +69,79 @@ class RunPanel:
         self.buttons["start"].button_style = "primary"
         steer = widgets.HBox(
             [*self.buttons.values(), self._invite],
-            layout=widgets.Layout(flex_flow="row wrap", align_items="center", margin="4px 0 0 0"),
+            layout=widgets.Layout(flex_flow="row wrap", align_items="center", margin="2px 0 0 0", overflow="visible"),
         )
         self.widget = widgets.VBox(
-            [widgets.HTML(sheet(), layout=widgets.Layout(display="none")), self._status, steer, self._trouble],
-            layout=widgets.Layout(width="100%"),
+            [widgets.HTML(sheet(), layout=widgets.Layout(display="none")), self._status, steer, self._message],
+            layout=widgets.Layout(width="100%", overflow="visible"),
         )
 
-    def update(self, now: DashboardState, trouble_text: str) -> None:
+    def update(self, now: DashboardState, trouble: str, remark: str = "") -> None:
         """Show this state.
 
         :param now: the state of the dashboard
-        :param trouble_text: what went wrong in the dashboard itself, if anything
+        :param trouble: what went wrong in the dashboard itself, if anything
+        :param remark: what else there is to say, as long as nothing went wrong
         """
-        self._status.value = status_html(now.status)
-        enabled = ENABLED.get(str(now.status.state.value), frozenset())
+        self._status.value = status_html(now.status, now.standing)
+        enabled = ENABLED.get(str(now.status.state.value), frozenset()) if now.standing.swarm_is_open else frozenset()
         for name, button in self.buttons.items():
             button.disabled = name not in enabled
-        self.show_trouble("\n".join(text for text in (now.status.error, trouble_text) if text))
+        if not self._is_closed:
+            self._invite.value = invite_html(self._invite_to) if now.standing.swarm_is_open else note(SWARM_CLOSED)
+        troubles = "\n".join(text for text in (now.status.error, trouble) if text)
+        self.say(troubles or remark, is_trouble=bool(troubles))
 
-    def show_trouble(self, text: str) -> None:
-        """Show an error in words; none when empty."""
-        self._trouble.value = trouble(text)
-        self._trouble.layout.display = "block" if text else "none"
+    def say(self, text: str, is_trouble: bool) -> None:
+        """Show a message; none when empty."""
+        self._message.value = message(text, is_trouble)
 
     def close(self) -> None:
         """Grey the buttons out and say why."""
+        self._is_closed = True
         for button in self.buttons.values():
             button.disabled = True
         self._invite.value = note("This dashboard is closed; hivenb.Dashboard(run) shows a live one.")
 
 
-def status_html(status: RunStatus) -> str:
-    """A run's state, its figures with their units, and the progress to its next epoch."""
+def status_html(status: RunStatus, standing: Standing) -> str:
+    """A run's state and name, how far it is, its figures with their units, and the progress to its next epoch."""
     state = str(status.state.value)
     share = status.samples / status.target_batch_size if status.target_batch_size else 0.0
     percent = 100 * min(max(share, 0.0), 1.0)
-    figures = [
-        f"epoch <b>{words.count(status.epoch)}</b>",
-        f"<b>{words.count(status.num_peers)}</b> {'peer' if status.num_peers == 1 else 'peers'}",
-        _speed(status.swarm_samples_per_second, "samples/s in the swarm"),
-    ]
-    if status.num_peers > 1:
-        figures.append(_speed(status.samples_per_second, "samples/s here"))
+    figures = [f"epoch <b>{words.count(status.epoch)}</b>", _goal(standing.length), _times(standing.length)]
+    if status.num_peers:
+        figures.append(f"<b>{words.count(status.num_peers)}</b> {'peer' if status.num_peers == 1 else 'peers'}")
+    figures.append(_speed(status.swarm_samples_per_second, "samples/s"))
     if status.loss is not None:
         figures.append(f"loss <b>{safe(words.value(status.loss))}</b>")
     if status.left_out:
         figures.append(f"<b>{words.counted(status.left_out, 'batch')}</b> left out")
-    spans = "".join(f'<span class="unit">{figure}</span>' for figure in figures if figure)
+    spans = f'<span class="name" title="run_id={safe(repr(standing.name))}">{safe(standing.name)}</span>'
+    spans += "".join(f'<span class="unit">{figure}</span>' for figure in figures if figure)
     dot = f'<span class="dot" style="background: {theme.STATES.get(state, theme.GREY)}"></span>'
     return (
-        f'<div class="hivenb-facts"><span>{dot}<b>{safe(words.state(state))}</b></span>{spans}</div>'
-        f'<div class="hivenb-progress"><div class="track" role="progressbar" aria-valuemin="0" '
+        f'<div class="hivenb-header"><div class="hivenb-facts"><span>{dot}<b>{safe(words.state(state))}</b></span>'
+        f"{spans}</div>"
+        '<div class="hivenb-progress"><div class="track" role="progressbar" aria-valuemin="0" '
         f'aria-valuemax="100" aria-valuenow="{percent:.0f}" aria-label="samples to the next epoch">'
         f'<div class="done" style="width: {percent:.1f}%"></div></div>'
-        f'<div class="words">{safe(progress(status))}</div></div>'
+        f'<div class="words">{safe(progress(status))}</div></div></div>'
     )
+
+
+def _goal(length: Length) -> str:
+    if length.goal is None:
+        return ""
+    title = "passes over the data of this peer" if length.unit == "pass" else "batches of this peer"
+    done = f"<b>{words.count(length.done)} of {words.count(length.goal)}</b>"
+    return f'<span title="{title}">{length.unit} {done}</span>'
+
+
+def _times(length: Length) -> str:
+    trained = f"<b>{safe(words.duration(length.seconds))}</b>" if length.seconds else ""
+    rest = "" if length.seconds_left is None else f", about {safe(words.duration(length.seconds_left))} to go"
+    return f"{trained}{rest}" if trained else ""
 
 
 def invite_html(invite: str) -> str:

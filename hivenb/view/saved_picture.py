@@ -28,7 +28,7 @@ class SavedPicture:
     def __init__(self, run: TrainingRun, show: Callable[[bytes], None]) -> None:
         from IPython import get_ipython
 
-        self._run, self._show = weakref.ref(run), show
+        self._run, self.show = weakref.ref(run), show
         self._drawn: int | None = None
         self._events: Any = get_ipython().events
         self._events.register(_EVENT, self.look)
@@ -42,7 +42,7 @@ class SavedPicture:
             snapshot = run.history.snapshot()
             if snapshot.series and snapshot.version != self._drawn:
                 self._drawn = snapshot.version
-                self._show(ChartImage().png(snapshot))
+                self.show(ChartImage().png(snapshot))
 
     def close(self) -> None:
         """Draw no more. May be called twice."""

@@ -16,17 +16,29 @@ _CSS = """
   { height: auto; line-height: 1.45; font-size: 13px; overflow: visible;
     color: var(--jp-ui-font-color1, inherit); }
 .hivenb .widget-html > .widget-html-content { flex: 1 1 auto; min-width: 0; max-width: 100%; }
-.hivenb-facts { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 20px; }
+.hivenb-header { container-type: inline-size; }
+.hivenb-facts
+  { display: flex; flex-wrap: nowrap; align-items: baseline; gap: 2px 18px; overflow: hidden; white-space: nowrap;
+    font-variant-numeric: tabular-nums; }
 .hivenb-facts b { font-size: 15px; font-weight: 600; color: var(--jp-ui-font-color1, inherit); }
 .hivenb-facts .dot
   { display: inline-block; width: 11px; height: 11px; border-radius: 50%; margin-right: 8px; }
+.hivenb-facts .name { max-width: 18ch; overflow: hidden; text-overflow: ellipsis; }
 .hivenb-facts .unit, .hivenb-note { color: var(--jp-ui-font-color2, #6b7280); }
-.hivenb-progress { display: flex; align-items: center; gap: 14px; margin-top: 4px; }
+@container (max-width: 760px) { .hivenb-facts { flex-wrap: wrap; min-height: 46px; } }
+.hivenb-progress { display: flex; align-items: center; gap: 14px; }
 .hivenb-progress .track
   { flex: 1 1 200px; height: 8px; border-radius: 4px; overflow: hidden;
     background: var(--jp-layout-color2, #e5e8ec); }
 .hivenb-progress .done { height: 100%; border-radius: 4px; background: @SWARM; }
 .hivenb-progress .words { flex: none; min-width: 220px; font-variant-numeric: tabular-nums; }
+.hivenb-message { font-size: 12px; line-height: 22px; color: var(--jp-ui-font-color2, #6b7280); }
+.hivenb-message summary { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; cursor: pointer; }
+.hivenb-message div
+  { padding: 0 12px; white-space: pre-wrap; overflow-wrap: anywhere; color: var(--jp-ui-font-color1, inherit); }
+.hivenb-message.wrong
+  { border-left: 4px solid @VERMILLION; padding-left: 8px; color: var(--jp-ui-font-color1, inherit);
+    background: var(--jp-layout-color2, #f3f4f6); }
 .hivenb-trouble
   { border-left: 4px solid @VERMILLION; padding: 6px 12px; margin: 2px 0; white-space: pre-wrap;
     overflow-wrap: anywhere; background: var(--jp-layout-color2, #f3f4f6); }
@@ -55,6 +67,7 @@ _CSS = """
 @container (max-width: 620px)
   { .hivenb-table .extra { display: none; } .hivenb-table th, .hivenb-table td { padding-right: 8px; }
     .hivenb-table td:last-child { white-space: normal; padding-right: 0; } }
+.hivenb .widget-tab-contents, .hivenb .jupyter-widget-tab-contents { padding: 8px 10px; }
 .hivenb-table .absent { opacity: .55; }
 .hivenb-table .share
   { display: inline-block; height: 8px; border-radius: 4px; margin-right: 8px; background: @SWARM; }
@@ -66,7 +79,23 @@ _CSS = """
 .hivenb-code { display: flex; align-items: flex-start; justify-content: space-between; gap: 8px; }
 .hivenb-code pre { flex: 1 1 auto; min-width: 0; max-height: 260px; overflow: auto; }
 .hivenb-code .hivenb-copy { flex: none; }
-.hivenb .widget-checkbox { height: auto; min-height: 24px; }
+.hivenb-helped
+  { position: relative; --jp-widgets-inline-height: 24px; --jp-widgets-inline-margin: 1px; }
+.hivenb-helped > .widget-html, .hivenb-helped > .widget-html > * { position: static; min-height: 0; }
+.hivenb-help > summary
+  { position: absolute; top: 5px; right: 2px; width: 16px; height: 16px; box-sizing: border-box; border-radius: 50%;
+    border: 1px solid var(--jp-border-color1, #bdbdbd); font-size: 11px; line-height: 14px; text-align: center;
+    list-style: none; cursor: help; color: var(--jp-ui-font-color2, #6b7280); }
+.hivenb-help > summary::-webkit-details-marker { display: none; }
+.hivenb-help > summary:hover, .hivenb-help[open] > summary
+  { border-color: currentColor; color: var(--jp-ui-font-color1, inherit); }
+.hivenb-help > div { padding: 0 24px 4px 2px; overflow-wrap: anywhere; }
+.hivenb-helped .hivenb-trouble { padding: 2px 8px; font-size: 12px; line-height: 1.35; }
+.hivenb .hivenb-number { height: auto; align-items: center; }
+.hivenb-number .widget-label
+  { flex: 1 1 auto; width: auto; min-width: 0; height: auto; white-space: normal; line-height: 1.2; }
+.hivenb-number input[type="text"] { flex: 0 0 76px; min-width: 76px; }
+.hivenb .widget-checkbox { display: flex; align-items: center; height: auto; min-height: 24px; }
 .hivenb .widget-checkbox label { display: flex; align-items: center; white-space: normal; line-height: 1.3; }
 .hivenb .widget-checkbox input[type="checkbox"] { margin: 0 8px 0 0; flex: none; }
 .hivenb .widget-dropdown .widget-label, .hivenb .widget-text .widget-label { text-align: left; }
@@ -105,6 +134,17 @@ def copy_button(tooltip: str) -> str:
 def trouble(text: str) -> str:
     """An error in words; empty for none."""
     return f'<div class="hivenb-trouble" role="alert">{safe(text)}</div>' if text else ""
+
+
+def message(text: str, is_trouble: bool = False) -> str:
+    """A message of one line, of which a click unfolds what has no room in it; empty for none."""
+    if not text:
+        return ""
+    role, kind = ("alert", " wrong") if is_trouble else ("status", "")
+    return (
+        f'<details class="hivenb-message{kind}" role="{role}" data-lm-suppress-shortcuts="true">'
+        f'<summary title="{safe(text)}">{safe(" ".join(text.split()))}</summary><div>{safe(text)}</div></details>'
+    )
 
 
 def note(text: str) -> str:

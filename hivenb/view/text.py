@@ -21,6 +21,9 @@ NO_PEERS = (
     "swarm.add_local_peers(2, run)"
 )
 
+#: Seconds that an epoch has to take for a time that is left to be worth reading.
+_LEAST_EPOCH = 3.0
+
 
 def bar(share: float, width: int = 20) -> str:
     """A progress bar of ``width`` characters and two brackets.
@@ -32,10 +35,14 @@ def bar(share: float, width: int = 20) -> str:
 
 
 def progress(status: RunStatus) -> str:
-    """Samples towards the next epoch, and the time that is left: ``1,310 / 2,048 samples, 3 s left``."""
+    """Samples towards the next epoch, and the time that is left: ``1,310 / 2,048 samples, 3 s left``.
+
+    Without the time where epochs are so short that it would only flicker.
+    """
     text = f"{words.count(status.samples)} / {words.count(status.target_batch_size)} samples"
-    if status.eta_seconds is not None:
-        text += f", {words.duration(status.eta_seconds)} left"
+    speed = status.swarm_samples_per_second or status.samples_per_second
+    if status.eta_seconds is not None and status.target_batch_size >= _LEAST_EPOCH * speed:
+        text += f", {words.left(status.eta_seconds)}"
     return text
 
 
@@ -51,7 +58,7 @@ def status_line(status: RunStatus, bar_width: int = 20) -> str:
         words.state(status.state),
         f"epoch {words.count(status.epoch)}",
         f"{bar(share, bar_width)} {progress(status)}",
-        words.counted(status.num_peers, "peer"),
+        *([words.counted(status.num_peers, "peer")] if status.num_peers else []),
         words.rate(speed),
     ]
     if status.loss is not None:

@@ -49,8 +49,7 @@ def time_shares(snapshot: Snapshot) -> TimeShares | None:
     still = np.minimum(_sums(stalled), seconds)
     waiting = snapshot.series.get("waiting_seconds")
     waited = np.minimum(_sums(waiting), still) if waiting is not None and len(waiting) == len(ends) else 0.0 * still
-    # neighbours together, so that no more remain than a chart can show
-    first = np.arange(0, len(ends), -(-len(ends) // _MOST))
+    first = _firsts(starts, ends)
     total, still, waited = (np.add.reduceat(values, first) for values in (seconds, still, waited))
     return TimeShares(
         starts=starts[first],
@@ -59,6 +58,14 @@ def time_shares(snapshot: Snapshot) -> TimeShares | None:
         averaging=(still - waited) / total,
         waiting=waited / total,
     )
+
+
+def _firsts(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Where to begin to take neighbours together, so that hardly more remain than a chart can show; not over a stop."""
+    places = np.arange(len(ends))
+    after_stop = np.append(True, starts[1:] > ends[:-1])
+    since_stop = places - np.maximum.accumulate(np.where(after_stop, places, 0))
+    return np.flatnonzero(since_stop % -(-len(ends) // _MOST) == 0)
 
 
 def _sums(series: Series) -> np.ndarray:

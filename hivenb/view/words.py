@@ -56,6 +56,11 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
+def left(seconds: float) -> str:
+    """What remains: ``3 s left``, and the same words all through the last second."""
+    return f"{duration(seconds)} left" if seconds >= 1 else "< 1 s left"
+
+
 def ago(seconds: float | None) -> str:
     """An age in steps so coarse that a table which shows it changes only now and then."""
     if seconds is None or not math.isfinite(seconds):

@@ -306,7 +306,7 @@ def test_lab_serves_the_quickstart(tmp_path):
         pytest.skip("there is no notebook yet")
     private = {f"JUPYTER_{kind}_DIR": str(tmp_path / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
     port = _free_port()
-    lab = [*HIVENB, "lab", "--no-browser", "--port", str(port), "--", "--allow-root", "--IdentityProvider.token=abc"]
+    lab = [*HIVENB, "lab", "--no-browser", "--port", str(port), "--", "--IdentityProvider.token=abc"]
     with running(lab, tmp_path, {**ENVIRONMENT, **private}) as server:
         shown = server.wait_for(rf"http://\S+{port}/lab\S*{re.escape(name)}\S*", 90)
         assert "/lab/tree/" in shown[0]

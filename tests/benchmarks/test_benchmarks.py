@@ -109,3 +109,16 @@ def test_the_dashboard_is_compared_with_none(tmp_path: Path) -> None:
     assert many["size"] < 2 * few["size"], "a history is bounded"
     assert all(seconds > 0 for frame in (few, many) for seconds in (*frame["frame"], *frame["axes"]))
     assert "with dashboard" in printed
+
+
+@pytest.mark.long
+def test_the_soak_looks_at_all_processes(tmp_path: Path) -> None:
+    found, printed = run("soak.py", tmp_path)
+    looks = found["rows"]
+    processes = {look["role"]: look["processes"] for look in looks if look["seconds"] == looks[-1]["seconds"]}
+    kernels_own = {"the kernel": 1, "its DHT": 1, "its p2pd": 1, "its averagers": 2, "fork server": 1}
+    assert processes == {**kernels_own, "local peers": 2, "their DHT": 2, "their p2pd": 2, "their averagers": 4}
+    assert all(min(look["memory"], look["threads"], look["descriptors"]) > 0 for look in looks)
+    assert found["course"]["epochs"] > 0
+    assert {len(seen) for seen in found["cycles"].values()} == {2}
+    assert "with a dashboard" in printed

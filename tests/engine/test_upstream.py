@@ -176,6 +176,14 @@ class TestStateAverager:
         assert not torch.equal(model.layer.weight, before), "initialize_optimizer_state may go"
         assert {float(state["step"]) for state in decaying.state.values()} == {1.0}
 
+    def test_an_error_in_a_step_is_only_logged(self) -> None:
+        handled = source(state_averager.TrainingStateAverager._do).rpartition("except Exception as e:")[2]
+        assert "raise" not in handled.replace("raised exception", ""), "FailsWithItsSteps may go"
+        # by these it hears of the error
+        assert handled.index("finished_optimizer_step.set()") < handled.index("finished_averaging_round.set()")
+        step = source(state_averager.TrainingStateAverager._do)
+        assert step.index("self.optimizer.step()") < step.index("self._update_scheduler() self.finished_optimizer_step")
+
 
 class TestTracker:
     def test_the_lock_is_held_over_a_read_of_the_dht(self) -> None:

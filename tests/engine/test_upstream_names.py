@@ -19,7 +19,12 @@ import hivenb
 PACKAGE, UPSTREAM = Path(hivenb.__file__).parent, Path(hivemind.__file__).parent
 
 #: Privates of others than hivemind that the engine takes, by who has them.
-OTHERS = {"_exit": os, "_device": torch.amp.GradScaler("cpu"), "_foreach_norm": torch}
+OTHERS = {
+    "_exit": os,
+    "_device": torch.amp.GradScaler("cpu"),
+    "_foreach_norm": torch,
+    "_version": torch.zeros(1),
+}
 
 _REFERENCE = re.compile(r"(the method of )?`*hivemind/([\w/]+\.py)(?:`*:([\w.]*\w))?")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Kernel:
         return self.client.execute(code)
 
     def finish(self, cell: str) -> str:
-        """Wait for a cell, and return what it, and nothing but it, has put out.
+        """Wait for a cell, and return what it, and nothing but it, has put out, as a front end shows it.
 
         :raises CellError: if it ended with an exception
         """
@@ -70,7 +71,7 @@ class Kernel:
         self.client.get_shell_msg(timeout=PATIENCE)
         if error is not None:
             raise error
-        return text
+        return _as_shown(text)
 
     def run(self, code: str) -> str:
         """Run a cell; see :meth:`finish`."""
@@ -95,3 +96,8 @@ class Kernel:
         for process in alive:
             process.kill()
         assert alive == [], "outlived the kernel"
+
+
+def _as_shown(text: str) -> str:
+    """What a carriage return writes over is gone."""
+    return re.sub(r" +\n", "\n", re.sub(r"[^\n]*\r(?=[^\n])", "", text))

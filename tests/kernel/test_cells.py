@@ -45,7 +45,10 @@ def test_a_notebook_from_top_to_bottom_and_again(kernel):
         assert kernel.run(RUN) == "TrainingRun(Model, ready, run_id='lightning_run')"
         assert kernel.run("swarm.add_local_peers(1, run)") == "(LocalPeer(1, ready),)" or _ == 1
         assert kernel.run("run.start()") == ""
-        assert kernel.run("print('mine'); ended = run.wait(epochs=3, timeout=60); print(ended)") == "mine\nTrue\n"
+        assert (
+            kernel.run("print('mine'); ended = run.wait(epochs=3, timeout=60); print(ended)")
+            == "mine\nwaited for 3 epochs\nTrue\n"
+        )
         for number in range(5):
             assert kernel.run(f"print({number})") == f"{number}\n"
             time.sleep(0.2)  # an idle kernel, in which whatever is printed belongs to the last cell
@@ -71,13 +74,13 @@ peers = swarm.add_local_peers(1, run)
 """
     )
     assert kernel.run("run.start()") == ""
-    assert kernel.run("run.wait(epochs=1, timeout=60)") == "True"
+    assert kernel.run("run.wait(epochs=1, timeout=60)") == "waited for 1 epoch\nTrue"
     log = kernel.run("print('\\n'.join(run.log))")  # before a talkative swarm has pushed it out
     assert "a warning of the background" in log
     assert "some information of the background" in log
-    assert kernel.run("run.wait(epochs=2, timeout=60)") == "True"
+    assert kernel.run("run.wait(epochs=2, timeout=60)") == "waited for 2 epochs\nTrue"
     assert kernel.run("peers[0].kill()") == ""
-    assert kernel.run("run.wait(epochs=2, timeout=60)") == "True"
+    assert kernel.run("run.wait(epochs=2, timeout=60)") == "waited for 2 epochs\nTrue"
     assert kernel.run("run.pause(); run.resume(); run.stop()") == ""
     assert kernel.run("swarm.close()") == ""
     time.sleep(1.0)

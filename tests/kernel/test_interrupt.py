@@ -47,7 +47,10 @@ def test_interrupts_reach_the_cell_and_nothing_else(kernel):
     assert len(family) >= 11
     for code in ["run.wait()", "run.wait()", "run.wait(epochs=100_000, timeout=60)", *busy]:  # while training
         assert interrupt_while(kernel, code) < 5
-        assert kernel.run("print(run.status.state.value, run.wait(epochs=2, timeout=60))") == "training True\n"
+        assert (
+            kernel.run("print(run.status.state.value, run.wait(epochs=2, timeout=60))")
+            == "waited for 2 epochs\ntraining True\n"
+        )
     assert [p for p in family if not p.is_running() or p.status() == psutil.STATUS_ZOMBIE] == []
     assert kernel.run("[peer.state for peer in swarm.local_peers]") == "['training']"
     kernel.run("run.pause(); assert run.wait_for(hivenb.training.RunState.PAUSED, 60)")

@@ -198,8 +198,15 @@ def test_options_do_not_change() -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"delay_grad_averaging": True}, ("delay_optimizer_step=True", "delay_optimizer_step=None")),
-        ({"delay_optimizer_step": True}, ("offload_optimizer=True and delay_state_averaging=True",)),
+        ({"delay_grad_averaging": True}, ("delay_optimizer_step=True", "delay_state_averaging=False")),
+        (
+            {"delay_grad_averaging": True, "delay_optimizer_step": False},
+            ("delay_optimizer_step=True", "delay_optimizer_step=False"),
+        ),
+        (
+            {"delay_optimizer_step": True, "offload_optimizer": False},
+            ("offload_optimizer=True and delay_state_averaging=True",),
+        ),
         (
             {"delay_optimizer_step": True, "delay_state_averaging": True, "offload_optimizer": False},
             ("offload_optimizer=False",),
@@ -302,7 +309,7 @@ def test_replace() -> None:
     assert given.batch_size is None
     with pytest.raises(OptionsError, match=r"grad_compresion.*grad_compression"):
         given.replace(grad_compresion="float16")
-    with pytest.raises(OptionsError, match="offload_optimizer"):
+    with pytest.raises(OptionsError, match="delay_state_averaging"):
         given.replace(delay_optimizer_step=True)
 
 
@@ -317,13 +324,42 @@ def test_switching_on_brings_what_it_needs() -> None:
     assert options().with_prerequisites(offload_optimizer=True) == options(offload_optimizer=True)
 
 
-@pytest.mark.parametrize("off", [False, None])
-def test_switching_off_takes_along_what_needs_it(off: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("delays", "on"),
+    [
+        ((), {"delay_optimizer_step": None, "offload_optimizer": None}),
+        (("delay_state_averaging",), {"delay_optimizer_step": None, "offload_optimizer": None}),
+        (
+            ("delay_state_averaging", "delay_optimizer_step"),
+            {"delay_optimizer_step": True, "offload_optimizer": True},
+        ),
+        (
+            ("delay_state_averaging", "delay_grad_averaging"),
+            {"delay_optimizer_step": True, "offload_optimizer": True},
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_on_as_needed_says_whether_it_is(delays: tuple[str, ...], on: dict[str, bool | None]) -> None:
+    """As in hivemind, delays bring what they need unless it is switched off."""
+    given = options(**dict.fromkeys(delays, True))
+    assert {name: getattr(given, name) for name in on} == on
+    assert given == options().replace(**dict.fromkeys(delays, True)) == options(**{**dict.fromkeys(delays, True), **on})
+    assert ("offload_optimizer=True" in given.to_code()) is (on["offload_optimizer"] is True)
+
+
+def test_switching_off_takes_along_what_needs_it() -> None:
     all_on = options().with_prerequisites(delay_grad_averaging=True)
-    without_offload = all_on.with_prerequisites(offload_optimizer=off)
-    assert without_offload == options(delay_state_averaging=True, offload_optimizer=off)
-    without_step = all_on.with_prerequisites(delay_optimizer_step=off)
-    assert without_step == all_on.replace(delay_optimizer_step=off, delay_grad_averaging=False)
+    without_offload = all_on.with_prerequisites(offload_optimizer=False)
+    assert without_offload == options(delay_state_averaging=True, offload_optimizer=False)
+    without_step = all_on.with_prerequisites(delay_optimizer_step=False)
+    assert without_step == all_on.replace(delay_optimizer_step=False, delay_grad_averaging=False)
+
+
+@pytest.mark.parametrize("name", ["offload_optimizer", "delay_optimizer_step"])
+def test_what_becomes_as_needed_is_still_on_where_it_is_needed(name: str) -> None:
+    all_on = options().with_prerequisites(delay_grad_averaging=True)
+    assert all_on.with_prerequisites(**{name: None}) == all_on.replace(**{name: None}) == all_on
 
 
 def test_contradicting_changes_are_an_error() -> None:

@@ -29,13 +29,17 @@ class SlowSwarm:
             raise self.failure
         self.local_peers += (SimpleNamespace(state="training"),) * count
 
-    def remove_local_peers(self, count):
+    def remove_local_peers(self, count, run):
         self.local_peers = self.local_peers[: len(self.local_peers) - count]
 
 
 class SlowRun:
     def __init__(self):
         self.swarm = SlowSwarm()
+
+    @property
+    def local_peers(self):
+        return self.swarm.local_peers
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def reads(dht: DHT, key: str, answer: Callable[[Any], Any] = lambda future: futu
 
 def test_it_sees_peers_come_and_go(swarm, eventually):
     history = History()
-    monitor = Monitor(swarm, "seen", history)
+    monitor = Monitor(swarm, "seen", history, samples=lambda: 41)
     assert monitor.peers == ()
     monitor.start()
     try:
@@ -90,6 +90,7 @@ def test_it_sees_peers_come_and_go(swarm, eventually):
         total = snapshot.series[name]
         assert np.all(np.diff(total.values) >= 0)
         assert total.values[-1] > 0
+    assert snapshot.series["peers"].samples.max() == total.samples.max() == 41
     seen = history.version
     monitor.close()
     assert history.version == seen

@@ -78,8 +78,11 @@ def test_where_its_own_dht_would_listen() -> None:
     [
         ({"no_such_option": 1}, ["'no_such_option'", "grad_compression", "startup_timeout", "identity_path"]),
         ({"target_batch_size": 0}, ["target_batch_size=0", "at least 1"]),
-        ({"delay_grad_averaging": True}, ["delay_grad_averaging=True", "delay_optimizer_step=True"]),
-        ({"delay_optimizer_step": True}, ["offload_optimizer=True", "delay_state_averaging=True"]),
+        ({"delay_grad_averaging": True}, ["delay_optimizer_step=True", "delay_state_averaging=True"]),
+        (
+            {"delay_optimizer_step": True, "offload_optimizer": False},
+            ["offload_optimizer=True", "delay_state_averaging=True"],
+        ),
         ({"averaging_timeout": 1.0}, ["averaging_timeout", "matchmaking_time"]),
         ({"run_id": "a.b"}, ["run_id='a.b'"]),
         ({"scheduler_fn": "cosine"}, ["scheduler_fn"]),

@@ -16,6 +16,7 @@ from hivenb.history import History
 from hivenb.options import Options
 from hivenb.run.status import RunState, RunStatus
 from hivenb.swarm import PeerInfo
+from hivenb.swarm.onlookers import Onlookers
 from hivenb.swarm.roster import Member, Presence
 
 STATUS = RunStatus(
@@ -42,7 +43,9 @@ class Scene:
         self.status = STATUS
         self.options = Options(target_batch_size=2048)
         self.log: tuple[str, ...] = ()
-        self.swarm = SimpleNamespace(invite="hivenb://invite", local_peers=())
+        self.swarm = SimpleNamespace(invite="hivenb://invite", local_peers=(), is_open=True, onlookers=Onlookers())
+        self.trainer: Any = None
+        self.local_peers: tuple[Any, ...] = ()
         self.roster = SimpleNamespace(members=())
         self.calls: list[tuple[str, str]] = []
         self.failure: Exception | None = None

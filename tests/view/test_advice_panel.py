@@ -12,6 +12,7 @@ import pytest
 from hivenb.errors import SwarmError
 from hivenb.figures.advice import Advice
 from hivenb.history import History
+from hivenb.run.status import RunState
 from hivenb.view.advice_panel import NOTHING, AdvicePanel, advice_html
 from hivenb.view.dashboard import Dashboard, _View
 from hivenb.view.dashboard_state import DashboardState
@@ -177,8 +178,24 @@ def test_an_advice_that_is_refused_says_why_and_stays(scene: Any, view: _View, e
     tell(scene.history, 10, size=2)
     eventually(lambda: view.advice_panel.buttons)
     view.advice_panel.buttons["too few peers"].click()
-    eventually(lambda: "only the host of the run can change that" in view.run_panel._trouble.value)
+    eventually(lambda: "only the host of the run can change that" in view.run_panel._message.value)
     assert list(view.advice_panel.buttons) == ["too few peers"]
+
+
+def test_a_press_has_an_echo_until_the_change_is_in_force(
+    scene: Any, view: _View, eventually: Callable[..., None]
+) -> None:
+    scene.set(state=RunState.TRAINING)
+    tell(scene.history, 10, size=2)
+    eventually(lambda: view.advice_panel.buttons)
+    button = view.advice_panel.buttons["too few peers"]
+    assert (button.description, button.disabled) == ("Apply", False)
+    button.click()
+    eventually(lambda: (button.description, button.disabled) == ("Asked for", True))
+    eventually(lambda: "As advised: matchmaking time 10 seconds" in view.run_panel._message.value)
+    assert "At the next batch: matchmaking time." in view.run_panel._message.value
+    scene.pending_options, scene.options_error = None, RuntimeError("no memory")
+    eventually(lambda: (button.description, button.disabled) == ("Apply", False))
 
 
 def test_a_closed_dashboard_applies_nothing(scene: Any) -> None:

@@ -76,7 +76,7 @@ def test_says_what_to_do_while_there_is_nothing_to_see() -> None:
 
 def test_says_the_latest_numbers_and_marks_events(training: History) -> None:
     shown = texts(training)
-    for text in ("Loss", "Validation accuracy", "Peers", "Samples/s", "3 peers now", "float16 gradients",
+    for text in ("Loss", "Validation accuracy", "Peers", "Samples/s", "3 peers", "float16 gradients",
                  "peer joined", "started"):  # fmt: skip
         assert text in shown
     assert any(text.startswith("training 0.") for text in shown)
@@ -279,4 +279,110 @@ def test_marks_at_one_moment_share_their_words() -> None:
         Event(1.2, "run", "resumed"),
         Event(9.0, "option", "c"),
     ]
-    assert [event.text for event in merged(events, near=0.5)] == ["2 options changed", "resumed", "c"]
+    assert [mark.event.text for mark in merged(events, near=0.5)] == ["2 options changed", "resumed", "c"]
+
+
+class Drawn(DrawingSurface):
+    """Keeps what is drawn: arrays of places, nan where they break."""
+
+    def __init__(self) -> None:
+        super().__init__(7.4, 6.4, 100)
+        self.spans: list[tuple[np.ndarray, np.ndarray, Any]] = []
+
+    def line(self, x: Any, y: Any, color: str, **how: Any) -> None:
+        self.spans.append((np.asarray(x, float), np.asarray(y, float), how["within"]))
+        super().line(x, y, color, **how)
+
+    def area(self, x: Any, low: Any, high: Any, color: str, **how: Any) -> None:
+        x, low, high = np.broadcast_arrays(x, low, high)
+        self.spans.append((np.asarray(x, float), low + high, how["within"]))
+        super().area(x, low, high, color, **how)
+
+    def crossing(self, share: float) -> int:
+        """How many lines and areas have something at such a place of their panel's width."""
+        found = 0
+        for x, y, within in self.spans:
+            at, known = within.left + share * within.width, np.isfinite(y)
+            found += bool(np.any(known[1:] & known[:-1] & (x[:-1] < at) & (at < x[1:])))
+        return found
+
+
+@pytest.fixture
+def stopped_for_a_while() -> History:
+    history = History()
+    history.mark("run", "started", time=0.0)
+    history.mark("run", "stopped", time=30.0)
+    history.mark("run", "resumed", time=63.5)
+    for second in (*range(30), *range(60, 100)):
+        # who watches the swarm begins before the training does
+        for name in ("loss", "peers", "samples_per_second", "memory"):
+            history.record(name, 2.0, time=float(second))
+        if second % 3 == 2 and second != 62:
+            history.record("stalled_seconds", 0.5, time=float(second))
+            history.record("waiting_seconds", 0.25, time=float(second))
+    return history
+
+
+def test_nothing_is_drawn_where_the_run_stood_still(stopped_for_a_while: History) -> None:
+    surface = Drawn()
+    draw(stopped_for_a_while.snapshot(), surface)
+    assert surface.crossing(0.45) == 0
+    assert surface.crossing(0.2) == surface.crossing(0.8) >= 6
+
+
+def test_peers_are_not_drawn_on_after_the_end_of_a_run(stopped_for_a_while: History) -> None:
+    stopped_for_a_while.mark("option", "changed while it stood still", time=200.0)
+    surface = Drawn()
+    draw(stopped_for_a_while.snapshot(), surface)
+    assert surface.crossing(0.75) == 0
+
+
+def test_neighbours_are_not_taken_together_over_a_stop() -> None:
+    history = History(capacity=4096)
+    for second in (*range(1000), *range(2000, 3000)):
+        if second in (0, 2000):
+            history.mark("run", "started", time=float(second))
+        history.record("stalled_seconds", 0.5, time=float(second))
+    found = time_shares(history.snapshot())
+    assert found is not None
+    assert len(found.ends) <= 122
+    assert not np.any((found.starts < 1500) & (found.ends > 1500))
+
+
+def test_the_time_legend_says_each_word_with_its_number(whole: History) -> None:
+    whole.record("stalled_seconds", 2.0, time=1032.0)
+    whole.record("waiting_seconds", 1.1, time=1032.0)
+    shown = texts(whole)
+    for word in ("computing ", "averaging ", "waiting "):
+        assert any(text.startswith(word) and text.endswith(" %") for text in shown), word
+
+
+def test_marks_keep_their_rows_and_their_words_as_time_goes_by() -> None:
+    history = History()
+    said = ["started", "gradients: float16", "target batch size: 600", "a round that failed as one of two did not come"]
+    for number, text in enumerate(said):
+        history.mark("option", text, time=20.0 * number)
+    rows: dict[str, set[float]] = {text: set() for text in said}
+    for second in range(61, 600, 7):
+        history.record("loss", 1.0, time=float(second))
+        if second % 5 == 0:
+            history.mark("option", f"mark {second}", time=float(second))
+        for word in words_of(history):
+            if word.text in rows:
+                rows[word.text].add(word.box.top)
+    assert [len(tops) for tops in rows.values()] == [1, 1, 1, 1]
+
+
+def test_a_spike_stays_a_peak() -> None:
+    values = np.zeros(400)
+    values[200] = 1.0
+    smooth = smoothed(values)
+    assert smooth.argmax() == 200
+    around = smooth[195:206]
+    assert np.all(np.diff(around[:6]) > 0)
+    assert np.all(np.diff(around[5:]) < 0)
+
+
+def test_nothing_is_averaged_over_a_stop() -> None:
+    values = np.repeat([2.0, 0.0], 100)
+    assert np.array_equal(smoothed(values, [100]), values)

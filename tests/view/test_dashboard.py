@@ -14,6 +14,7 @@ import pytest
 
 from hivenb.errors import HivenbError, SwarmError
 from hivenb.run.status import RunState
+from hivenb.swarm.onlookers import Onlookers
 from hivenb.view.dashboard import MAX_LIVE, Dashboard
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -91,10 +92,10 @@ def test_what_a_button_raises_is_shown_until_something_works(
     assert view is not None
     scene.failure = SwarmError("the swarm is closed; open it again")
     view.run_panel.buttons["start"].click()
-    eventually(lambda: "the swarm is closed; open it again" in view.run_panel._trouble.value)
+    eventually(lambda: "the swarm is closed; open it again" in view.run_panel._message.value)
     scene.failure = None
     view.run_panel.buttons["start"].click()
-    eventually(lambda: view.run_panel._trouble.value == "")
+    eventually(lambda: view.run_panel._message.value == "")
 
 
 def test_a_dashboard_that_cannot_be_drawn_says_so(
@@ -105,9 +106,9 @@ def test_a_dashboard_that_cannot_be_drawn_says_so(
     assert view is not None
     right = scene.status
     scene.status = None
-    eventually(lambda: "could not be drawn" in view.run_panel._trouble.value)
+    eventually(lambda: "could not be drawn" in view.run_panel._message.value)
     scene.status = right
-    eventually(lambda: view.run_panel._trouble.value == "")
+    eventually(lambda: view.run_panel._message.value == "")
 
 
 def test_a_switch_takes_along_what_it_needs(scene: Any, dashboard: Dashboard, eventually: Callable[..., None]) -> None:
@@ -117,7 +118,7 @@ def test_a_switch_takes_along_what_it_needs(scene: Any, dashboard: Dashboard, ev
     view.options_panel.controls["delay_optimizer_step"].value = True
     eventually(lambda: view.options_panel.controls["offload_optimizer"].value)
     assert scene.options.delay_state_averaging is True
-    eventually(lambda: "Also switched on" in view.options_panel._remark.value)
+    eventually(lambda: "Also switched on" in view.run_panel._message.value)
     view.options_panel.controls["offload_optimizer"].value = False
     eventually(lambda: not view.options_panel.controls["delay_optimizer_step"].value)
     assert not scene.options.delay_optimizer_step
@@ -131,10 +132,10 @@ def test_a_switch_acts_on_a_run_that_trains(scene: Any, dashboard: Dashboard, ev
     view.options_panel.controls["delay_optimizer_step"].value = True
     eventually(lambda: scene.pending_options is not None)
     assert scene.pending_options.offload_optimizer
-    eventually(lambda: "At the next batch: " in view.options_panel._remark.value)
+    eventually(lambda: "At the next batch: " in view.run_panel._message.value)
     # it could not be done
     scene.options_error, scene.pending_options = RuntimeError("no memory"), None
-    eventually(lambda: "RuntimeError: no memory" in view.run_panel._trouble.value)
+    eventually(lambda: "RuntimeError: no memory" in view.run_panel._message.value)
     eventually(lambda: view.options_panel.controls["delay_optimizer_step"].value is False)
 
 
@@ -149,7 +150,7 @@ def test_a_wrong_number_never_reaches_the_run(
         panel.controls["target_batch_size"].value = written
         eventually(lambda written=written: f"target_batch_size={written.strip()}" in _plain(panel))
     assert scene.options.target_batch_size == 2048
-    assert view.run_panel._trouble.value == ""
+    assert view.run_panel._message.value == ""
     panel.controls["target_batch_size"].value = "4096"
     eventually(lambda: scene.options.target_batch_size == 4096)
     assert panel._wrong["target_batch_size"].value == ""
@@ -191,7 +192,8 @@ def test_of_many_dashboards_the_newest_are_live(scene: Any) -> None:
 
 def test_a_run_without_a_swarm_can_still_be_looked_at(scene: Any) -> None:
     class Closed:
-        local_peers = ()
+        local_peers, is_open = (), False
+        onlookers = Onlookers()
 
         @property
         def invite(self) -> str:
@@ -201,7 +203,7 @@ def test_a_run_without_a_swarm_can_still_be_looked_at(scene: Any) -> None:
     made = Dashboard(scene)
     assert made.widget
     assert made._view is not None
-    assert "is closed" in made._view.run_panel._trouble.value
+    assert "is closed" in made._view.run_panel._message.value
     made.close()
 
 

@@ -13,10 +13,10 @@ from hivenb.options import FIELDS, Options
 from hivenb.options.gradient_averager_choice import PowerSGD
 from hivenb.run.local_peer_count import LocalCount
 from hivenb.run.status import RunState
-from hivenb.view.dashboard_state import DashboardState
+from hivenb.view.dashboard_state import DashboardState, LocalPeersNow, Standing
 from hivenb.view.log_panel import CodePanel, LogPanel, log_html
-from hivenb.view.options_panel import SHOWN, OptionsPanel, together
-from hivenb.view.peers_panel import MAX_ROWS, PeersPanel, peers_html
+from hivenb.view.options_panel import SHOWN, OptionsPanel, together, waiting
+from hivenb.view.peers_panel import MAX_ROWS, PeersPanel, local_html, peers_html
 from hivenb.view.run_panel import ENABLED, RunPanel, invite_html, status_html
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
@@ -34,16 +34,13 @@ def run_panel(invite: str = "hivenb://invite", pressed: list[str] | None = None)
 
 
 def test_the_status_says_every_number_with_its_unit(status: Any) -> None:
-    text = words_of(status_html(status))
-    assert text == (
-        "ready to start epoch 14 3 peers 412 samples/s in the swarm 130 samples/s here loss 0.412 "
-        "1,310 / 2,048 samples, 3 s left"
-    )
+    text = words_of(status_html(status, Standing("digits")))
+    assert text == ("ready to start digits epoch 14 3 peers 412 samples/s loss 0.412 1,310 / 2,048 samples, 3 s left")
 
 
 @pytest.mark.parametrize("samples", [0, 5000])
 def test_the_bar_stays_in_its_frame(status: Any, samples: int) -> None:
-    html = status_html(replace(status, samples=samples))
+    html = status_html(replace(status, samples=samples), Standing("digits"))
     assert f'aria-valuenow="{100 if samples else 0}"' in html
 
 
@@ -72,13 +69,13 @@ def test_errors_are_shown_in_words_and_go_away(scene: Any) -> None:
     panel = run_panel()
     scene.set(state=RunState.FAILED, error="RuntimeError: " + EVIL)
     panel.update(DashboardState.of(scene), "and the dashboard has one too")
-    shown = panel._trouble
-    assert shown.layout.display == "block"
+    shown = panel._message
+    assert "hivenb-message wrong" in shown.value
     assert "<script" not in shown.value
     assert "and the dashboard has one too" in shown.value
     scene.set(state=RunState.READY, error=None)
     panel.update(DashboardState.of(scene), "")
-    assert (shown.layout.display, shown.value) == ("none", "")
+    assert shown.value == ""
 
 
 def test_the_invite_is_text_and_nothing_else() -> None:
@@ -129,20 +126,34 @@ def test_the_slider_asks_for_peers_and_follows_what_code_does(scene: Any) -> Non
     panel.update(now)
     panel.slider.value = 3
     assert asked == [3]
-    panel.update(replace(now, local=LocalCount(there=1, wanted=3)))
+    panel.update(replace(now, local=LocalPeersNow(LocalCount(there=1, wanted=3))))
     assert (panel.slider.value, asked) == (3, [3])
-    assert words_of(panel._remark.value) == "starting 2 peers …"
-    panel.update(replace(now, local=LocalCount(there=3, wanted=3)))
+    assert words_of(panel._remark.value).startswith("peer 2 of 3: its process starts")
+    panel.update(replace(now, local=LocalPeersNow(LocalCount(there=3, wanted=3))))
     assert words_of(panel._remark.value) == "ready; training begins with the run"
-    panel.update(replace(now, local=LocalCount(there=12, wanted=12)))
+    panel.update(replace(now, local=LocalPeersNow(LocalCount(there=12, wanted=12))))
     assert (panel.slider.value, panel.slider.max, asked) == (12, 12, [3]), "what code added is shown, not asked for"
-    panel.update(replace(now, local=LocalCount(there=12, wanted=2)))
+    panel.update(replace(now, local=LocalPeersNow(LocalCount(there=12, wanted=2))))
     assert words_of(panel._remark.value) == "removing 10 peers …"
-    panel.update(replace(now, local=LocalCount(there=0, wanted=0, error="LocalPeerError: <no> room")))
+    panel.update(replace(now, local=LocalPeersNow(LocalCount(there=0, wanted=0, error="LocalPeerError: <no> room"))))
     assert (panel.slider.value, asked) == (0, [3])
     assert "&lt;no&gt; room" in panel._trouble.value
     panel.update(now)
     assert panel._trouble.layout.display == "none"
+
+
+def test_each_stage_of_a_peer_on_this_machine_is_said_until_it_trains(scene: Any, members: Any) -> None:
+    now = DashboardState.of(scene)
+    now = replace(now, status=replace(now.status, state=RunState.TRAINING))
+
+    def said(states: dict[int, str], **what: Any) -> str:
+        local = LocalPeersNow(LocalCount(there=1, wanted=1), states, {members[1].peer.peer_id: 4})
+        return words_of(local_html(replace(now, local=local, **what)))
+
+    assert said({4: "ready"}).startswith("local 4: in the swarm, and waits")
+    assert said({4: "training"}).startswith("local 4: in the swarm; downloads the parameters")
+    assert said({4: "training"}, members=members) == ""
+    assert said({3: "failed", 4: "training"}, members=members) == ""
 
 
 def test_the_log_is_escaped_and_bounded(scene: Any) -> None:
@@ -166,7 +177,7 @@ def test_the_code_is_that_of_the_options(scene: Any) -> None:
 def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     scene.options = scene.options.with_prerequisites(delay_grad_averaging=True, grad_compression="float16")
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert {name: control.value for name, control in panel.controls.items()} == {
         "delay_state_averaging": True,
         "delay_optimizer_step": True,
@@ -201,12 +212,12 @@ def test_showing_options_is_not_taken_for_a_person_who_changes_them(scene: Any) 
     changes: list[tuple[str, Any]] = []
     panel = OptionsPanel(lambda name, value: changes.append((name, value)))
     scene.options = scene.options.replace(offload_optimizer=True)
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert changes == []
     panel.controls["offload_optimizer"].value = False
     panel.controls["grad_compression"].value = "float16"
     assert changes == [("offload_optimizer", False), ("grad_compression", "float16")]
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert panel.controls["offload_optimizer"].value is True, "what was not applied is taken back"
 
 
@@ -214,7 +225,7 @@ def test_a_number_that_is_taken_away_is_none_where_it_need_not_be_given(scene: A
     changes: list[tuple[str, Any]] = []
     panel = OptionsPanel(lambda name, value: changes.append((name, value)))
     scene.options = scene.options.replace(next_chunk_timeout=3.0)
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert panel.controls["next_chunk_timeout"].value == "3"
     panel.controls["next_chunk_timeout"].value = ""
     assert changes == [("next_chunk_timeout", None)]
@@ -224,13 +235,13 @@ def test_each_codec_says_what_it_makes_of_this_model_and_the_panel_what_an_epoch
     panel = OptionsPanel(lambda name, value: None, tensor_shapes(scene.model))
     labels = [label for label, _ in panel.controls["grad_compression"].options]
     assert labels[:2] == ["1.0 MB: none", "500 kB: 16 bits"]
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert words_of(panel._traffic.value) == (
         "Each of 3 peers sends about 1.3 MB of gradients and 1.3 MB of parameters an epoch, and receives as much."
     )
     scene.set(num_peers=0)
     scene.options = scene.options.replace(use_local_updates=True, average_state_every=4)
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert words_of(panel._traffic.value) == (
         "With a second peer, each sends about 1.0 MB of parameters every 4 epochs, and receives as much."
     )
@@ -242,13 +253,13 @@ def test_a_codec_of_ones_own_is_shown_as_such(scene: Any) -> None:
     changes: list[tuple[str, Any]] = []
     panel = OptionsPanel(lambda name, value: changes.append((name, value)))
     scene.options = scene.options.replace(grad_compression=RoleAdaptiveCompression())
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert panel.controls["grad_compression"].value == "an object of your own"
     scene.options = scene.options.replace(grad_compression="float16", state_averaging_compression="float16")
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert panel.controls["grad_compression"].value == "float16"
     scene.options = scene.options.replace(state_averaging_compression=RoleAdaptiveCompression())
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert panel.controls["state_averaging_compression"].value == "an object of your own"
     assert changes == []
 
@@ -263,15 +274,15 @@ def test_power_sgd_is_chosen_by_its_rank(scene: Any) -> None:
         "4.4 %: PowerSGD, rank 4",
         "35 %: PowerSGD, rank 32",
     ]
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     menu.value = "power_sgd_4"
     ((name, factory),) = changes
     scene.options = scene.options.replace(grad_averager_factory=factory)
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert (name, menu.value, len(changes)) == ("grad_averager_factory", "power_sgd_4", 1)
     assert "sends about 24 kB of gradients and 533 kB of parameters" in words_of(panel._traffic.value)
     scene.options = scene.options.replace(grad_averager_factory=PowerSGD(4, 0.1).factory())
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert menu.value == "an object of your own"
     menu.value = "none"
     assert changes[1:] == [("grad_averager_factory", None)]
@@ -291,19 +302,19 @@ def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene:
     shared = [name for name, control in panel.controls.items() if FIELDS[name].swarm_wide]
     assert shared == ["target_batch_size", "average_state_every", "grad_averager_factory", "use_local_updates"]
     scene.why_not_host = "the host of the run decides on them for all peers (peer …abc123)"
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert [name for name, control in panel.controls.items() if control.disabled] == shared
     assert "Not to be changed here: the host of the run" in words_of(panel._locked.value)
     scene.pending_options = scene.options.replace(target_batch_size=96, grad_compression="float16")
-    panel.update(DashboardState.of(scene), "")
-    assert words_of(panel._remark.value) == (
+    panel.update(DashboardState.of(scene))
+    assert waiting(DashboardState.of(scene).options) == (
         "At the next batch: gradients. At one of the next epochs, at all peers: target batch size."
     )
     scene.pending_epoch = 1017
-    panel.update(DashboardState.of(scene), "")
-    assert "At epoch 1,017, at all peers: target batch size." in words_of(panel._remark.value)
+    panel.update(DashboardState.of(scene))
+    assert "At epoch 1,017, at all peers: target batch size." in waiting(DashboardState.of(scene).options)
     scene.why_not_host = None
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert not any(control.disabled for control in panel.controls.values())
     assert panel._locked.layout.display == "none"
 
@@ -313,14 +324,14 @@ def test_what_is_not_in_force_yet_is_shown_and_said(scene: Any) -> None:
     panel = OptionsPanel(lambda *change: changes.append(change))
     scene.set(state=RunState.TRAINING)
     scene.pending_options = scene.options.replace(grad_compression="float16", target_batch_size=99)
-    panel.update(DashboardState.of(scene), "a remark")
+    panel.update(DashboardState.of(scene))
     assert not any(control.disabled for control in panel.controls.values())
     assert panel.controls["grad_compression"].value == "float16"
     assert panel.controls["target_batch_size"].value == "99"
-    assert "at all peers: target batch size. a remark" in panel._remark.value
+    assert waiting(DashboardState.of(scene).options).endswith("at all peers: target batch size.")
     scene.options, scene.pending_options = scene.pending_options, None
-    panel.update(DashboardState.of(scene), "")
-    assert panel._remark.value == ""
+    panel.update(DashboardState.of(scene))
+    assert waiting(DashboardState.of(scene).options) == ""
     assert not changes
 
 
@@ -339,21 +350,21 @@ def test_what_is_not_in_force_yet_is_shown_and_said(scene: Any) -> None:
 def test_numbers_are_read_and_what_is_none_is_left_to_the_check(scene: Any, name: str, written: str, read: Any) -> None:
     changes: list[tuple[str, Any]] = []
     panel = OptionsPanel(lambda name, value: changes.append((name, value)))
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     panel.controls[name].value = written
     assert changes == [(name, read)]
 
 
 def test_a_wrong_value_is_marked_at_its_field_and_stays_to_be_corrected(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     panel.controls["target_batch_size"].value = "-1"
     panel.mark_wrong("target_batch_size", "give at least <1>")
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert panel.controls["target_batch_size"].value == "-1"
     assert "give at least &lt;1&gt;" in panel._wrong["target_batch_size"].value
     panel.mark_wrong("target_batch_size", "")
-    panel.update(DashboardState.of(scene), "")
+    panel.update(DashboardState.of(scene))
     assert panel.controls["target_batch_size"].value == "2048"
     assert panel._wrong["target_batch_size"].layout.display == "none"
 

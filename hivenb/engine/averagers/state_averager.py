@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 
+from hivenb.engine.averagers.step_failure import FailsWithItsSteps
 from hivenb.engine.averagers.torch_optimizer_state import (
     group_settings,
     initialize_optimizer_state,
@@ -39,10 +40,10 @@ class _CheckedDownload(AveragerBase):
         return loaded
 
 
-class TrainingStateAverager(PartsCutAlike, FaultTolerantAllReduce, _TrainingStateAverager, _CheckedDownload):
+class TrainingStateAverager(
+    FailsWithItsSteps, PartsCutAlike, FaultTolerantAllReduce, _TrainingStateAverager, _CheckedDownload
+):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
-
-    _steps_to_come = 0
 
     def _init_components(
         self,
@@ -60,6 +61,7 @@ class TrainingStateAverager(PartsCutAlike, FaultTolerantAllReduce, _TrainingStat
                 optimizer_or_factory = initialized_by(optimizer_or_factory)
         optimizer, scheduler = super()._init_components(param_groups, optimizer_or_factory, scheduler_or_factory, False)
         self._hooks = (
+            optimizer.register_step_pre_hook(self._begin_step),
             optimizer.register_step_pre_hook(self._leave_out_frozen_parameters),
             optimizer.register_step_post_hook(self._put_gradients_back),
         )
@@ -84,19 +86,11 @@ class TrainingStateAverager(PartsCutAlike, FaultTolerantAllReduce, _TrainingStat
         for parameter, gradient in self._left_out:
             parameter.grad = gradient
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("increment_epoch") and kwargs.get("optimizer_step"):
-            self._steps_to_come = 1  # hivemind counts the epoch at once and makes the step of the optimizer later
-        return super().step(*args, **kwargs)
-
-    def _update_scheduler(self) -> None:
-        super()._update_scheduler()
-        self._steps_to_come = 0
-
     def get_current_state(self) -> tuple[Any, Any, Any]:
         # hivemind/optim/state_averager.py:get_current_state gives away the optimizer's own tensors, which change while
         # they are sent, under the number of an epoch whose step they may still lack
         with self.lock_optimizer:
+            self._undo_half_a_step()
             metadata, tensors, infos = super().get_current_state()
             metadata["epoch"] -= self._steps_to_come
             return metadata, tuple(tensor.clone() for tensor in tensors), infos
@@ -112,4 +106,7 @@ class TrainingStateAverager(PartsCutAlike, FaultTolerantAllReduce, _TrainingStat
             self.scheduler = scheduler
         if scheduler is not None:
             restore_group_settings(self.optimizer, settings)
-            self._update_scheduler()
+            try:
+                self._update_scheduler()
+            except Exception as e:  # raised by the next step: a download that fails would be repeated
+                self._note(e)

@@ -181,9 +181,7 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
         self._catching_up.end()
         if self._on_epoch is not None:
             last = self.rounds.last
-            self._on_epoch(
-                EpochReport(self.local_epoch, samples, last.group_size, self._clock.restart(), last.failed),
-            )
+            self._on_epoch(EpochReport(self.local_epoch, samples, last.group_size, self._clock.restart(), last.failed))
 
     def _skip_missed_rounds(self) -> None:
         """Go on with the others' epoch, as a helper that has come too late and has no state to catch up with."""
@@ -316,7 +314,8 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
             # hivemind/optim/optimizer.py:shutdown cancels a round that was cancelled already, which is an error
             with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
                 self.rounds.take(wait=True)
-            super().shutdown()
+            with self.state_averager.failure_held_back():
+                super().shutdown()
         else:  # it was killed, or this is the second call
             self._abandon()
 

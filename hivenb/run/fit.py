@@ -1,0 +1,105 @@
+"""One start of a run: its Trainer with the strategy, the data, and the monitor beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import lightning
+
+from hivenb.peers.followed_run import FollowedRun
+from hivenb.run.data import split_data
+from hivenb.run.monitor import Monitor
+from hivenb.run.trainer import make_trainer
+from hivenb.strategy.hivemind_strategy import HivemindStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from hivenb.engine.progress.peer_reports import PeerInfo
+    from hivenb.figures.history import History
+    from hivenb.run.recorder import Recorder
+    from hivenb.run.stage import Gate
+    from hivenb.swarm.roster import Roster
+    from hivenb.swarm.swarm import Swarm
+
+
+class PreparedRun(FollowedRun, Protocol):
+    """What of a run its Trainer and its monitor are made of."""
+
+    @property
+    def swarm(self) -> Swarm:
+        """Where it trains."""
+
+    @property
+    def history(self) -> History:
+        """Where it is recorded."""
+
+    @property
+    def roster(self) -> Roster:
+        """Who takes part."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What one call of ``Trainer.fit`` works with; :class:`hivenb.TrainingRun` makes a new one at each start.
+
+    :param train: training data, as ``Trainer.fit`` takes it
+    :param validation: validation data, if there is any
+    """
+
+    trainer: lightning.Trainer
+    strategy: HivemindStrategy
+    monitor: Monitor
+    train: Any
+    validation: Any
+
+    @property
+    def optimizer(self) -> Any:
+        """The swarm's optimizer; ``None`` before the Trainer has set it up and after it has ended."""
+        return self.strategy.optimizer
+
+    def __call__(self, model: lightning.LightningModule, checkpoint: Path | None) -> None:
+        """Train until the Trainer ends.
+
+        :param checkpoint: to go on from, if any
+        """
+        self.trainer.fit(model, self.train, self.validation, ckpt_path=checkpoint, weights_only=False)
+
+
+def prepare_fit(
+    run: PreparedRun,
+    folder: str,
+    recorder: Recorder,
+    gate: Gate,
+    on_epoch: Callable[[Any], None],
+    on_look: Callable[[Sequence[PeerInfo]], None],
+) -> Fit:
+    """Make all that a run needs to train, and start nothing.
+
+    :param folder: for the Trainer's files
+    :param recorder: of the run
+    :param gate: of the run; like the recorder, it comes after the callbacks in the run's ``trainer_kwargs``
+    :param on_epoch: called on the training thread after each epoch of the swarm
+    :param on_look: called by the monitor, once a second, with the peers that are here
+    :raises TrainingError: if the data has no batches
+    :raises SwarmError: if the swarm is closed
+    :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
+    """
+    train, validation = split_data(run.data)
+    with run.swarm.logs.this_thread():
+        strategy = HivemindStrategy(dht=run.swarm.dht, **run.options.to_strategy_kwargs())
+        trainer = make_trainer(strategy, folder, run.trainer_kwargs, [recorder, gate])
+    strategy.on_epoch = on_epoch
+    monitor = Monitor(
+        run.swarm,
+        run.options.run_id,
+        run.history,
+        run.roster,
+        lambda: run.options.target_batch_size,
+        lambda: recorder.samples,
+    )
+    monitor.on_look = on_look
+    monitor.tracker = lambda: strategy.optimizer and strategy.optimizer.tracker
+    return Fit(trainer, strategy, monitor, train, validation)

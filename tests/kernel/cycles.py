@@ -1,0 +1,71 @@
+"""Cells that a person runs again and again in one kernel: open a swarm, train, close. And what they leave behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from real_kernel import Kernel
+
+IMPORTS = """
+import gc, json, threading, psutil, torch, hivenb, tiny
+torch.set_num_threads(1)
+
+class Wide(tiny.TinyModel):  # 4 MB, so that one that is left behind is seen
+    def __init__(self):
+        super().__init__()
+        self.ballast = torch.nn.Parameter(torch.zeros(1_000_000))
+
+def left():
+    gc.collect()
+    process = psutil.Process()
+    return json.dumps([process.memory_full_info().uss, threading.active_count(), process.num_fds()])
+"""
+
+OPEN = """
+swarm = hivenb.Swarm()
+run = hivenb.TrainingRun(Wide(), tiny.loader(), swarm=swarm, accelerator="cpu",
+                         options=hivenb.Options(target_batch_size=64, matchmaking_time=1.0))
+"""
+
+SHOW = """
+dashboard = hivenb.Dashboard(run)
+dashboard
+"""
+
+TRAIN = "run.start(); run.wait(epochs=2, timeout=60)"
+
+#: By turns: people close one or the other.
+CLOSE = ("swarm.close()", "run.stop(); dashboard.close(); swarm.close()")
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a kernel has after a cycle.
+
+    :param memory: bytes that are its own
+    :param threads: number of them
+    :param descriptors: number of open ones
+    """
+
+    memory: int
+    threads: int
+    descriptors: int
+
+
+def run_cycles(kernel: Kernel, cycles: int, dashboard: bool = True) -> list[Left]:
+    """What there is after each of so many cycles.
+
+    :param dashboard: whether each shows one
+    """
+    kernel.run(IMPORTS)
+    seen = []
+    for number in range(cycles):
+        kernel.run(OPEN)
+        if dashboard:
+            assert kernel.run(SHOW) == "Dashboard(run 'lightning_run')"
+        assert kernel.run(TRAIN) == "True"
+        kernel.run(CLOSE[number % 2 if dashboard else 0])
+        kernel.strays.clear()
+        seen.append(Left(*json.loads(kernel.run("print(left())"))))
+    return seen

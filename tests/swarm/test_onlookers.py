@@ -1,0 +1,37 @@
+"""Who looks at a swarm hears of its end, and is not kept by it."""
+
+from __future__ import annotations
+
+import gc
+
+from hivenb.swarm.onlookers import Onlookers
+from hivenb.swarm.swarm import Swarm
+
+
+class Looking:
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_it_keeps_nobody_alive() -> None:
+    onlookers, gone, there = Onlookers(), Looking(), Looking()
+    onlookers.add(gone)
+    onlookers.add(there)
+    del gone
+    gc.collect()
+    onlookers.close()
+    assert there.closed == 1
+    onlookers.forget()
+    onlookers.close()
+    assert there.closed == 1
+
+
+def test_a_swarm_that_is_closed_closes_them(swarm: Swarm) -> None:
+    looking = Looking()
+    swarm.onlookers.add(looking)
+    swarm.close()
+    assert looking.closed == 1
+    assert not swarm.is_open
