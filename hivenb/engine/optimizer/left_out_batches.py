@@ -114,7 +114,8 @@ class LeavesOutBatches(hivemind.Optimizer):
         if averager.reuse_grad_buffers:
             lost += f", nor do {averager.local_samples_accumulated} before it: with reuse_grad_buffers they are one sum"
             averager.reset_accumulated_grads_()
-        self.tracker.report_local_progress(self.local_epoch, averager.local_samples_accumulated)
+            self.tracker.report_local_progress(self.local_epoch, 0)
+        # else there is nothing to report: the time that it took is that of the next one, and so is this peer's speed
         self.left_out.leave_out(where, lost)
         return True
 
@@ -134,7 +135,6 @@ class LeavesOutBatches(hivemind.Optimizer):
         if self._should_load_state_from_peers():
             self.load_state_from_peers()
             return
-        self.tracker.report_local_progress(self.local_epoch, self.local_progress.samples_accumulated)
         self._maybe_schedule_state_averaging()
         if self.tracker.ready_to_update_epoch:
             self._update_global_epoch(None)
