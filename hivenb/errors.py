@@ -5,6 +5,8 @@ Each message says what happened, with which value, and what to do about it.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HivenbError(Exception):
     """Base of all errors that hivenb raises on purpose."""
@@ -16,6 +18,21 @@ class OptionsError(HivenbError, ValueError):
 
 class SwarmError(HivenbError):
     """The swarm's DHT could not be started, joined or read."""
+
+
+class ProcessEndedError(SwarmError, RuntimeError):
+    """A process that training needs has ended by itself, or was killed.
+
+    :param message: what has ended, and how
+    :param title: what it is called
+    """
+
+    def __init__(self, message: str, title: str = "a process"):
+        super().__init__(message)
+        self.title = title
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.title)
 
 
 class InviteError(SwarmError, ValueError):

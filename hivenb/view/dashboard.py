@@ -159,7 +159,7 @@ class _View:
         self.peers_panel = PeersPanel(self._ask_for_local_peers)
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
-        self.chart_panel = ChartPanel(self._handing_in(lambda: None))
+        self.chart_panel = ChartPanel(self._draw_charts_again)
         self._arrange()
         self._attempt_first_frame()
         self._refresher.start()
@@ -215,6 +215,11 @@ class _View:
             self._troubles["action"] = ""
 
         return lambda: None if self._is_closed else self._refresher.submit(act)
+
+    def _draw_charts_again(self) -> None:
+        # What is wrong stays said meanwhile.
+        if not self._is_closed:
+            self._refresher.submit(self.chart_panel.refresh)
 
     def _change_option(self, name: str, value: Any) -> None:
         def change() -> None:

@@ -47,7 +47,7 @@ _HEADINGS = {
     "other": "Other times",
     "peer": "This peer",
 }
-_WIDTHS = {"overlap": "250px", "memory": "220px", "peer": "180px"}
+_WIDTHS = {"overlap": "250px", "memory": "220px", "rounds": "340px", "peer": "180px"}
 _WIDTH = "260px"
 
 Change = Callable[[str, Any], None]
@@ -122,7 +122,7 @@ class OptionsPanel:
             rows.append(self._traffic)
         width = _WIDTHS.get(group, _WIDTH)
         return widgets.VBox(
-            rows, layout=widgets.Layout(flex=f"1 1 {width}", min_width="0", margin="0 12px 0 0", overflow="visible")
+            rows, layout=widgets.Layout(flex=f"1 1 {width}", min_width="0", margin="0 6px 0 0", overflow="visible")
         )
 
     def _row(self, name: str) -> Any:

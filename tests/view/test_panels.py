@@ -174,6 +174,15 @@ def test_the_code_is_that_of_the_options(scene: Any) -> None:
     assert "target_batch_size=2048" in panel.widget.value
 
 
+def test_what_is_on_as_needed_is_shown_as_it_is(scene: Any) -> None:
+    panel = OptionsPanel(lambda name, value: None)
+    panel.update(DashboardState.of(scene))
+    assert panel.controls["offload_optimizer"].value is False
+    scene.options = scene.options.replace(delay_state_averaging=True, delay_optimizer_step=True)
+    panel.update(DashboardState.of(scene))
+    assert panel.controls["offload_optimizer"].value is True
+
+
 def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     scene.options = scene.options.with_prerequisites(delay_grad_averaging=True, grad_compression="float16")

@@ -11,7 +11,7 @@ from hivemind.utils import get_logger
 
 from hivenb.engine.averagers.gradient_averagers import has_state_of_its_own
 from hivenb.engine.optimizer.participant import Participant
-from hivenb.errors import SwarmError
+from hivenb.errors import ProcessEndedError, SwarmError
 
 logger = get_logger(__name__)
 
@@ -121,12 +121,15 @@ def download_in_attempts(download: Callable[[], None], position: str) -> None:
     :param download: asks the peer that is furthest ahead
     :param position: where this peer and the swarm are, in words
     :raises SwarmError: if it could not be had in several attempts, or does not fit this peer
+    :raises ProcessEndedError: if the process that downloads it has ended
     """
     misfits = 0
     last_error: Exception | None = None
     for attempt in range(1, LOAD_STATE_ATTEMPTS + 1):
         try:
             return download()
+        except ProcessEndedError:
+            raise  # nothing can be downloaded before that is started anew
         except SwarmError as e:
             # it does not fit; but of what a peer of plain hivemind sends, the end may be lost, see stream_ends.py
             misfits += 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hivenb.engine.averagers.torch_optimizer_state import lay_out_like_parameters
 from hivenb.engine.optimizer.left_out_batches import LeftOutBatches
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.tracker import ProgressTracker
@@ -98,6 +99,16 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
     return successor
 
 
+def give_back(optimizer: Optimizer, given: torch.optim.Optimizer | None) -> None:
+    """Let a torch optimizer that was given, and may be used again, have the model's parameters as it had them.
+
+    :param optimizer: one that has ended, which may have taken over the given one with copies in host memory
+    :param given: by ``configure_optimizers``
+    """
+    if given is not None and optimizer.opt is given:
+        rehome(given, optimizer.param_groups)
+
+
 def rehome(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]) -> torch.optim.Optimizer:
     """Let a torch optimizer go on with other tensors, to which its parameters and state are moved.
 
@@ -117,6 +128,7 @@ def rehome(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]
                 state = optimizer.state.pop(old)
                 optimizer.state[new] = {name: _moved(value, old, new, on_device) for name, value in state.items()}
         own["params"] = new_parameters
+    lay_out_like_parameters(optimizer)
     return optimizer
 
 

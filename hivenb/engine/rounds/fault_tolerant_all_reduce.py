@@ -30,7 +30,21 @@ DIAL_AFTER = 0.5
 
 
 class FaultTolerantReducer(TensorPartReducer):
-    """``hivemind``'s ``TensorPartReducer`` of which no sender that leaves takes the others' averages away."""
+    """``hivemind``'s ``TensorPartReducer`` of which no sender that leaves takes the others' averages away.
+
+    :param types: of the parts, in which they are added up, in single precision at least
+    """
+
+    def __init__(self, part_shapes: Sequence[torch.Size], num_senders: int, types: Sequence[torch.dtype] = ()):
+        self._types = types
+        super().__init__(part_shapes, num_senders)
+
+    def reset_accumulators(self) -> None:
+        super().reset_accumulators()
+        if not self.finished.is_set() and self._types:
+            # hivemind/averaging/partition.py adds up in single precision, whatever it is sent
+            wide = torch.promote_types(self._types[self.current_part_index], torch.float32)
+            self.accumulator = self.accumulator.to(wide)
 
     async def accumulate_part(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         # All senders of a part wait for one future. Of a sender that is gone, the request is cancelled, and asyncio
@@ -55,7 +69,9 @@ class FaultTolerantRunner(AllReduceRunner):
         #: when something has last arrived from a peer
         self._heard_at: dict[PeerID, float] = {}
         made = self.tensor_part_reducer  # of hivemind's own class, and nothing was added to it yet
-        self.tensor_part_reducer = FaultTolerantReducer(made.part_shapes, made.num_senders)
+        made.finished.set()  # it would complain that it was sent nothing
+        types = [part.dtype for part in self.parts_for_local_averaging]
+        self.tensor_part_reducer = FaultTolerantReducer(made.part_shapes, made.num_senders, types)
 
     @property
     def unreached(self) -> set[PeerID]:
@@ -200,7 +216,9 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     ) -> None:
         # Replaces hivemind/averaging/averager.py:_run_allreduce_inplace_, which makes a runner of hivemind's own class
         group = dataclasses.replace(group_info, group_id=group_id or group_info.group_id)
-        runner = self._runner_of(group, tensors, kwargs)
+        # hivemind/averaging/partition.py cuts what lies in memory in the order of its indices, which with
+        # torch.channels_last it does not; others are sent that order whatever the layout is here
+        runner = self._runner_of(group, [tensor.contiguous() for tensor in tensors], kwargs)
         self._running_groups[group.group_id].set_result(runner)  # for those who send their parts
         try:
             await runner.average_into(tensors, self._averaging_alpha)

@@ -41,6 +41,12 @@ class Round(StepControl):
         control._loop = control._aio_event = None
         return cast(Round, control)
 
+    def __del__(self) -> None:
+        if self.done():
+            MPFuture.__del__(self)  # hivemind complains of one that was never triggered, whatever has become of it
+        else:
+            super().__del__()
+
     def desert(self) -> None:
         """Cancel it since there is nobody to average with."""
         self.is_deserted = True
