@@ -71,7 +71,8 @@ class LeftOutBatches:
         if self._now() - self._said_at >= SAY_AGAIN_AFTER:
             scaled = f" at a loss scale of {scale:g}" if scale > NO_SCALE else ""
             others = f"; {self._unsaid} since this was said last" if self._unsaid > 1 else ""
-            logger.warning(f"Batch {self.seen} is left out: {where}{scaled}. {lost}{others}.")
+            remedy = f" It is one of {self.in_a_row} in a row. {NotFiniteError.REMEDY}." if self.in_a_row > 1 else ""
+            logger.warning(f"Batch {self.seen} is left out: {where}{scaled}. {lost}{others}.{remedy}")
             self._said_at, self._unsaid = self._now(), 0
 
 
