@@ -33,6 +33,7 @@ from hivenb.strategy.one_device import OneDeviceStrategy
 from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
 from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler
 from hivenb.strategy.recovery import Recovers, Recovery
+from hivenb.strategy.running_statistics import RunningStatistics
 from hivenb.strategy.samples_in_batch import SampleCount
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_trainer
@@ -205,6 +206,7 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         )
         self._given_optimizer, self._configured_schedulers = self.optimizers[0], self.lr_scheduler_configs
         self._optimizer = self._make_first_optimizer(self.optimizers[0], scheduler)
+        self._optimizer.left_out.on_batch = RunningStatistics(module).follow
         self._hooks = ModuleHooks(module)
         if scheduler is not None:
             self._hooks.warn_of_own_scheduler_step()

@@ -43,11 +43,14 @@ class LeftOutBatches:
         self.in_a_row = 0
         #: gives the scale by which losses, and so gradients, are multiplied at the moment
         self.scale: Callable[[], float] = lambda: NO_SCALE
+        #: called before the first batch and after each one, with whether it counts
+        self.on_batch: Callable[[bool], None] = lambda counts: None
 
     def take(self) -> None:
         """Note a batch that counts."""
         self.seen += 1
         self.in_a_row = 0
+        self.on_batch(True)
 
     def leave_out(self, where: str, lost: str) -> None:
         """Note a batch that does not count.
@@ -59,6 +62,7 @@ class LeftOutBatches:
         self.seen += 1
         self.total += 1
         self._unsaid += 1
+        self.on_batch(False)
         scale = self.scale()
         if scale <= NO_SCALE:
             self.in_a_row += 1
