@@ -40,6 +40,7 @@ class Recorder(Callback):
         self._left_out_before = self._unmarked = self._in_a_row = 0
         self._next_mark = 0.0
         self._recorded: dict[str, float] = {}
+        self._buffers_left_out: str | None = None
         self.steps = 0
         self.samples = 0
         self.epoch = 0
@@ -53,6 +54,7 @@ class Recorder(Callback):
         self.steps += 1
         self.samples += _samples(trainer, batch)
         self._see_left_out(trainer)
+        self._look_at_buffers(trainer.strategy)
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not torch.is_tensor(loss):
             return  # manual optimization may return nothing; what the module logs is recorded all the same
@@ -88,6 +90,14 @@ class Recorder(Callback):
             self._record(name, value)
         if report.failed is not None:
             self._history.mark("round", f"round failed in epoch {report.epoch}: {report.failed}")
+
+    def _look_at_buffers(self, strategy: Any) -> None:
+        """Mark on the charts, once, that the module's buffers are left out."""
+        averager = getattr(getattr(strategy, "optimizer", None), "state_averager", None)
+        left_out = getattr(averager, "buffers_left_out", None)
+        if left_out is not None and left_out != self._buffers_left_out:
+            self._buffers_left_out = left_out
+            self._history.mark("round", f"buffers {left_out}")
 
     def _flush_loss(self) -> None:
         if self._losses is not None:

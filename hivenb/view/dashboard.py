@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.figures.advice import in_words
-from hivenb.figures.predicted_traffic import tensor_shapes
+from hivenb.figures.predicted_traffic import buffer_bytes, tensor_shapes
 from hivenb.run.local_peer_count import local_peer_count
 from hivenb.view import display, text
 from hivenb.view.advice_panel import AdvicePanel
@@ -155,7 +155,7 @@ class _View:
                 "stop": self._handing_in(lambda: run.stop(wait=False)),
             },
         )
-        self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model))
+        self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model), buffer_bytes(run.model))
         self.peers_panel = PeersPanel(self._ask_for_local_peers)
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)

@@ -28,6 +28,8 @@ OTHERS = {
     **dict.fromkeys(("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), torch.optim.SGD([torch.zeros(1)])),
     "_semlock": multiprocessing.Lock(),
     "_count": multiprocessing.Lock()._semlock,  # type: ignore[attr-defined]
+    "_buffers": torch.nn.Module(),
+    "_non_persistent_buffers_set": torch.nn.Module(),
 }
 
 _REFERENCE = re.compile(r"(the method of )?`*hivemind/([\w/]+\.py)(?:`*:([\w.]*\w))?")

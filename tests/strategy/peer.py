@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ class Moment:
     rate: float
     parameters: list[np.ndarray]
     statistics: list[dict[str, np.ndarray]]
+    buffers: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Reporter(Callback):
@@ -57,6 +58,7 @@ class Reporter(Callback):
                 optimizer.opt.param_groups[0]["lr"],
                 arrays(pl_module),
                 [{k: np.array(v) for k, v in state.items()} for state in optimizer.opt.state_dict()["state"].values()],
+                {name: np.array(buffer) for name, buffer in pl_module.named_buffers()},
             )
             self._connection.send(("moment", moment))
 
@@ -80,6 +82,32 @@ class WideModel(TinyModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             self.layer = nn.Sequential(nn.Linear(4, 512), nn.Linear(512, 300), nn.Linear(300, 2))
+
+
+class Shift(nn.Module):
+    """Moves its inputs: what a peer's data are like.
+
+    :param by: in each dimension
+    """
+
+    def __init__(self, by: float):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.by
+
+
+class NormModel(TinyModel):
+    """With a BatchNorm, on data that are moved.
+
+    :param shift: by so much
+    :param momentum: by which it moves on with each batch
+    """
+
+    def __init__(self, shift: float = 0.0, momentum: float = 0.1, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.layer = nn.Sequential(Shift(shift), nn.BatchNorm1d(4, momentum=momentum), self.layer)
 
 
 class WaitForPeers(Callback):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 
+from hivenb.engine.averagers.buffer_averaging import AveragesBuffers, DownloadsBuffers
 from hivenb.engine.averagers.step_failure import FailsWithItsSteps
 from hivenb.engine.averagers.torch_optimizer_state import (
     group_settings,
@@ -42,7 +43,13 @@ class _CheckedDownload(AveragerBase):
 
 
 class TrainingStateAverager(
-    FailsWithItsSteps, PartsCutAlike, FaultTolerantAllReduce, _TrainingStateAverager, _CheckedDownload
+    AveragesBuffers,
+    FailsWithItsSteps,
+    PartsCutAlike,
+    FaultTolerantAllReduce,
+    _TrainingStateAverager,
+    _CheckedDownload,
+    DownloadsBuffers,
 ):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
 

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from hivemind.p2p import P2PContext, P2PDaemonError, PeerID, StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
+from hivenb.engine.rounds.exact_tensors import ExactKey, LargestOfAll
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_parts, left_open
 
@@ -33,18 +34,29 @@ class FaultTolerantReducer(TensorPartReducer):
     """``hivemind``'s ``TensorPartReducer`` of which no sender that leaves takes the others' averages away.
 
     :param types: of the parts, in which they are added up, in single precision at least
+    :param largest: numbers of the parts of which it makes the largest value instead of the mean
     """
 
-    def __init__(self, part_shapes: Sequence[torch.Size], num_senders: int, types: Sequence[torch.dtype] = ()):
-        self._types = types
+    def __init__(
+        self,
+        part_shapes: Sequence[torch.Size],
+        num_senders: int,
+        types: Sequence[torch.dtype] = (),
+        largest: Collection[int] = (),
+    ):
+        self._types, self._largest = types, largest
         super().__init__(part_shapes, num_senders)
 
     def reset_accumulators(self) -> None:
         super().reset_accumulators()
-        if not self.finished.is_set() and self._types:
+        if self.finished.is_set():
+            return
+        if self._types:
             # hivemind/averaging/partition.py adds up in single precision, whatever it is sent
             wide = torch.promote_types(self._types[self.current_part_index], torch.float32)
             self.accumulator = self.accumulator.to(wide)
+        if self.current_part_index in self._largest:
+            self.accumulator = LargestOfAll()
 
     async def accumulate_part(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         # All senders of a part wait for one future. Of a sender that is gone, the request is cancelled, and asyncio
@@ -71,7 +83,9 @@ class FaultTolerantRunner(AllReduceRunner):
         made = self.tensor_part_reducer  # of hivemind's own class, and nothing was added to it yet
         made.finished.set()  # it would complain that it was sent nothing
         types = [part.dtype for part in self.parts_for_local_averaging]
-        self.tensor_part_reducer = FaultTolerantReducer(made.part_shapes, made.num_senders, types)
+        parts = self.tensor_part_container._input_parts_by_peer[self.ordered_peer_ids.index(self.peer_id)]
+        largest = {number for number, (_, info) in enumerate(parts) if info.key == ExactKey(takes_largest=True)}
+        self.tensor_part_reducer = FaultTolerantReducer(made.part_shapes, made.num_senders, types, largest)
 
     @property
     def unreached(self) -> set[PeerID]:
