@@ -33,7 +33,6 @@ from hivenb.strategy.one_device import OneDeviceStrategy
 from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
 from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
 from hivenb.strategy.recovery import Recovers, Recovery
-from hivenb.strategy.running_statistics import RunningStatistics
 from hivenb.strategy.samples_in_batch import SampleCount
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_trainer
@@ -203,11 +202,10 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         )
         self._given_optimizer, self._configured_schedulers = self.optimizers[0], self.lr_scheduler_configs
         self._optimizer = self._make_first_optimizer(self.optimizers[0], scheduler)
-        self._optimizer.left_out.on_batch = RunningStatistics(module).follow
         self._hooks = ModuleHooks(module)
         if scheduler is not None:
             self._hooks.warn_of_own_scheduler_step()
-        self._hooks.clip_at(self._optimizer.opt)
+        self._hooks.follow(self._optimizer)
         self._show_to_lightning(self._optimizer, self._hooks)
         self._exhausted = ExhaustedData.among(trainer.callbacks, self.notify)
 
