@@ -76,6 +76,7 @@ class Options:
     grad_averager_factory: Callable[..., Any] | None = None
     average_state_every: int = 1
     average_opt_statistics: tuple[str, ...] = ()
+    average_buffers: bool = True
     use_local_updates: bool = False
     client_mode: bool | None = None
     auxiliary: bool = False

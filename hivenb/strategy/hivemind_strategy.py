@@ -20,6 +20,7 @@ from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.torch_optimizers import factory_like
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.options.options import Options
+from hivenb.strategy.exhausted_data import ExhaustedData
 from hivenb.strategy.further_keywords import sort_keywords
 from hivenb.strategy.lightning_schedulers import (
     HiveMindScheduler,
@@ -30,7 +31,8 @@ from hivenb.strategy.lightning_schedulers import (
 from hivenb.strategy.module_hooks import ModuleHooks
 from hivenb.strategy.one_device import OneDeviceStrategy
 from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
-from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler
+from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
+from hivenb.strategy.recovery import Recovers, Recovery
 from hivenb.strategy.samples_in_batch import SampleCount
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_trainer
@@ -45,7 +47,7 @@ __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
 HELPING_INTERVAL = 0.1
 
 
-class HivemindStrategy(OneDeviceStrategy):
+class HivemindStrategy(Recovers, OneDeviceStrategy):
     """Train one model together with all peers of a run, over the internet, on machines that come and go.
 
     Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
@@ -143,6 +145,8 @@ class HivemindStrategy(OneDeviceStrategy):
         )
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
+        self._recovery = Recovery()
+        self._exhausted: ExhaustedData | None = None
         self._samples = SampleCount()
         self._given_optimizer: torch.optim.Optimizer | None = None
         self._configured_schedulers: list[Any] = []
@@ -167,6 +171,11 @@ class HivemindStrategy(OneDeviceStrategy):
     def optimizer(self) -> Optimizer | None:
         """Hivemind's optimizer of the present or last ``fit``; ``None`` before the first."""
         return self._optimizer
+
+    @property
+    def data_is_exhausted(self) -> bool:
+        """Whether the present or last ``fit`` has ended since its data gave no batch any more."""
+        return self._exhausted is not None and self._exhausted.was_found
 
     @property
     def num_peers(self) -> int:
@@ -201,6 +210,7 @@ class HivemindStrategy(OneDeviceStrategy):
             self._hooks.warn_of_own_scheduler_step()
         self._hooks.clip_at(self._optimizer.opt)
         self._show_to_lightning(self._optimizer, self._hooks)
+        self._exhausted = ExhaustedData.among(trainer.callbacks, self.notify)
 
     def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
         """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
@@ -222,6 +232,7 @@ class HivemindStrategy(OneDeviceStrategy):
         """
         before = self.options
         check_change(before, options)
+        self.recover()
         if self._optimizer is None or self._hooks is None or not self._optimizer.is_alive():
             self.options = options
             return
@@ -254,7 +265,8 @@ class HivemindStrategy(OneDeviceStrategy):
         return self._make_optimizer(**kwargs)
 
     def _make_optimizer(self, **kwargs: Any) -> Optimizer:
-        return SteeredOptimizer(dht=self.dht, on_epoch=self._epoch_ended, **{**kwargs, **self._optimizer_only_kwargs})
+        settings = with_buffers({**kwargs, **self._optimizer_only_kwargs}, self.lightning_module)
+        return SteeredOptimizer(dht=self.dht, on_epoch=self._epoch_ended, **settings)
 
     def _epoch_ended(self, report: EpochReport) -> None:
         self.last_epoch_report = report
@@ -270,6 +282,7 @@ class HivemindStrategy(OneDeviceStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called in the training loop before anything happens for that batch; counts its samples."""
+        self.recover()
         if not self.options.auxiliary:
             self._samples.add(batch, self.options.batch_size)
 
@@ -291,19 +304,25 @@ class HivemindStrategy(OneDeviceStrategy):
         if self.options.auxiliary:
             closure()  # Lightning wants it called; it computes nothing
             time.sleep(HELPING_INTERVAL)
-            return optimizer.step()
+            with self.recovering():
+                optimizer.step()
+            return None
         samples = self._samples.take()
         # as the method of the base class, which takes no model of pytorch_lightning
         stepping: Any = model or self.lightning_module
-        return self.precision_plugin.optimizer_step(
-            optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs
-        )
+        result = None
+        with self.recovering():
+            result = self.precision_plugin.optimizer_step(
+                optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs
+            )
+        return result
 
     def on_validation_start(self) -> None:
         """Applies what runs in the background: a checkpoint then holds the parameters that its score is of."""
         super().on_validation_start()
         if self._optimizer is not None and self._optimizer.is_alive():
             with torch.inference_mode(False), torch.no_grad():
+                self._optimizer.catch_up()  # before training there is Lightning's check
                 self._optimizer.finish_delayed_updates()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
