@@ -14,24 +14,29 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hivenb.engine.dht.dht import reachable_addresses
 from hivenb.engine.optimizer.epoch_report import EpochReport
-from hivenb.engine.optimizer.grad_scaler import scaler_for
+from hivenb.engine.optimizer.grad_scaler import scale_for_hivemind
 from hivenb.engine.optimizer.handover import give_back
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.optimizer.torch_optimizers import factory_like
-from hivenb.errors import HivenbError, OptionsError
+from hivenb.errors import HivenbError
 from hivenb.options.options import Options
 from hivenb.strategy.exhausted_data import ExhaustedData
 from hivenb.strategy.further_keywords import sort_keywords
 from hivenb.strategy.lightning_schedulers import (
     HiveMindScheduler,
-    scheduler_maker,
     schedulers_for_hivemind,
     shown_to_lightning,
 )
 from hivenb.strategy.module_hooks import ModuleHooks
 from hivenb.strategy.one_device import OneDeviceStrategy
 from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
-from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
+from hivenb.strategy.reconfiguration import (
+    change_scheduler,
+    check_change,
+    check_change_of_scaled,
+    first_settings,
+    reconfigured,
+    with_buffers,
+)
 from hivenb.strategy.recovery import Recovers, Recovery
 from hivenb.strategy.samples_in_batch import SampleCount
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
@@ -193,10 +198,7 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         super().setup_optimizers(trainer)
         module: Any = self.lightning_module
         check_trainer(trainer, module, self.optimizers, offloaded=bool(self.options.offload_optimizer))
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        if scaler is not None:
-            plugin: Any = self.precision_plugin
-            plugin.scaler = scaler_for(scaler, self.options.reuse_grad_buffers)
+        scale_for_hivemind(self.precision_plugin, self.options.reuse_grad_buffers)
         scheduler = schedulers_for_hivemind(
             self.lr_scheduler_configs,
             self.options.scheduler_fn,
@@ -237,32 +239,22 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
             self.options = options
             return
         changed = before.difference(options)
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        if scaler is not None and "reuse_grad_buffers" in changed:
-            raise OptionsError(
-                "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
-            )
-        put_scheduler_back = None
-        if "scheduler_fn" in changed:
-            make = None if options.scheduler_fn is None else scheduler_maker(options.scheduler_fn)
-            put_scheduler_back = set_scheduler(self._optimizer, make)
+        check_change_of_scaled(changed, self.precision_plugin)
+        put_scheduler_back = change_scheduler(self._optimizer, options, changed)
         self._optimizer, error = reconfigured(self._optimizer, before, options, self._make_optimizer)
         if error is None:
             self.options = options
-        elif put_scheduler_back is not None:
+        else:
             put_scheduler_back(self._optimizer)
         self._show_to_lightning(self._optimizer, self._hooks)
         if error is not None:
             raise error
 
     def _make_first_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
-        kwargs = {**engine_settings(self.options), "optimizer": optimizer, "scheduler": scheduler}
-        if self.options.offload_optimizer:
-            kwargs |= {"optimizer": factory_like(optimizer), "params": optimizer.param_groups}
         module: Any = self.lightning_module
         self._declaration = ModelDeclaration(self.dht, self.options.run_id, describe_parameters(module, optimizer))
         self.last_epoch_report = None
-        return self._make_optimizer(**kwargs)
+        return self._make_optimizer(**first_settings(self.options, optimizer, scheduler))
 
     def _make_optimizer(self, **kwargs: Any) -> Optimizer:
         settings = with_buffers({**kwargs, **self._optimizer_only_kwargs}, self.lightning_module)
