@@ -14,29 +14,24 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hivenb.engine.dht.dht import reachable_addresses
 from hivenb.engine.optimizer.epoch_report import EpochReport
-from hivenb.engine.optimizer.grad_scaler import scale_for_hivemind
+from hivenb.engine.optimizer.grad_scaler import scaler_for
 from hivenb.engine.optimizer.handover import give_back
 from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.optimizer.torch_optimizers import factory_like
 from hivenb.errors import HivenbError
 from hivenb.options.options import Options
 from hivenb.strategy.exhausted_data import ExhaustedData
 from hivenb.strategy.further_keywords import sort_keywords
 from hivenb.strategy.lightning_schedulers import (
     HiveMindScheduler,
+    scheduler_maker,
     schedulers_for_hivemind,
     shown_to_lightning,
 )
 from hivenb.strategy.module_hooks import ModuleHooks
 from hivenb.strategy.one_device import OneDeviceStrategy
 from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
-from hivenb.strategy.reconfiguration import (
-    change_scheduler,
-    check_change,
-    check_change_of_scaled,
-    first_settings,
-    reconfigured,
-    with_buffers,
-)
+from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
 from hivenb.strategy.recovery import Recovers, Recovery
 from hivenb.strategy.samples_in_batch import SampleCount
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
@@ -139,8 +134,7 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         self.on_epoch: Callable[[EpochReport], None] | None = None
         #: what the last epoch of the swarm in the present or last ``fit`` came to; ``None`` before the first
         self.last_epoch_report: EpochReport | None = None
-        self._dht = dht
-        self._owns_dht = dht is None
+        self._dht, self._owns_dht = dht, dht is None
         self._dht_kwargs = dht_settings(
             initial_peers,
             host_maddrs,
@@ -150,9 +144,8 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         )
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
-        self._recovery = Recovery()
+        self._recovery, self._samples = Recovery(), SampleCount()
         self._exhausted: ExhaustedData | None = None
-        self._samples = SampleCount()
         self._given_optimizer: torch.optim.Optimizer | None = None
         self._configured_schedulers: list[Any] = []
         self._hooks: ModuleHooks | None = None
@@ -198,7 +191,9 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         super().setup_optimizers(trainer)
         module: Any = self.lightning_module
         check_trainer(trainer, module, self.optimizers, offloaded=bool(self.options.offload_optimizer))
-        scale_for_hivemind(self.precision_plugin, self.options.reuse_grad_buffers)
+        plugin: Any = self.precision_plugin
+        if getattr(plugin, "scaler", None) is not None:
+            plugin.scaler = scaler_for(plugin.scaler, self.options.reuse_grad_buffers)
         scheduler = schedulers_for_hivemind(
             self.lr_scheduler_configs,
             self.options.scheduler_fn,
@@ -233,28 +228,33 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         :raises Exception: whatever goes wrong with the new options; the old ones stay in force
         """
         before = self.options
-        check_change(before, options)
         self.recover()
-        if self._optimizer is None or self._hooks is None or not self._optimizer.is_alive():
+        is_training = self._optimizer is not None and self._optimizer.is_alive()
+        check_change(before, options, scaled=is_training and getattr(self.precision_plugin, "scaler", None) is not None)
+        if self._optimizer is None or self._hooks is None or not is_training:
             self.options = options
             return
-        changed = before.difference(options)
-        check_change_of_scaled(changed, self.precision_plugin)
-        put_scheduler_back = change_scheduler(self._optimizer, options, changed)
+        put_scheduler_back = None
+        if "scheduler_fn" in before.difference(options):
+            make = None if options.scheduler_fn is None else scheduler_maker(options.scheduler_fn)
+            put_scheduler_back = set_scheduler(self._optimizer, make)
         self._optimizer, error = reconfigured(self._optimizer, before, options, self._make_optimizer)
         if error is None:
             self.options = options
-        else:
+        elif put_scheduler_back is not None:
             put_scheduler_back(self._optimizer)
         self._show_to_lightning(self._optimizer, self._hooks)
         if error is not None:
             raise error
 
     def _make_first_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
+        kwargs = {**engine_settings(self.options), "optimizer": optimizer, "scheduler": scheduler}
+        if self.options.offload_optimizer:
+            kwargs |= {"optimizer": factory_like(optimizer), "params": optimizer.param_groups}
         module: Any = self.lightning_module
         self._declaration = ModelDeclaration(self.dht, self.options.run_id, describe_parameters(module, optimizer))
         self.last_epoch_report = None
-        return self._make_optimizer(**first_settings(self.options, optimizer, scheduler))
+        return self._make_optimizer(**kwargs)
 
     def _make_optimizer(self, **kwargs: Any) -> Optimizer:
         settings = with_buffers({**kwargs, **self._optimizer_only_kwargs}, self.lightning_module)

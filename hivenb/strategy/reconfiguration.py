@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from hivenb.compression import codec
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
 from hivenb.engine.averagers.torch_optimizer_state import group_settings, restore_group_settings
@@ -15,11 +13,9 @@ from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
 from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.engine.optimizer.live_settings import LIVE_SETTINGS, set_live
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.optimizer.torch_optimizers import factory_like
 from hivenb.errors import OptionsError
 from hivenb.options.checks import CODEC_FIELDS
 from hivenb.options.options import FIELDS, Options
-from hivenb.strategy.lightning_schedulers import scheduler_maker
 
 #: Options of which the engine's optimizer knows nothing.
 _NOT_THE_ENGINES = ("batch_size", "scheduler_fn")
@@ -42,18 +38,6 @@ def engine_settings(options: Options) -> dict[str, Any]:
     return settings
 
 
-def first_settings(options: Options, optimizer: torch.optim.Optimizer, scheduler: Any) -> dict[str, Any]:
-    """Keyword arguments of the engine's optimizer that begins a training.
-
-    :param optimizer: the one from ``configure_optimizers``; where it is to be offloaded, one like it is made
-    :param scheduler: for it, or for that
-    """
-    settings = {**engine_settings(options), "optimizer": optimizer, "scheduler": scheduler}
-    if options.offload_optimizer:
-        settings |= {"optimizer": factory_like(optimizer), "params": optimizer.param_groups}
-    return settings
-
-
 def with_buffers(settings: Mapping[str, Any], module: Any) -> dict[str, Any]:
     """Keyword arguments of the engine's optimizer, among them the module's buffers, if they are to be averaged.
 
@@ -69,25 +53,17 @@ def with_buffers(settings: Mapping[str, Any], module: Any) -> dict[str, Any]:
     return {**settings, "averager_opts": {**(settings.get("averager_opts") or {}), "module_buffers": buffers}}
 
 
-def check_change(before: Options, after: Options) -> None:
+def check_change(before: Options, after: Options, *, scaled: bool = False) -> None:
     """Refuse what cannot be changed while a run trains.
 
+    :param scaled: whether gradients are scaled, as in half precision
     :raises OptionsError: naming the option, and what to do instead
     """
     if before.run_id != after.run_id:
         raise OptionsError(
             f"run_id={after.run_id!r} would be another run, while this peer trains in {before.run_id!r}: stop it first"
         )
-
-
-def check_change_of_scaled(changed: Mapping[str, Any], precision_plugin: Any) -> None:
-    """Refuse what cannot be changed while gradients are scaled.
-
-    :param changed: options by name
-    :param precision_plugin: Lightning's, which has a scaler if they are
-    :raises OptionsError: if it is among them
-    """
-    if getattr(precision_plugin, "scaler", None) is not None and "reuse_grad_buffers" in changed:
+    if scaled and before.reuse_grad_buffers != after.reuse_grad_buffers:
         raise OptionsError(
             "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
         )
@@ -118,18 +94,6 @@ def reconfigured(
         return take_over(handover, make, offload=new.pop("offload_optimizer"), **new), None
     except Exception as e:
         return take_over(handover, make, offload=old.pop("offload_optimizer"), **old), e
-
-
-def change_scheduler(optimizer: Optimizer, options: Options, changed: Mapping[str, Any]) -> Callable[[Optimizer], None]:
-    """Give an optimizer that trains the scheduler of its new options, if that is among what changes.
-
-    :param changed: options by name
-    :returns: as :func:`set_scheduler`
-    :raises Exception: what ``scheduler_fn`` raises; the former scheduler stays
-    """
-    if "scheduler_fn" not in changed:
-        return lambda present: None
-    return set_scheduler(optimizer, None if options.scheduler_fn is None else scheduler_maker(options.scheduler_fn))
 
 
 def set_scheduler(

@@ -39,12 +39,6 @@ class GradScalerOfBatches(torch.amp.GradScaler):
         return result
 
 
-def scale_for_hivemind(plugin: Any, reuse_grad_buffers: bool) -> None:
-    """Let Lightning's precision plugin, if it scales gradients, do so with :func:`scaler_for`."""
-    if getattr(plugin, "scaler", None) is not None:
-        plugin.scaler = scaler_for(plugin.scaler, reuse_grad_buffers)
-
-
 def scaler_for(scaler: torch.amp.GradScaler, reuse_grad_buffers: bool) -> torch.amp.GradScaler:
     """The scaler that hivemind needs in place of a given one, with its scale and settings.
 
