@@ -47,7 +47,7 @@ _HEADINGS = {
     "other": "Other times",
     "peer": "This peer",
 }
-_WIDTHS = {"overlap": "250px", "memory": "220px", "rounds": "340px", "peer": "180px"}
+_WIDTHS = {"overlap": "250px", "memory": "220px", "rounds": "360px", "peer": "180px"}
 _WIDTH = "260px"
 
 Change = Callable[[str, Any], None]

@@ -95,7 +95,7 @@ _CSS = """
 .hivenb-number .widget-label
   { flex: 1 1 auto; width: auto; min-width: 0; height: auto; white-space: normal; line-height: 1.2; }
 .hivenb-number input[type="text"] { flex: 0 0 72px; min-width: 72px; }
-.hivenb-number.hivenb-wide input[type="text"] { flex-basis: 150px; }
+.hivenb-number.hivenb-wide input[type="text"] { flex-basis: 176px; }
 .hivenb .widget-checkbox { display: flex; align-items: center; height: auto; min-height: 24px; }
 .hivenb .widget-checkbox label { display: flex; align-items: center; white-space: normal; line-height: 1.3; }
 .hivenb .widget-checkbox input[type="checkbox"] { margin: 0 8px 0 0; flex: none; }
