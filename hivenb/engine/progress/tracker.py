@@ -61,8 +61,6 @@ SILENCE = 10.0
 
 #: Seconds without a report or an answer after which a peer has gone, unless told otherwise.
 GONE_AFTER = 4.0
-
-
 _UNANSWERED = object()
 
 
