@@ -58,12 +58,12 @@ def test_a_run_ends_as_finished_and_its_history_says_why(swarm):
         accelerator="cpu",
         max_epochs=-1,
     )
-    run.start()
-    assert run.wait(timeout=PATIENCE), "it trains without a batch"
+    with pytest.warns(UserWarning, match="gave no batch in pass 2"):
+        run.start()
+        assert run.wait(timeout=PATIENCE), "it trains without a batch"
     assert run.status.state is RunState.FINISHED
     assert run.status.step == 8
     assert any("gave no batch any more" in event.text for event in run.history.snapshot().events)
-    assert any("gave no batch in pass 2" in line for line in run.log)
     run.start()
     with pytest.raises(TrainingError, match="gave no batches"):
         run.wait(timeout=PATIENCE)
