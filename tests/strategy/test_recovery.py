@@ -33,7 +33,7 @@ def part_of(pid: int, part: str) -> int:
         return daemon.pid
     if part == "dht":
         return daemon.ppid()
-    others = (child for child in children if child.ppid() == pid and SHARER not in child.name())
+    others = (child for child in children if child.ppid() == pid and SHARER not in " ".join(child.cmdline()))
     return next(child.pid for child in others if child.pid != daemon.ppid())
 
 
