@@ -43,6 +43,17 @@ class TrainingError(HivenbError, RuntimeError):
     """A training run cannot do what was asked of it in its present state."""
 
 
+class NotFiniteError(HivenbError, ArithmeticError):
+    """Too many batches in a row had gradients that are not finite; none of them has changed the model."""
+
+    #: what to do about it
+    REMEDY = (
+        "Lower the learning rate, or warm it up; look for nan, inf and empty rows in the data, and for a logarithm, a "
+        "root or a division by zero in the loss: Trainer(detect_anomaly=True) names the operation. In half precision, "
+        "precision='bf16-mixed' or '32-true' has more range"
+    )
+
+
 class LocalPeerError(HivenbError, RuntimeError):
     """A peer process on this machine could not be started, or ended by itself."""
 

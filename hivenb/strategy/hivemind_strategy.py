@@ -10,24 +10,31 @@ import hivemind
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim.lr_scheduler import LRScheduler
 
 from hivenb.engine.dht.dht import reachable_addresses
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
+from hivenb.engine.optimizer.handover import give_back
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.torch_optimizers import factory_like
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.options.options import Options
 from hivenb.strategy.exhausted_data import ExhaustedData
 from hivenb.strategy.further_keywords import sort_keywords
-from hivenb.strategy.lightning_schedulers import HiveMindScheduler, scheduler_maker, schedulers_for_hivemind
+from hivenb.strategy.lightning_schedulers import (
+    HiveMindScheduler,
+    scheduler_maker,
+    schedulers_for_hivemind,
+    shown_to_lightning,
+)
 from hivenb.strategy.module_hooks import ModuleHooks
 from hivenb.strategy.one_device import OneDeviceStrategy
 from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
-from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler
+from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
 from hivenb.strategy.recovery import Recovers, Recovery
 from hivenb.strategy.samples_in_batch import SampleCount
+from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_trainer
 from hivenb.strategy.trainer_registry import make_known
 from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
@@ -61,8 +68,8 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
       only where ``delay_optimizer_step`` needs it
     :param reuse_grad_buffers: accumulate in the model's own ``.grad``, to save one buffer per parameter. The
       module's ``optimizer_zero_grad`` has no effect meanwhile
-    :param scheduler_fn: ``callable(optimizer) -> LRScheduler``. Required instead of a scheduler from
-      ``configure_optimizers`` when the optimizer is offloaded, because it is then created anew
+    :param scheduler_fn: ``callable(optimizer) -> LRScheduler``, or a scheduler; in place of those that
+      ``configure_optimizers`` returns, whose rates are carried over where the optimizer is offloaded
     :param matchmaking_time: seconds to wait for peers when a group forms. Raise it if in a quarter of the epochs
       fewer than 0.9 of the peers average together; lower it for small batches in a fast network
     :param averaging_timeout: seconds after which a round of averaging is given up. Raise it if a quarter of the
@@ -90,7 +97,7 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         delay_grad_averaging: bool = False,
         offload_optimizer: bool | None = None,
         reuse_grad_buffers: bool = False,
-        scheduler_fn: Callable[[torch.optim.Optimizer], Any] | None = None,
+        scheduler_fn: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
         matchmaking_time: float = 5.0,
         averaging_timeout: float = 30.0,
         verbose: bool = False,
@@ -141,6 +148,8 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         self._recovery = Recovery()
         self._exhausted: ExhaustedData | None = None
         self._samples = SampleCount()
+        self._given_optimizer: torch.optim.Optimizer | None = None
+        self._configured_schedulers: list[Any] = []
         self._hooks: ModuleHooks | None = None
         self._declaration: ModelDeclaration | None = None
 
@@ -189,10 +198,16 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
             plugin: Any = self.precision_plugin
             plugin.scaler = scaler_for(scaler, self.options.reuse_grad_buffers)
         scheduler = schedulers_for_hivemind(
-            self.lr_scheduler_configs, self.options.scheduler_fn, bool(self.options.offload_optimizer)
+            self.lr_scheduler_configs,
+            self.options.scheduler_fn,
+            self.optimizers[0],
+            offloaded=bool(self.options.offload_optimizer),
         )
+        self._given_optimizer, self._configured_schedulers = self.optimizers[0], self.lr_scheduler_configs
         self._optimizer = self._make_first_optimizer(self.optimizers[0], scheduler)
         self._hooks = ModuleHooks(module)
+        if scheduler is not None:
+            self._hooks.warn_of_own_scheduler_step()
         self._hooks.clip_at(self._optimizer.opt)
         self._show_to_lightning(self._optimizer, self._hooks)
         self._exhausted = ExhaustedData.among(trainer.callbacks, self.notify)
@@ -200,10 +215,7 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
     def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
         """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
         self.optimizers = [optimizer]
-        moved = optimizer.state_averager.scheduler
-        # Lightning takes anything that has a scheduler's methods, whatever it says in its annotations
-        shown: list[Any] = [] if moved is None else [HiveMindScheduler(one) for one in moved.schedulers]
-        self.lr_scheduler_configs = [LRSchedulerConfig(one, interval="step") for one in shown]
+        self.lr_scheduler_configs = shown_to_lightning(optimizer.state_averager.scheduler, self._configured_schedulers)
         if self.options.reuse_grad_buffers:
             hooks.disable_zero_grad()
         else:
@@ -253,7 +265,8 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         return self._make_optimizer(**kwargs)
 
     def _make_optimizer(self, **kwargs: Any) -> Optimizer:
-        return Optimizer(dht=self.dht, on_epoch=self._epoch_ended, **{**kwargs, **self._optimizer_only_kwargs})
+        settings = with_buffers({**kwargs, **self._optimizer_only_kwargs}, self.lightning_module)
+        return SteeredOptimizer(dht=self.dht, on_epoch=self._epoch_ended, **settings)
 
     def _epoch_ended(self, report: EpochReport) -> None:
         self.last_epoch_report = report
@@ -309,6 +322,7 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         super().on_validation_start()
         if self._optimizer is not None and self._optimizer.is_alive():
             with torch.inference_mode(False), torch.no_grad():
+                self._optimizer.catch_up()  # before training there is Lightning's check
                 self._optimizer.finish_delayed_updates()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -331,6 +345,7 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
                 self._hooks.restore()
             if self._optimizer is not None:
                 self._optimizer.shutdown()
+                give_back(self._optimizer, self._given_optimizer)
         finally:
             try:
                 if self._owns_dht and self._dht is not None:

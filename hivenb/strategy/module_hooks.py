@@ -30,12 +30,20 @@ class ModuleHooks:
         if "optimizer_zero_grad" in self._own:
             return
         hook, _ = self._find("optimizer_zero_grad")
-        if not getattr(hook, "__module__", "").startswith(_LIGHTNINGS_OWN):
+        if not _is_lightnings(hook):
             rank_zero_warn(
                 f"{type(self._module).__name__}.optimizer_zero_grad has no effect with reuse_grad_buffers=True: "
                 "gradients are accumulated in the model, and hivemind clears them"
             )
         self._silence("optimizer_zero_grad")
+
+    def warn_of_own_scheduler_step(self) -> None:
+        """Say that a hook of the user's own which moves schedulers does not: the swarm's epochs do."""
+        if not _is_lightnings(self._module.lr_scheduler_step):
+            rank_zero_warn(
+                f"{type(self._module).__name__}.lr_scheduler_step does not move the scheduler it is given: schedulers "
+                "move with the epochs of the swarm, by scheduler.step() without arguments"
+            )
 
     def enable_zero_grad(self) -> None:
         """Let ``optimizer_zero_grad`` have its effect again."""
@@ -88,6 +96,10 @@ class ModuleHooks:
         if isinstance(hook, _Silenced):  # by somebody else, who has not put it back yet
             return hook.__wrapped__, hook.own
         return hook, vars(self._module).get(name, _MISSING)
+
+
+def _is_lightnings(hook: Any) -> bool:
+    return getattr(hook, "__module__", "").startswith(_LIGHTNINGS_OWN)
 
 
 class _Silenced:

@@ -30,8 +30,16 @@ SCROLLBARS = """root => [...root.querySelectorAll('*')].filter(e => e.offsetPare
     .map(e => e.className + ' ' + e.scrollWidth + '/' + e.clientWidth + ' ' + e.scrollHeight + '/' + e.clientHeight)"""
 
 #: Fields of text that do not show all of it, or are narrower than six digits.
-NARROW = """root => [...root.querySelectorAll('input[type=text]')].filter(e => e.offsetParent && !e.readOnly)
-    .filter(e => e.scrollWidth > e.clientWidth || e.clientWidth < 70).map(e => e.value + ': ' + e.clientWidth)"""
+NARROW = """root => {
+    const pen = document.createElement('canvas').getContext('2d');
+    const room = e => {
+        pen.font = getComputedStyle(e).font;
+        return pen.measureText(e.value || e.placeholder).width + 16;
+    };
+    return [...root.querySelectorAll('input[type=text]')].filter(e => e.offsetParent && !e.readOnly)
+        .filter(e => room(e) > e.clientWidth || e.clientWidth < 70)
+        .map(e => (e.value || e.placeholder) + ': ' + e.clientWidth);
+}"""
 
 
 @pytest.fixture

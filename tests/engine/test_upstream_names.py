@@ -24,8 +24,12 @@ OTHERS = {
     "_exit": os,
     "_device": torch.amp.GradScaler("cpu"),
     "_version": torch.zeros(1),
+    "_foreach_norm": torch,
+    **dict.fromkeys(("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), torch.optim.SGD([torch.zeros(1)])),
     "_semlock": multiprocessing.Lock(),
     "_count": multiprocessing.Lock()._semlock,  # type: ignore[attr-defined]
+    "_buffers": torch.nn.Module(),
+    "_non_persistent_buffers_set": torch.nn.Module(),
 }
 
 _REFERENCE = re.compile(r"(the method of )?`*hivemind/([\w/]+\.py)(?:`*:([\w.]*\w))?")

@@ -126,6 +126,10 @@ class ProgressTracker(_ProgressTracker):
         """
         self._announced.set()
         self.should_report_progress.set()
+        self.look_at_once()
+
+    def look_at_once(self) -> None:
+        """Look who is there, without waiting for it."""
         self.global_progress.next_fetch_time = 0.0
         self.global_state_updated.set()
 
