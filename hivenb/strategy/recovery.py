@@ -80,8 +80,8 @@ class Recovers:
     _make_optimizer: Callable[..., Optimizer]
     _show_to_lightning: Callable[..., None]
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self._recovery = Recovery()
 
     def notify(self, mark: str, text: str) -> None:
