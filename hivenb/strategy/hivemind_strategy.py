@@ -18,7 +18,7 @@ from hivenb.engine.optimizer.grad_scaler import scaler_for
 from hivenb.engine.optimizer.handover import give_back
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.torch_optimizers import factory_like
-from hivenb.errors import HivenbError, OptionsError
+from hivenb.errors import HivenbError
 from hivenb.options.options import Options
 from hivenb.strategy.exhausted_data import EndsWithItsData, ExhaustedData
 from hivenb.strategy.further_keywords import sort_keywords
@@ -134,8 +134,7 @@ class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
         self.on_epoch: Callable[[EpochReport], None] | None = None
         #: what the last epoch of the swarm in the present or last ``fit`` came to; ``None`` before the first
         self.last_epoch_report: EpochReport | None = None
-        self._dht = dht
-        self._owns_dht = dht is None
+        self._dht, self._owns_dht = dht, dht is None
         self._dht_kwargs = dht_settings(
             initial_peers,
             host_maddrs,
@@ -186,10 +185,9 @@ class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
         super().setup_optimizers(trainer)
         module: Any = self.lightning_module
         check_trainer(trainer, module, self.optimizers, offloaded=bool(self.options.offload_optimizer))
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        if scaler is not None:
-            plugin: Any = self.precision_plugin
-            plugin.scaler = scaler_for(scaler, self.options.reuse_grad_buffers)
+        plugin: Any = self.precision_plugin
+        if getattr(plugin, "scaler", None) is not None:
+            plugin.scaler = scaler_for(plugin.scaler, self.options.reuse_grad_buffers)
         scheduler = schedulers_for_hivemind(
             self.lr_scheduler_configs,
             self.options.scheduler_fn,
@@ -224,19 +222,14 @@ class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
         :raises Exception: whatever goes wrong with the new options; the old ones stay in force
         """
         before = self.options
-        check_change(before, options)
         self.recover()
-        if self._optimizer is None or self._hooks is None or not self._optimizer.is_alive():
+        is_training = self._optimizer is not None and self._optimizer.is_alive()
+        check_change(before, options, scaled=is_training and getattr(self.precision_plugin, "scaler", None) is not None)
+        if self._optimizer is None or self._hooks is None or not is_training:
             self.options = options
             return
-        changed = before.difference(options)
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        if scaler is not None and "reuse_grad_buffers" in changed:
-            raise OptionsError(
-                "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
-            )
         put_scheduler_back = None
-        if "scheduler_fn" in changed:
+        if "scheduler_fn" in before.difference(options):
             make = None if options.scheduler_fn is None else scheduler_maker(options.scheduler_fn)
             put_scheduler_back = set_scheduler(self._optimizer, make)
         self._optimizer, error = reconfigured(self._optimizer, before, options, self._make_optimizer)

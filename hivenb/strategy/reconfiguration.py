@@ -53,14 +53,19 @@ def with_buffers(settings: Mapping[str, Any], module: Any) -> dict[str, Any]:
     return {**settings, "averager_opts": {**(settings.get("averager_opts") or {}), "module_buffers": buffers}}
 
 
-def check_change(before: Options, after: Options) -> None:
+def check_change(before: Options, after: Options, *, scaled: bool = False) -> None:
     """Refuse what cannot be changed while a run trains.
 
+    :param scaled: whether gradients are scaled, as in half precision
     :raises OptionsError: naming the option, and what to do instead
     """
     if before.run_id != after.run_id:
         raise OptionsError(
             f"run_id={after.run_id!r} would be another run, while this peer trains in {before.run_id!r}: stop it first"
+        )
+    if scaled and before.reuse_grad_buffers != after.reuse_grad_buffers:
+        raise OptionsError(
+            "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
         )
 
 

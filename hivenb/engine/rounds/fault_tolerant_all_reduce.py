@@ -51,12 +51,12 @@ class FaultTolerantReducer(TensorPartReducer):
         super().reset_accumulators()
         if self.finished.is_set():
             return
-        if self.current_part_index in self._largest:
-            self.accumulator = LargestOfAll()
-        elif self._types:
+        if self._types:
             # hivemind/averaging/partition.py adds up in single precision, whatever it is sent
             wide = torch.promote_types(self._types[self.current_part_index], torch.float32)
             self.accumulator = self.accumulator.to(wide)
+        if self.current_part_index in self._largest:
+            self.accumulator = LargestOfAll()
 
     async def accumulate_part(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         # All senders of a part wait for one future. Of a sender that is gone, the request is cancelled, and asyncio
