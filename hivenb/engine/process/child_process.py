@@ -87,6 +87,9 @@ class ChildProcess(mp.process.BaseProcess):
         mp.context.ForkProcess._after_fork()  # type: ignore[attr-defined]
 
     def start(self) -> None:
+        if getattr(mp.current_process(), "_inheriting", False):
+            # as multiprocessing refuses what it does not fork: see its "Safe importing of main module"
+            raise RuntimeError("no process can be started while another process imports the main module of its parent")
         # a collection of garbage writes to all objects that it looks at, and so copies the pages that parent and
         # child share; what is frozen it does not look at
         gc.freeze()
