@@ -5,6 +5,8 @@ Each message says what happened, with which value, and what to do about it.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HivenbError(Exception):
     """Base of all errors that hivenb raises on purpose."""
@@ -18,12 +20,38 @@ class SwarmError(HivenbError):
     """The swarm's DHT could not be started, joined or read."""
 
 
+class ProcessEndedError(SwarmError, RuntimeError):
+    """A process that training needs has ended by itself, or was killed.
+
+    :param message: what has ended, and how
+    :param title: what it is called
+    """
+
+    def __init__(self, message: str, title: str = "a process"):
+        super().__init__(message)
+        self.title = title
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.title)
+
+
 class InviteError(SwarmError, ValueError):
     """An invite or a peer address cannot be read."""
 
 
 class TrainingError(HivenbError, RuntimeError):
     """A training run cannot do what was asked of it in its present state."""
+
+
+class NotFiniteError(HivenbError, ArithmeticError):
+    """Too many batches in a row had gradients that are not finite; none of them has changed the model."""
+
+    #: what to do about it
+    REMEDY = (
+        "Lower the learning rate, or warm it up; look for nan, inf and empty rows in the data, and for a logarithm, a "
+        "root or a division by zero in the loss: Trainer(detect_anomaly=True) names the operation. In half precision, "
+        "precision='bf16-mixed' or '32-true' has more range"
+    )
 
 
 class LocalPeerError(HivenbError, RuntimeError):

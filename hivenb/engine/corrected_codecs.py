@@ -76,7 +76,7 @@ class _EightBits(_PlainWhenBetter, upstream_quantization.Quantization):
 
     def _accepts(self, tensor: torch.Tensor) -> bool:
         table_bytes = 8 + self.n_bins * np.dtype(self.codebook_dtype).itemsize
-        return tensor.numel() + table_bytes < tensor.numel() * tensor.element_size()
+        return tensor.numel() + table_bytes < tensor.numel() * tensor.element_size() and _is_single(tensor)
 
     @abstractmethod
     def _buckets(self, values: torch.Tensor, count: int) -> torch.Tensor:
@@ -152,7 +152,7 @@ class BlockwiseQuantization(_PlainWhenBetter, upstream_quantization.BlockwiseQua
     def _accepts(self, tensor: torch.Tensor) -> bool:
         blocks = -(-tensor.numel() // upstream_quantization._BLOCKWISE_QUANTIZATION_BLOCKSIZE)
         smaller = tensor.numel() + 16 + 4 * (self.n_bins + blocks) < tensor.numel() * tensor.element_size()
-        return smaller and bool(tensor.detach().isfinite().all())
+        return smaller and bool(tensor.detach().isfinite().all()) and _is_single(tensor)
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> Any:
         return super().compress(tensor.contiguous(), info, allow_inplace=allow_inplace)
@@ -181,6 +181,14 @@ class BlockwiseQuantization(_PlainWhenBetter, upstream_quantization.BlockwiseQua
             nested=False,
         )
         return values.to(getattr(torch, serialized_tensor.dtype)).requires_grad_(serialized_tensor.requires_grad)
+
+
+def _is_single(tensor: torch.Tensor) -> bool:
+    """Whether all its finite numbers are within the range of single precision, in which tables are."""
+    if tensor.dtype != torch.float64:
+        return True
+    size = tensor.detach().abs()
+    return not bool((size.isfinite() & (size > torch.finfo(torch.float32).max)).any())
 
 
 def _count_at(buffer: memoryview, offset: int) -> int:

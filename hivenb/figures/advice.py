@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hivenb.errors import OptionsError
+from hivenb.errors import NotFiniteError, OptionsError
 from hivenb.figures.history import Snapshot
 from hivenb.figures.recent_rounds import FULL_GROUP, Rounds, newest_rounds
 from hivenb.options.options import FIELDS, Options
@@ -41,6 +41,9 @@ MOSTLY_TRAFFIC = 0.5
 #: flow, because a rate is too low if it was measured over an interval that holds silence as well.
 LEAST_TRAFFIC, STEADY = 1e6, 4
 
+#: Ours: batches in a row that are left out from which on something is wrong, and the seconds for which that is said.
+SEVERAL_IN_A_ROW, SAID_FOR = 3, 60.0
+
 #: The target batch size is never multiplied by more at once: learning changes with it.
 LARGEST_FACTOR = 8
 
@@ -55,7 +58,8 @@ class Advice:
     :param rule: the name of the rule
     :param text: a sentence for people, with the figures that triggered the rule
     :param figures: the same figures for code, by name; shares from 0 to 1, times in seconds
-    :param changes: what to hand to ``run.apply(**changes)``, with all that these options need
+    :param changes: what to hand to ``run.apply(**changes)``, with all that these options need; empty where no option
+      helps
     """
 
     rule: str
@@ -70,20 +74,41 @@ def advise(snapshot: Snapshot, options: Options) -> tuple[Advice, ...]:
     :param snapshot: of the run's history
     :param options: in force
     """
+    found: list[Advice | None] = [_batches_left_out(snapshot)]
     # A helper waits for others all the time, and that is what it is for.
     rounds = None if options.auxiliary else newest_rounds(snapshot)
-    if rounds is None:
-        return ()
+    if rounds is not None:
+        found += _on_rounds(rounds, options)
+    return tuple(advice for advice in found if advice is not None)
+
+
+def _on_rounds(rounds: Rounds, options: Options) -> list[Advice | None]:
     found: list[Advice | None] = []
     averages_gradients = not options.use_local_updates
     if averages_gradients:
         found += [_too_few_peers(rounds, options), _failed_rounds(rounds, options)]
     if not (averages_gradients and rounds.failed >= OFTEN):  # else it is the failed ones that were waited for
         found += [_standing_still(rounds, options), _much_traffic(rounds, options)]
-    return tuple(advice for advice in found if advice is not None)
+    return found
 
 
 # -- the rules --------------------------------------------------------------------------------------------------
+
+
+def _batches_left_out(snapshot: Snapshot) -> Advice | None:
+    series = snapshot.series.get("left_out_in_a_row")
+    if series is None:
+        return None
+    now = max(float(one.times[-1]) for one in snapshot.series.values())
+    most = int(series.highs[series.times >= now - SAID_FOR].max(initial=0))
+    if most < SEVERAL_IN_A_ROW:
+        return None
+    total = int(snapshot.last("left_out_batches") or most)
+    text = (
+        f"The gradients of {most} batches in a row were not finite; {total} were left out so far, and if it goes on "
+        f"the run ends. {NotFiniteError.REMEDY}."
+    )
+    return Advice("batches left out", text, {"in_a_row": most, "left_out": total}, {})
 
 
 def _too_few_peers(rounds: Rounds, options: Options) -> Advice | None:

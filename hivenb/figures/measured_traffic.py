@@ -62,6 +62,7 @@ class Traffic:
     """
 
     def __init__(self, dht_pid: int | None):
+        self.dht_pid = dht_pid
         self._daemon = None if dht_pid is None else _daemon_of(dht_pid)
         self._connections: dict[int, Bytes] = {}
         self._closed = Bytes(0, 0)

@@ -23,7 +23,8 @@ class EpochBytes:
     """What one peer sends in an epoch, and receives as well, in bytes.
 
     :param gradients: ``None`` where it cannot be told, as with a codec of the user's own
-    :param parameters: with the averaged statistics of the optimizer; where they are averaged in every epoch only
+    :param parameters: with the averaged statistics of the optimizer, and the module's buffers; where they are averaged
+      in every epoch only
     """
 
     gradients: float | None
@@ -38,6 +39,17 @@ def tensor_shapes(model: Any) -> tuple[tuple[int, ...], ...]:
     from torch.nn.parameter import is_lazy
 
     return tuple(tuple(one.shape) for one in model.parameters() if one.requires_grad and not is_lazy(one))
+
+
+def buffer_bytes(model: Any) -> int:
+    """Bytes of a model's buffers as peers exchange them, which is without compression.
+
+    :param model: a ``torch.nn.Module``
+    """
+    from hivenb.engine.averagers.module_buffers import averaged_numbers
+
+    singles, doubles = averaged_numbers(model)
+    return 4 * singles + 8 * doubles
 
 
 def encoded_size(sizes: Sequence[int], codec: Any) -> float | None:
@@ -56,12 +68,13 @@ def encoded_size(sizes: Sequence[int], codec: Any) -> float | None:
     return CODECS[codec].bytes_per_parameter * sum(sizes)
 
 
-def epoch_bytes(shapes: Sequence[Sequence[int]], options: Options, peers: int) -> EpochBytes:
+def epoch_bytes(shapes: Sequence[Sequence[int]], options: Options, peers: int, buffers: int = 0) -> EpochBytes:
     """What one peer sends in an epoch.
 
     :param shapes: of the tensors
     :param options: that all peers have
     :param peers: of the run, none of them in client mode
+    :param buffers: what :func:`buffer_bytes` gave
     """
     share = 2 * (peers - 1) / peers
     sent = sent_sizes(shapes, options.grad_averager_factory)
@@ -70,6 +83,8 @@ def epoch_bytes(shapes: Sequence[Sequence[int]], options: Options, peers: int) -
         gradients = 0.0
     parameters = encoded_size([math.prod(shape) for shape in shapes], options.state_averaging_compression)
     sets = 1 + len(options.average_opt_statistics)
+    if parameters is not None:
+        parameters = sets * parameters + buffers * options.average_buffers
     return EpochBytes(
-        None if gradients is None else share * gradients, None if parameters is None else share * sets * parameters
+        None if gradients is None else share * gradients, None if parameters is None else share * parameters
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hivenb.compression import CODECS, codec_code, public_home
@@ -19,46 +19,80 @@ class NoTextError(Exception):
     """A value cannot be written as Python; the message says what it is."""
 
 
-def strategy_script(arguments: Mapping[str, Any], *, model: str, data: str) -> str:
+#: Of the Trainer, unless something else is asked for.
+_TRAINER = {"accelerator": "auto", "devices": 1}
+
+
+def strategy_script(
+    arguments: Mapping[str, Any],
+    *,
+    model: str,
+    data: str,
+    trainer: Mapping[str, Any] | None = None,
+    copies: bool = False,
+) -> str:
     """A script that trains with `hivenb.HivemindStrategy`.
 
     :param arguments: the strategy's keyword arguments; codecs by name or as objects
     :param model: the Python expression for the LightningModule
     :param data: the Python expression(s) for what follows it in ``trainer.fit``
+    :param trainer: keyword arguments of the Trainer
+    :param copies: whether to train a copy of the model, since something else is training it
     :returns: valid Python; an argument that has no text is a comment that asks for it
     """
-    imports: dict[str, str] = {}
-    lines = []
-    for name, value in arguments.items():
-        try:
-            needed, text = codec_expression(value) if name in CODEC_FIELDS else expression(value)
-            imports = _together(imports, needed)
-        except NoTextError as reason:
-            lines.append(f"    # {name}: {reason} goes here")
-            continue
-        lines.append(f"    {name}={text},")
+    imports, lines = _arguments(arguments, {})
+    imports, of_trainer = _arguments(_TRAINER if trainer is None else trainer, imports)
+    is_module, named = data.startswith("datamodule="), data.removeprefix("datamodule=").removeprefix("*")
+    trained = f"copy.deepcopy({model})" if copies else model
+    given = f"datamodule=copy.deepcopy({named})" if copies and is_module else data
     own = {name: home for name, home in imports.items() if home == _COMPRESSION}
     standard = {name: home for name, home in imports.items() if home.partition(".")[0] in sys.stdlib_module_names}
     others = {name: home for name, home in imports.items() if name not in own and name not in standard}
     return "\n".join(
         [
+            *(["import copy"] if copies else []),
             *_import_lines(standard),
-            *([""] if standard else []),
+            *([""] if standard or copies else []),
             "import lightning",
             *_import_lines(others),
             "",
             "from hivenb import HivemindStrategy",
             *_import_lines(own),
             "",
-            f"# `{model}` is your LightningModule, `{data}` your data.",
+            f"# `{model}` is your LightningModule, `{named}` your data.",
             "strategy = HivemindStrategy(",
             *lines,
             ")",
-            'trainer = lightning.Trainer(strategy=strategy, accelerator="auto", devices=1)',
-            f"trainer.fit({model}, {data})",
+            *_trainer_lines(of_trainer),
+            *(["# A copy of the model, since a run is training it."] if copies else []),
+            f"trainer.fit({trained}, {given})",
             "",
         ]
     )
+
+
+def _arguments(arguments: Mapping[str, Any], imports: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Keyword arguments, each on a line of its own, and the names to import for them and what came before."""
+    lines = []
+    for name, value in arguments.items():
+        try:
+            needed, text = codec_expression(value) if name in CODEC_FIELDS else expression(value)
+            if type(value) is str and text == f"'{value}'" and '"' not in value:
+                text = f'"{value}"'  # as the rest of the script
+            imports = _together(imports, needed)
+        except NoTextError as reason:
+            lines.append(f"    # {name}: {reason} goes here")
+            continue
+        lines.append(f"    {name}={text},")
+    return imports, lines
+
+
+def _trainer_lines(arguments: Sequence[str]) -> list[str]:
+    """The making of the Trainer: on one line if it is short."""
+    short = ", ".join(line.strip().removesuffix(",") for line in ("strategy=strategy", *arguments))
+    if "#" not in short and len(short) <= 80:
+        return [f"trainer = lightning.Trainer({short})"]
+    return ["trainer = lightning.Trainer(", "    strategy=strategy,", *arguments, ")"]
 
 
 def codec_expression(value: Any) -> tuple[dict[str, str], str]:

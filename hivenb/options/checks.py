@@ -29,6 +29,7 @@ _FLAGS = (
     "delay_state_averaging",
     "delay_grad_averaging",
     "reuse_grad_buffers",
+    "average_buffers",
     "use_local_updates",
     "auxiliary",
 )

@@ -76,6 +76,7 @@ class Options:
     grad_averager_factory: Callable[..., Any] | None = None
     average_state_every: int = 1
     average_opt_statistics: tuple[str, ...] = ()
+    average_buffers: bool = True
     use_local_updates: bool = False
     client_mode: bool | None = None
     auxiliary: bool = False
@@ -142,16 +143,26 @@ class Options:
             for name, value in self._changed().items()
         }
 
-    def to_code(self, model: str = "model", data: str = "data") -> str:
+    def to_code(
+        self,
+        model: str = "model",
+        data: str = "data",
+        *,
+        trainer: Mapping[str, Any] | None = None,
+        copies: bool = False,
+    ) -> str:
         """The same configuration as a plain Lightning script.
 
         Functions and objects that have no text of their own, such as a lambda, become a comment that asks for
         them.
 
         :param model: the Python expression for the LightningModule
-        :param data: the Python expression(s) for what follows it in ``trainer.fit``
+        :param data: the Python expression(s) for what follows it in ``trainer.fit``: ``train_loader, val_loader`` for
+          two of them, ``datamodule=...`` for a DataModule
+        :param trainer: keyword arguments of the Trainer; by default those for one device of whatever kind there is
+        :param copies: whether to train a copy of the model, since something else is training it
         """
-        return strategy_script(self._changed(), model=model, data=data)
+        return strategy_script(self._changed(), model=model, data=data, trainer=trainer, copies=copies)
 
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in FIELD_NAMES}

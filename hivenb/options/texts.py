@@ -142,6 +142,12 @@ ABOUT: Mapping[str, About] = MappingProxyType(
             "rounds",
             swarm_wide=True,
         ),
+        "average_buffers": About(
+            "averaged buffers",
+            "Averages BatchNorm's statistics and other buffers with the parameters; off, each peer has its own.",
+            "rounds",
+            swarm_wide=True,
+        ),
         "use_local_updates": About(
             "local updates",
             "Each peer updates after every batch, and only parameters are averaged: no wait, less exact.",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy as np
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.figures.history import Series, Snapshot
 from hivenb.options.options import Options
+from hivenb.run.memory_use import MemoryUse
+from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
 from hivenb.swarm.swarm import Swarm
 
@@ -21,7 +24,13 @@ if TYPE_CHECKING:
 #: Epochs that the peers are given to find each other before those that are compared begin.
 EPOCHS_TO_MEET = 30
 
-#: Share of the points of the loss, the newest, whose mean is the final loss where nothing is validated.
+#: Seconds between two looks at a training.
+LOOK_INTERVAL = 0.5
+
+#: Seconds between two looks at its epoch.
+_PAUSE = 0.1
+
+#: Share of the points of the training loss, the newest, whose mean is the loss at the end.
 _LAST = 0.1
 
 
@@ -34,8 +43,11 @@ class Outcome:
     :param seconds_per_epoch: mean time of an epoch of the swarm, from the first one of all peers on
     :param stalled_share: share of that time for which training stood still, from 0 to 1
     :param bytes_per_epoch: bytes sent to other peers in an epoch, on average; ``None`` where it cannot be measured
-    :param peak_memory: the most bytes of main memory that this process has used
-    :param final_loss: the last validation loss; without validation, the mean training loss of the last tenth
+    :param peak_memory: the most bytes of main memory that this training took in this process and in those that it
+      started, peers on this machine left out; what was taken before it began does not count
+    :param peak_gpu_memory: the most bytes that its tensors took on GPUs; ``None`` without one
+    :param training_loss: mean over the last tenth of the points of the history
+    :param validation_loss: the last one; ``None`` without validation
     :param snapshot: of the whole history
     """
 
@@ -45,22 +57,59 @@ class Outcome:
     stalled_share: float
     bytes_per_epoch: float | None
     peak_memory: float
-    final_loss: float
+    peak_gpu_memory: float | None
+    training_loss: float
+    validation_loss: float | None
     snapshot: Snapshot
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
-    """Outcomes of the same training with different options. Can be pickled as far as the options can.
+class Unfinished:
+    """Options with which no training has come to its end, or not yet.
 
-    :param outcomes: in the order in which they came about
+    :param name: of these options in the comparison
+    :param options: what it trains with, or was to train with
+    :param words: what it does at the moment, or how it ended
+    :param snapshot: of its history; ``None`` if it never began
+    :param error: what ended it, if it was an error
     """
 
-    outcomes: tuple[Outcome, ...]
+    name: str
+    options: Options
+    words: str = "waits for its turn"
+    snapshot: Snapshot | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The same training with different options. Can be pickled as far as the options can.
+
+    :param entries: what became of each, in the order in which the options were given
+    """
+
+    entries: tuple[Outcome | Unfinished, ...]
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Of the trainings that came to their end."""
+        return tuple(one for one in self.entries if isinstance(one, Outcome))
+
+    @property
+    def unfinished(self) -> tuple[Unfinished, ...]:
+        """The others: interrupted, failed, not begun, or still at work."""
+        return tuple(one for one in self.entries if isinstance(one, Unfinished))
 
     def __getitem__(self, name: str) -> Outcome:
-        """The outcome of the options of that name."""
-        return {outcome.name: outcome for outcome in self.outcomes}[name]
+        """The outcome of the options of that name.
+
+        :raises KeyError: if there is none; it says why
+        """
+        entry = next((one for one in self.entries if one.name == name), None)
+        if isinstance(entry, Outcome):
+            return entry
+        known = ", ".join(repr(one.name) for one in self.outcomes) or "none"
+        raise KeyError(f"{name!r}: {'unknown' if entry is None else entry.words}; finished: {known}")
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each outcome, with its figures.
@@ -69,52 +118,35 @@ class Comparison:
         """
         from hivenb.figures.history import require_pandas
 
-        columns = ("seconds_per_epoch", "stalled_share", "bytes_per_epoch", "peak_memory", "final_loss")
+        columns = (
+            "seconds_per_epoch", "stalled_share", "bytes_per_epoch", "peak_memory", "peak_gpu_memory", "training_loss",
+            "validation_loss",
+        )  # fmt: skip
         return require_pandas().DataFrame(
             [{name: getattr(outcome, name) for name in columns} for outcome in self.outcomes],
             index=[outcome.name for outcome in self.outcomes],
+            columns=list(columns),
         )
 
     def __repr__(self) -> str:
-        return f"Comparison({', '.join(outcome.name for outcome in self.outcomes)})"
+        names = [outcome.name for outcome in self.outcomes]
+        return f"Comparison({', '.join([*names, *(f'{one.name}: {one.words}' for one in self.unfinished)])})"
 
 
-def run_each(
-    options: Mapping[str, Options],
-    model: Any,
-    data: Any,
-    *,
-    epochs: int,
-    local_peers: int = 2,
-    seed: int = 0,
-    **trainer_kwargs: Any,
-) -> Comparison:
-    """Train with each of several options in turn, from the same start, with as many peers, each in a swarm of its own.
+Watch = Callable[[Comparison], None]
 
-    See :func:`hivenb.compare`, which shows the outcome.
 
-    :param options: by the name under which to compare them
+@dataclass(frozen=True, eq=False)
+class ComparedTraining:
+    """What is the same for all options of a comparison.
+
     :param model: the LightningModule to begin with; it stays as it is
     :param data: as for :class:`hivenb.TrainingRun`
     :param epochs: of the swarm, for each, after all peers have met; at least 2
     :param local_peers: further peers, as processes on this machine
     :param seed: of all random numbers
     :param trainer_kwargs: keyword arguments of ``lightning.Trainer``
-    :raises OptionsError: if there is nothing to compare
-    :raises TrainingError: if a training ends before its epochs are over
-    :raises Exception: what ended a training
     """
-    if not options or not all(isinstance(one, Options) for one in options.values()):
-        raise OptionsError(f"options={options!r}: give a dict of hivenb.Options by name")
-    if epochs < 2:
-        raise OptionsError(f"epochs={epochs!r}: give at least 2; the first one is not counted")
-    training = _Training(model, data, epochs, local_peers, seed, trainer_kwargs)
-    return Comparison(tuple(training.outcome(name, one) for name, one in options.items()))
-
-
-@dataclass(frozen=True, eq=False)
-class _Training:
-    """What is the same for all options of a comparison; see :func:`run_each`."""
 
     model: Any
     data: Any
@@ -123,36 +155,118 @@ class _Training:
     seed: int
     trainer_kwargs: Mapping[str, Any]
 
-    def outcome(self, name: str, options: Options) -> Outcome:
-        """Train with these options."""
+    def outcome(self, name: str, options: Options, tell: Callable[[Unfinished], None]) -> Outcome:
+        """Train with these options.
+
+        :param name: of these options
+        :param tell: called about twice a second with how far it has come
+        :raises TrainingError: if the training ends before its epochs are over
+        :raises Exception: what ended it
+        """
         import lightning
 
         lightning.seed_everything(self.seed, verbose=False)
+        memory, peers = MemoryUse(), 1 + self.local_peers
+        state = Unfinished(name, options, "opens a swarm")
+        tell(state)
         with Swarm(f"comparison: {name}") as swarm:
-            model = copy.deepcopy(self.model)
-            run = TrainingRun(model, self.data, swarm=swarm, options=options, **self.trainer_kwargs)
+            run = TrainingRun(
+                copy.deepcopy(self.model), self.data, swarm=swarm, options=options, **self.trainer_kwargs
+            )  # fmt: skip
+
+            def look(words: str) -> None:
+                memory.look()
+                tell(replace(state, words=words, snapshot=run.history.snapshot()))
+
             if self.local_peers:
+                look(f"starts {self.local_peers} local peer{'s' * (self.local_peers > 1)}")
                 swarm.add_local_peers(self.local_peers, run)
+            look("starts to train")
             run.start()
-            _meet(run, 1 + self.local_peers)
-            if not run.wait(epochs=self.epochs):
+            _meet(run, peers, lambda: look("peers meet"))
+            first = run.status.epoch
+            if not _follow(run, self.epochs, lambda: look(f"epoch {run.status.epoch - first} of {self.epochs}")):
                 reached = f"training ended in epoch {run.status.epoch}"
                 raise TrainingError(f"{name}: {reached}, before its {self.epochs} were over")
+            look("stops")
             run.stop()
-        return outcome_of(name, options, run.history.snapshot(), 1 + self.local_peers)
+        return outcome_of(name, options, run.history.snapshot(), peers, memory)
 
 
-def _meet(run: TrainingRun, peers: int) -> None:
+def run_each(training: ComparedTraining, options: Mapping[str, Options], watch: Watch) -> Comparison:
+    """Train with each of several options in turn, from the same start, with as many peers, each in a swarm of its own.
+
+    An interrupt (KeyboardInterrupt) stops the training at work and begins no other; a training that fails does not
+    keep the others from their turn. What is finished is returned. See :func:`hivenb.compare`, which shows it.
+
+    :param training: what is the same for all
+    :param options: by the name under which to compare them
+    :param watch: called about twice a second, on this thread, with what there is so far
+    :raises OptionsError: if there is nothing to compare
+    :raises Exception: the first error, if every training has failed
+    """
+    is_named = isinstance(options, Mapping) and all(isinstance(one, Options) for one in options.values())
+    if not options or not is_named:
+        example = '{"plain": options, "half": options.replace(grad_compression="float16")}'
+        raise OptionsError(f"options={options!r}: give a dict of hivenb.Options by name, such as {example}")
+    if training.epochs < 2:
+        raise OptionsError(f"epochs={training.epochs!r}: give at least 2; the first one is not counted")
+    entries: dict[str, Outcome | Unfinished] = {name: Unfinished(name, one) for name, one in options.items()}
+
+    def put(entry: Outcome | Unfinished) -> None:
+        entries[entry.name] = entry
+        watch(Comparison(tuple(entries.values())))
+
+    for name, one in options.items():
+        try:
+            put(training.outcome(name, one, put))
+        except KeyboardInterrupt:
+            _mark_interrupted(entries, name)
+            break
+        except Exception as error:
+            put(replace(_unfinished(entries[name]), words=f"failed: {type(error).__name__}: {error}", error=error))
+    comparison = Comparison(tuple(entries.values()))
+    errors = [entry.error for entry in comparison.unfinished if entry.error is not None]
+    if len(errors) == len(entries):
+        raise errors[0]
+    return comparison
+
+
+def _mark_interrupted(entries: dict[str, Outcome | Unfinished], name: str) -> None:
+    for entry in [one for one in entries.values() if isinstance(one, Unfinished) and one.error is None]:
+        words = f"interrupted ({entry.words})" if entry.name == name else "not begun: interrupted before"
+        entries[entry.name] = replace(entry, words=words)
+
+
+def _unfinished(entry: Outcome | Unfinished) -> Unfinished:
+    return entry if isinstance(entry, Unfinished) else Unfinished(entry.name, entry.options, snapshot=entry.snapshot)
+
+
+def _meet(run: TrainingRun, peers: int, look: Callable[[], None]) -> None:
     """Wait until all peers have been in a round; with local updates there is none to be seen."""
     for _ in range(0 if run.options.use_local_updates else EPOCHS_TO_MEET):
-        if run.history.snapshot().last("group_size") == peers or not run.wait(epochs=1):
+        if run.history.snapshot().last("group_size") == peers or not _follow(run, 1, look):
             return
 
 
-def outcome_of(name: str, options: Options, snapshot: Snapshot, peers: int) -> Outcome:
+def _follow(run: TrainingRun, epochs: int, look: Callable[[], None]) -> bool:
+    """Wait until the run has gone so many epochs further, and look meanwhile; without the words of ``run.wait``."""
+    goal, due = run.status.epoch + epochs, time.monotonic()
+    while run.status.epoch < goal:
+        if time.monotonic() >= due:
+            look()
+            due = time.monotonic() + LOOK_INTERVAL
+        run.wait_for(RunState.FINISHED, timeout=_PAUSE)
+        if not run.status.state.is_active:
+            return run.status.epoch >= goal
+    return True
+
+
+def outcome_of(name: str, options: Options, snapshot: Snapshot, peers: int, memory: MemoryUse) -> Outcome:
     """The figures of a training, from its history.
 
     :param peers: that took part; what was before their first epoch together does not count
+    :param memory: what it took
     """
     stalled, sizes = snapshot.series["stalled_seconds"], snapshot.series["group_size"]
     first = int(np.argmax(sizes.highs >= peers))  # 0 if they never met
@@ -165,8 +279,10 @@ def outcome_of(name: str, options: Options, snapshot: Snapshot, peers: int) -> O
         seconds_per_epoch=seconds / max(epochs, 1),
         stalled_share=float(sums[first + 1 :].sum()) / seconds if seconds else 0.0,
         bytes_per_epoch=_growth(snapshot.series.get("bytes_sent"), float(stalled.times[first]), epochs),
-        peak_memory=_most(snapshot.series.get("memory")),
-        final_loss=_final_loss(snapshot),
+        peak_memory=memory.peak,
+        peak_gpu_memory=memory.gpu_peak,
+        training_loss=_mean_of_last(snapshot.series.get("loss")),
+        validation_loss=snapshot.last("val_loss"),
         snapshot=snapshot,
     )
 
@@ -177,13 +293,7 @@ def _growth(totals: Series | None, since: float, epochs: int) -> float | None:
     return float(totals.values[-1] - np.interp(since, totals.times, totals.values)) / epochs
 
 
-def _most(series: Series | None) -> float:
-    return float(series.highs.max()) if series is not None and len(series) else float("nan")
-
-
-def _final_loss(snapshot: Snapshot) -> float:
-    validated = snapshot.last("val_loss")
-    if validated is not None:
-        return validated
-    losses = snapshot.series["loss"].values if "loss" in snapshot.series else np.array([np.nan])
-    return float(losses[-max(1, int(_LAST * len(losses))) :].mean())
+def _mean_of_last(series: Series | None) -> float:
+    if series is None or not len(series):
+        return float("nan")
+    return float(series.values[-max(1, int(_LAST * len(series))) :].mean())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning
@@ -84,14 +85,15 @@ def prepare_fit(
     :param on_epoch: called on the training thread after each epoch of the swarm
     :param on_look: called by the monitor, once a second, with the peers that are here
     :raises TrainingError: if the data has no batches
-    :raises SwarmError: if the swarm is closed
+    :raises SwarmError: if the swarm is closed, or its DHT was given up and cannot be started anew
     :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
     """
     train, validation = split_data(run.data)
+    run.swarm.revive()
     with run.swarm.logs.this_thread():
         strategy = HivemindStrategy(dht=run.swarm.dht, **run.options.to_strategy_kwargs())
         trainer = make_trainer(strategy, folder, run.trainer_kwargs, [recorder, gate])
-    strategy.on_epoch = on_epoch
+    strategy.on_epoch, strategy.on_notice = on_epoch, partial(run.history.mark, "run")
     monitor = Monitor(
         run.swarm,
         run.options.run_id,

@@ -69,8 +69,7 @@ class Monitor:
         self._troubled_at = -math.inf
         self._peers: tuple[PeerInfo, ...] = ()
         self._traffic: Traffic | None = None
-        last = history.snapshot().last
-        self._sent_before, self._received_before = last("bytes_sent") or 0.0, last("bytes_received") or 0.0
+        self._sent_before = self._received_before = 0.0
         self._counting = threading.Lock()
         self._epoch = 0
         self._thread = threading.Thread(target=self._watch, name="hivenb-monitor", daemon=True)
@@ -162,7 +161,9 @@ class Monitor:
 
     def _count_traffic(self) -> None:
         with self._counting:
-            if self._traffic is None:
+            if self._traffic is None or self._traffic.dht_pid != self._swarm.dht.pid:  # it was started anew
+                last = self._history.snapshot().last
+                self._sent_before, self._received_before = last("bytes_sent") or 0.0, last("bytes_received") or 0.0
                 self._traffic = Traffic(self._swarm.dht.pid)
             if (exchanged := self._traffic.read()) is not None:
                 totals = (self._sent_before + exchanged.sent, self._received_before + exchanged.received)

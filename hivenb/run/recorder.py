@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches
 from hivenb.figures.history import History
 from hivenb.strategy.samples_in_batch import count_samples
 
@@ -18,41 +20,59 @@ if TYPE_CHECKING:
 #: Seconds between two points of the training loss. Reading a loss waits for the device, so it is not done each step.
 LOSS_INTERVAL = 0.1
 
+#: Seconds between two marks on batches that were left out.
+MARK_INTERVAL = 10.0
+
 
 class Recorder(Callback):
     """Lightning callback that records the loss and the user's metrics.
 
-    The training loss is the mean over all batches since the last point. Of what the module logs, validation figures
-    are recorded after each validation and all others after each pass over the data.
+    The training loss is the mean over all batches since the last point whose loss is finite. Of what the module logs,
+    validation figures are recorded after each validation and all others after each pass over the data.
 
     :param history: where to write
     """
 
     def __init__(self, history: History):
         self._history = history
-        self._loss_sum: torch.Tensor | None = None
-        self._batches = 0
+        self._losses: torch.Tensor | None = None
         self._next_flush = 0.0
+        self._left_out_before = self._unmarked = self._in_a_row = 0
+        self._next_mark = 0.0
         self._recorded: dict[str, float] = {}
+        self._buffers_left_out: str | None = None
         self.steps = 0
         self.samples = 0
         self.epoch = 0
+        #: batches that count for nothing, as their gradients were not finite
+        self.left_out = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._left_out_before = 0  # its optimizer is a new one
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.steps += 1
         self.samples += _samples(trainer, batch)
+        self._see_left_out(trainer)
+        self._look_at_buffers(trainer.strategy)
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not torch.is_tensor(loss):
             return  # manual optimization may return nothing; what the module logs is recorded all the same
-        loss = loss.detach()
-        self._loss_sum = loss if self._loss_sum is None else self._loss_sum + loss
-        self._batches += 1
+        loss = loss.detach().float().mean()
+        is_finite = loss.isfinite()
+        # their sum and their number, on the device: one that is not finite would be the mean of all
+        one = torch.stack([torch.where(is_finite, loss, 0.0), is_finite.float()])
+        self._losses = one if self._losses is None else self._losses + one
         if time.monotonic() >= self._next_flush:
             self._flush_loss()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._flush_loss()
         self._record_metrics(trainer, validation=False)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._next_mark = 0.0  # those that have ended the run are to be seen
+        self._see_left_out(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
@@ -71,11 +91,37 @@ class Recorder(Callback):
         if report.failed is not None:
             self._history.mark("round", f"round failed in epoch {report.epoch}: {report.failed}")
 
+    def _look_at_buffers(self, strategy: Any) -> None:
+        """Mark on the charts, once, that the module's buffers are left out."""
+        averager = getattr(getattr(strategy, "optimizer", None), "state_averager", None)
+        left_out = getattr(averager, "buffers_left_out", None)
+        if left_out is not None and left_out != self._buffers_left_out:
+            self._buffers_left_out = left_out
+            self._history.mark("round", f"buffers {left_out}")
+
     def _flush_loss(self) -> None:
-        if self._loss_sum is not None and self._batches:
-            self._record("loss", float(self._loss_sum) / self._batches)
-        self._loss_sum, self._batches = None, 0
+        if self._losses is not None:
+            total, count = self._losses.tolist()
+            self._record("loss", total / count if count else math.nan)  # a gap
+        self._losses = None
         self._next_flush = time.monotonic() + LOSS_INTERVAL
+
+    def _see_left_out(self, trainer: Any) -> None:
+        optimizer = getattr(trainer.strategy, "optimizer", None)
+        if not isinstance(optimizer, LeavesOutBatches):
+            return
+        count = optimizer.left_out
+        if new := count.total - self._left_out_before:
+            self.left_out, self._left_out_before = self.left_out + new, count.total
+            self._unmarked += new
+            self._record("left_out_batches", self.left_out)
+        if count.in_a_row != self._in_a_row:
+            self._in_a_row = count.in_a_row
+            self._record("left_out_in_a_row", count.in_a_row)
+        if self._unmarked and time.monotonic() >= self._next_mark:
+            which = f"batch {self.steps}" if self._unmarked == 1 else f"{self._unmarked} batches"
+            self._history.mark("batch", f"{which} left out: gradients not finite")
+            self._unmarked, self._next_mark = 0, time.monotonic() + MARK_INTERVAL
 
     def _record_metrics(self, trainer: Any, *, validation: bool) -> None:
         for name, value in trainer.callback_metrics.items():

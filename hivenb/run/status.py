@@ -47,6 +47,7 @@ class RunStatus:
     :param swarm_samples_per_second: speed of all peers together
     :param loss: newest training loss; ``None`` before the first
     :param error: what went wrong, in words; ``None`` if nothing did
+    :param left_out: batches of this peer that count for nothing, as their gradients were not finite
     """
 
     state: RunState
@@ -60,6 +61,7 @@ class RunStatus:
     swarm_samples_per_second: float
     loss: float | None
     error: str | None
+    left_out: int = 0
 
 
 def status_of(
@@ -90,4 +92,5 @@ def status_of(
         swarm_samples_per_second=sum(p.samples_per_second for p in peers),
         loss=loss,
         error=None if error is None else f"{type(error).__name__}: {error}",
+        left_out=recorder.left_out,
     )

@@ -279,7 +279,9 @@ class TrainingRun:
                 self._options.join(Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host))
                 steps_before = self._recorder.steps
                 fit(self.model, self._folder.checkpoint)
-                if self._recorder.steps == steps_before and not fit.trainer.should_stop:
+                if self._recorder.steps == steps_before and (
+                    fit.strategy.data_is_exhausted or not fit.trainer.should_stop
+                ):
                     raise TrainingError("the training data gave no batches; is the dataset empty?")
             except BaseException as e:  # surfaces at wait() and in the panel
                 failure = e

@@ -10,22 +10,31 @@ import hivemind
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim.lr_scheduler import LRScheduler
 
 from hivenb.engine.dht.dht import reachable_addresses
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
+from hivenb.engine.optimizer.handover import give_back
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.torch_optimizers import factory_like
-from hivenb.errors import HivenbError, OptionsError
+from hivenb.errors import HivenbError
 from hivenb.options.options import Options
+from hivenb.strategy.exhausted_data import ExhaustedData
 from hivenb.strategy.further_keywords import sort_keywords
-from hivenb.strategy.lightning_schedulers import HiveMindScheduler, scheduler_maker, schedulers_for_hivemind
+from hivenb.strategy.lightning_schedulers import (
+    HiveMindScheduler,
+    scheduler_maker,
+    schedulers_for_hivemind,
+    shown_to_lightning,
+)
 from hivenb.strategy.module_hooks import ModuleHooks
 from hivenb.strategy.one_device import OneDeviceStrategy
 from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
-from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler
+from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
+from hivenb.strategy.recovery import Recovers, Recovery
 from hivenb.strategy.samples_in_batch import SampleCount
+from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_trainer
 from hivenb.strategy.trainer_registry import make_known
 from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
@@ -38,7 +47,7 @@ __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
 HELPING_INTERVAL = 0.1
 
 
-class HivemindStrategy(OneDeviceStrategy):
+class HivemindStrategy(Recovers, OneDeviceStrategy):
     """Train one model together with all peers of a run, over the internet, on machines that come and go.
 
     Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
@@ -59,8 +68,8 @@ class HivemindStrategy(OneDeviceStrategy):
       only where ``delay_optimizer_step`` needs it
     :param reuse_grad_buffers: accumulate in the model's own ``.grad``, to save one buffer per parameter. The
       module's ``optimizer_zero_grad`` has no effect meanwhile
-    :param scheduler_fn: ``callable(optimizer) -> LRScheduler``. Required instead of a scheduler from
-      ``configure_optimizers`` when the optimizer is offloaded, because it is then created anew
+    :param scheduler_fn: ``callable(optimizer) -> LRScheduler``, or a scheduler; in place of those that
+      ``configure_optimizers`` returns, whose rates are carried over where the optimizer is offloaded
     :param matchmaking_time: seconds to wait for peers when a group forms. Raise it if in a quarter of the epochs
       fewer than 0.9 of the peers average together; lower it for small batches in a fast network
     :param averaging_timeout: seconds after which a round of averaging is given up. Raise it if a quarter of the
@@ -88,7 +97,7 @@ class HivemindStrategy(OneDeviceStrategy):
         delay_grad_averaging: bool = False,
         offload_optimizer: bool | None = None,
         reuse_grad_buffers: bool = False,
-        scheduler_fn: Callable[[torch.optim.Optimizer], Any] | None = None,
+        scheduler_fn: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
         matchmaking_time: float = 5.0,
         averaging_timeout: float = 30.0,
         verbose: bool = False,
@@ -125,8 +134,7 @@ class HivemindStrategy(OneDeviceStrategy):
         self.on_epoch: Callable[[EpochReport], None] | None = None
         #: what the last epoch of the swarm in the present or last ``fit`` came to; ``None`` before the first
         self.last_epoch_report: EpochReport | None = None
-        self._dht = dht
-        self._owns_dht = dht is None
+        self._dht, self._owns_dht = dht, dht is None
         self._dht_kwargs = dht_settings(
             initial_peers,
             host_maddrs,
@@ -136,7 +144,10 @@ class HivemindStrategy(OneDeviceStrategy):
         )
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
-        self._samples = SampleCount()
+        self._recovery, self._samples = Recovery(), SampleCount()
+        self._exhausted: ExhaustedData | None = None
+        self._given_optimizer: torch.optim.Optimizer | None = None
+        self._configured_schedulers: list[Any] = []
         self._hooks: ModuleHooks | None = None
         self._declaration: ModelDeclaration | None = None
 
@@ -160,6 +171,11 @@ class HivemindStrategy(OneDeviceStrategy):
         return self._optimizer
 
     @property
+    def data_is_exhausted(self) -> bool:
+        """Whether the present or last ``fit`` has ended since its data gave no batch any more."""
+        return self._exhausted is not None and self._exhausted.was_found
+
+    @property
     def num_peers(self) -> int:
         """Peers that train together in this run, this one included; at least 1. Up to a few seconds old."""
         return 1 if self._optimizer is None else max(1, self._optimizer.tracker.global_progress.num_peers)
@@ -175,25 +191,28 @@ class HivemindStrategy(OneDeviceStrategy):
         super().setup_optimizers(trainer)
         module: Any = self.lightning_module
         check_trainer(trainer, module, self.optimizers, offloaded=bool(self.options.offload_optimizer))
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        if scaler is not None:
-            plugin: Any = self.precision_plugin
-            plugin.scaler = scaler_for(scaler, self.options.reuse_grad_buffers)
+        plugin: Any = self.precision_plugin
+        if getattr(plugin, "scaler", None) is not None:
+            plugin.scaler = scaler_for(plugin.scaler, self.options.reuse_grad_buffers)
         scheduler = schedulers_for_hivemind(
-            self.lr_scheduler_configs, self.options.scheduler_fn, bool(self.options.offload_optimizer)
+            self.lr_scheduler_configs,
+            self.options.scheduler_fn,
+            self.optimizers[0],
+            offloaded=bool(self.options.offload_optimizer),
         )
+        self._given_optimizer, self._configured_schedulers = self.optimizers[0], self.lr_scheduler_configs
         self._optimizer = self._make_first_optimizer(self.optimizers[0], scheduler)
         self._hooks = ModuleHooks(module)
-        self._hooks.clip_at(self._optimizer.opt)
+        if scheduler is not None:
+            self._hooks.warn_of_own_scheduler_step()
+        self._hooks.follow(self._optimizer)
         self._show_to_lightning(self._optimizer, self._hooks)
+        self._exhausted = ExhaustedData.among(trainer.callbacks, self.notify)
 
     def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
         """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
         self.optimizers = [optimizer]
-        moved = optimizer.state_averager.scheduler
-        # Lightning takes anything that has a scheduler's methods, whatever it says in its annotations
-        shown: list[Any] = [] if moved is None else [HiveMindScheduler(one) for one in moved.schedulers]
-        self.lr_scheduler_configs = [LRSchedulerConfig(one, interval="step") for one in shown]
+        self.lr_scheduler_configs = shown_to_lightning(optimizer.state_averager.scheduler, self._configured_schedulers)
         if self.options.reuse_grad_buffers:
             hooks.disable_zero_grad()
         else:
@@ -209,18 +228,14 @@ class HivemindStrategy(OneDeviceStrategy):
         :raises Exception: whatever goes wrong with the new options; the old ones stay in force
         """
         before = self.options
-        check_change(before, options)
-        if self._optimizer is None or self._hooks is None or not self._optimizer.is_alive():
+        self.recover()
+        is_training = self._optimizer is not None and self._optimizer.is_alive()
+        check_change(before, options, scaled=is_training and getattr(self.precision_plugin, "scaler", None) is not None)
+        if self._optimizer is None or self._hooks is None or not is_training:
             self.options = options
             return
-        changed = before.difference(options)
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        if scaler is not None and "reuse_grad_buffers" in changed:
-            raise OptionsError(
-                "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
-            )
         put_scheduler_back = None
-        if "scheduler_fn" in changed:
+        if "scheduler_fn" in before.difference(options):
             make = None if options.scheduler_fn is None else scheduler_maker(options.scheduler_fn)
             put_scheduler_back = set_scheduler(self._optimizer, make)
         self._optimizer, error = reconfigured(self._optimizer, before, options, self._make_optimizer)
@@ -242,7 +257,8 @@ class HivemindStrategy(OneDeviceStrategy):
         return self._make_optimizer(**kwargs)
 
     def _make_optimizer(self, **kwargs: Any) -> Optimizer:
-        return Optimizer(dht=self.dht, on_epoch=self._epoch_ended, **{**kwargs, **self._optimizer_only_kwargs})
+        settings = with_buffers({**kwargs, **self._optimizer_only_kwargs}, self.lightning_module)
+        return SteeredOptimizer(dht=self.dht, on_epoch=self._epoch_ended, **settings)
 
     def _epoch_ended(self, report: EpochReport) -> None:
         self.last_epoch_report = report
@@ -258,6 +274,7 @@ class HivemindStrategy(OneDeviceStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called in the training loop before anything happens for that batch; counts its samples."""
+        self.recover()
         if not self.options.auxiliary:
             self._samples.add(batch, self.options.batch_size)
 
@@ -279,19 +296,25 @@ class HivemindStrategy(OneDeviceStrategy):
         if self.options.auxiliary:
             closure()  # Lightning wants it called; it computes nothing
             time.sleep(HELPING_INTERVAL)
-            return optimizer.step()
+            with self.recovering():
+                optimizer.step()
+            return None
         samples = self._samples.take()
         # as the method of the base class, which takes no model of pytorch_lightning
         stepping: Any = model or self.lightning_module
-        return self.precision_plugin.optimizer_step(
-            optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs
-        )
+        result = None
+        with self.recovering():
+            result = self.precision_plugin.optimizer_step(
+                optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs
+            )
+        return result
 
     def on_validation_start(self) -> None:
         """Applies what runs in the background: a checkpoint then holds the parameters that its score is of."""
         super().on_validation_start()
         if self._optimizer is not None and self._optimizer.is_alive():
             with torch.inference_mode(False), torch.no_grad():
+                self._optimizer.catch_up()  # before training there is Lightning's check
                 self._optimizer.finish_delayed_updates()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -314,6 +337,7 @@ class HivemindStrategy(OneDeviceStrategy):
                 self._hooks.restore()
             if self._optimizer is not None:
                 self._optimizer.shutdown()
+                give_back(self._optimizer, self._given_optimizer)
         finally:
             try:
                 if self._owns_dht and self._dht is not None:

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
-
-logger = logging.getLogger(__name__)
 
 
 class HiveMindScheduler:
     """What Lightning sees of a scheduler that the swarm's epochs move: its state and rate, but no step of its own.
 
     :param scheduler: the scheduler that hivemind steps
+    :param optimizer: the torch optimizer whose rate it sets; by default the scheduler's own
     """
 
-    def __init__(self, scheduler: Any):
+    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer | None = None):
         self.scheduler = scheduler
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The torch optimizer whose rate it sets."""
-        return self.scheduler.optimizer
+        self.optimizer: torch.optim.Optimizer = scheduler.optimizer if optimizer is None else optimizer
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: hivemind steps the scheduler once in each epoch of the swarm."""
@@ -53,12 +50,11 @@ def scheduler_maker(scheduler_fn: Any) -> MakeSchedulers:
     """
 
     def make(optimizer: torch.optim.Optimizer) -> EpochSchedulers:
-        is_made = isinstance(scheduler_fn, (LRScheduler, ReduceLROnPlateau))
-        scheduler = _follows_epochs(scheduler_fn if is_made else scheduler_fn(optimizer))
+        scheduler = _follows_epochs(scheduler_fn if _is_made(scheduler_fn) else scheduler_fn(optimizer))
         if scheduler.optimizer is not optimizer:
             raise MisconfigurationException(
-                f"the scheduler {type(scheduler).__name__} belongs to another optimizer than the one that is trained "
-                "with, which with offload_optimizer=True is made anew; give a function that makes one from an optimizer"
+                f"the scheduler {type(scheduler).__name__} belongs to another optimizer than the one that "
+                "configure_optimizers returned; give a function that makes one from an optimizer"
             )
         return EpochSchedulers([(scheduler, 1)])
 
@@ -66,28 +62,42 @@ def scheduler_maker(scheduler_fn: Any) -> MakeSchedulers:
 
 
 def schedulers_for_hivemind(
-    configured: Sequence[Any], scheduler_fn: Any, offloaded: bool
+    configured: Sequence[Any], scheduler_fn: Any, optimizer: torch.optim.Optimizer, *, offloaded: bool
 ) -> EpochSchedulers | MakeSchedulers | None:
     """What to give to ``hivemind.Optimizer`` as its scheduler.
 
     :param configured: Lightning's configurations of the schedulers that ``configure_optimizers`` made
     :param scheduler_fn: as given to :class:`hivenb.HivemindStrategy`
-    :param offloaded: whether hivemind makes the optimizer anew
+    :param optimizer: that ``configure_optimizers`` made
+    :param offloaded: whether hivemind makes another one like it, to which the rates have to be carried over
     :raises MisconfigurationException: if the schedulers do not follow epochs, or belong to another optimizer
     """
+    moved = [(_follows_epochs(config.scheduler), config.frequency) for config in configured]
     if scheduler_fn is not None:
         if configured:
-            logger.warning("scheduler_fn replaces the scheduler that configure_optimizers returned")
-        return scheduler_maker(scheduler_fn)
-    if not configured:
+            rank_zero_warn("scheduler_fn replaces the scheduler that configure_optimizers returned")
+        if not _is_made(scheduler_fn) or scheduler_fn.optimizer is not optimizer:
+            return scheduler_maker(scheduler_fn)
+        moved = [(_follows_epochs(scheduler_fn), 1)]
+    if not moved:
         return None
-    if offloaded:
-        raise MisconfigurationException(
-            "with offload_optimizer=True the optimizer that the scheduler belongs to is created anew; give "
-            "HivemindStrategy(scheduler_fn=...) a function that makes a scheduler for it, for example "
-            "scheduler_fn=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.99)"
-        )
-    return EpochSchedulers((_follows_epochs(config.scheduler), config.frequency) for config in configured)
+    return partial(EpochSchedulers, moved) if offloaded else EpochSchedulers(moved)
+
+
+def shown_to_lightning(moved: EpochSchedulers | None, configured: Sequence[Any]) -> list[LRSchedulerConfig]:
+    """Schedulers as Lightning is to see them.
+
+    :param moved: those that hivemind moves, if there are any
+    :param configured: Lightning's configurations of those that ``configure_optimizers`` made, which may have names
+    """
+    names = {id(config.scheduler): config.name for config in configured}
+    # Lightning takes anything that has a scheduler's methods, whatever it says in its annotations
+    shown: list[Any] = [] if moved is None else [HiveMindScheduler(one, moved.optimizer) for one in moved.schedulers]
+    return [LRSchedulerConfig(one, interval="step", name=names.get(id(one.scheduler))) for one in shown]
+
+
+def _is_made(scheduler_fn: Any) -> bool:
+    return isinstance(scheduler_fn, (LRScheduler, ReduceLROnPlateau))
 
 
 def _follows_epochs(scheduler: Any) -> Any:

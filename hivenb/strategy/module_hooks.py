@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.strategy.running_statistics import RunningStatistics
+
 _MISSING = object()
 _LIGHTNINGS_OWN = ("lightning.", "pytorch_lightning.")
 
@@ -30,16 +33,32 @@ class ModuleHooks:
         if "optimizer_zero_grad" in self._own:
             return
         hook, _ = self._find("optimizer_zero_grad")
-        if not getattr(hook, "__module__", "").startswith(_LIGHTNINGS_OWN):
+        if not _is_lightnings(hook):
             rank_zero_warn(
                 f"{type(self._module).__name__}.optimizer_zero_grad has no effect with reuse_grad_buffers=True: "
                 "gradients are accumulated in the model, and hivemind clears them"
             )
         self._silence("optimizer_zero_grad")
 
+    def warn_of_own_scheduler_step(self) -> None:
+        """Say that a hook of the user's own which moves schedulers does not: the swarm's epochs do."""
+        if not _is_lightnings(self._module.lr_scheduler_step):
+            rank_zero_warn(
+                f"{type(self._module).__name__}.lr_scheduler_step does not move the scheduler it is given: schedulers "
+                "move with the epochs of the swarm, by scheduler.step() without arguments"
+            )
+
     def enable_zero_grad(self) -> None:
         """Let ``optimizer_zero_grad`` have its effect again."""
         self._put_back("optimizer_zero_grad")
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Let the module's gradients be clipped in the swarm's step, and batches that are left out spoil nothing in it.
+
+        :param optimizer: the swarm's
+        """
+        self.clip_at(optimizer.opt)
+        optimizer.left_out.on_batch = RunningStatistics(self._module).follow
 
     def clip_at(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients of the swarm's step instead of those of each batch.
@@ -88,6 +107,10 @@ class ModuleHooks:
         if isinstance(hook, _Silenced):  # by somebody else, who has not put it back yet
             return hook.__wrapped__, hook.own
         return hook, vars(self._module).get(name, _MISSING)
+
+
+def _is_lightnings(hook: Any) -> bool:
+    return getattr(hook, "__module__", "").startswith(_LIGHTNINGS_OWN)
 
 
 class _Silenced:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hivenb.compression import codec
+from hivenb.engine.averagers.module_buffers import ModuleBuffers
 from hivenb.engine.averagers.torch_optimizer_state import group_settings, restore_group_settings
 from hivenb.engine.optimizer.deadlines import default_next_chunk_timeout
 from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
@@ -37,14 +38,34 @@ def engine_settings(options: Options) -> dict[str, Any]:
     return settings
 
 
-def check_change(before: Options, after: Options) -> None:
+def with_buffers(settings: Mapping[str, Any], module: Any) -> dict[str, Any]:
+    """Keyword arguments of the engine's optimizer, among them the module's buffers, if they are to be averaged.
+
+    :param settings: such arguments, and ``average_buffers``
+    :param module: a ``torch.nn.Module`` on its device
+    """
+    settings = dict(settings)
+    if not settings.pop("average_buffers", False):
+        return settings
+    buffers = ModuleBuffers(module, without=settings.get("extra_tensors", ()))
+    if not buffers:
+        return settings
+    return {**settings, "averager_opts": {**(settings.get("averager_opts") or {}), "module_buffers": buffers}}
+
+
+def check_change(before: Options, after: Options, *, scaled: bool = False) -> None:
     """Refuse what cannot be changed while a run trains.
 
+    :param scaled: whether gradients are scaled, as in half precision
     :raises OptionsError: naming the option, and what to do instead
     """
     if before.run_id != after.run_id:
         raise OptionsError(
             f"run_id={after.run_id!r} would be another run, while this peer trains in {before.run_id!r}: stop it first"
+        )
+    if scaled and before.reuse_grad_buffers != after.reuse_grad_buffers:
+        raise OptionsError(
+            "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
         )
 
 

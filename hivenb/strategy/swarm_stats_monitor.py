@@ -20,6 +20,8 @@ class SwarmStatsMonitor(Callback):
     - ``hivemind_group_size``: peers that averaged gradients in this epoch; 1 when it was alone or the round failed
     - ``hivemind_samples``: samples that this peer has put in
     - ``hivemind_stalled_seconds``: seconds of the epoch for which its training stood still
+    - ``hivemind_left_out_batches``: batches of this peer so far that count for nothing, as their gradients were not
+      finite
 
     With a Trainer whose strategy is another one it does nothing.
     """
@@ -44,6 +46,7 @@ class SwarmStatsMonitor(Callback):
             "hivemind_group_size": report.group_size,
             "hivemind_samples": report.samples,
             "hivemind_stalled_seconds": report.seconds,
+            "hivemind_left_out_batches": 0 if strategy.optimizer is None else strategy.optimizer.left_out.total,
         }
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)

@@ -25,6 +25,13 @@ def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], *, offlo
     obstacle = find_obstacle(optimizers[0], module.modules(), offloaded)
     if obstacle is not None:
         raise MisconfigurationException(obstacle)
+    if getattr(getattr(trainer, "_accelerator_connector", None), "_layer_sync", None) is not None:
+        raise MisconfigurationException(
+            "sync_batchnorm=True needs a process group, and peers of a swarm have none: they come and go, and each "
+            "computes its batches by itself. Leave it out: the statistics that BatchNorm keeps are averaged with the "
+            "parameters (average_buffers=True); for small batches a layer without statistics of the batch, such as "
+            "GroupNorm, does as well"
+        )
     if any(type(callback).__name__ == "StochasticWeightAveraging" for callback in trainer.callbacks):
         raise MisconfigurationException(
             "StochasticWeightAveraging sets a learning rate of its own at a time of its own, which the swarm's step "

@@ -167,7 +167,7 @@ class Swarm:
     def is_open(self) -> bool:
         """Whether the DHT runs."""
         dht = self._dht
-        return dht is not None and dht.is_alive()
+        return dht is not None and dht.is_usable
 
     @property
     def dht(self) -> DHT:
@@ -178,9 +178,14 @@ class Swarm:
         dht = self._dht  # once: another thread may be closing the swarm
         if dht is None:
             raise SwarmError(f"the swarm {self.name!r} is closed; open one with hivenb.Swarm({self.name!r})")
-        if not dht.is_alive():
+        if not dht.is_usable:
             raise SwarmError(f"the DHT process of the swarm {self.name!r} has ended; close it and open it anew")
         return dht
+
+    def revive(self) -> None:
+        """Start the DHT anew, as the same peer, if that has been given up; a run that is started does so."""
+        if self._dht is not None:
+            self._dht.revive()
 
     @property
     def addresses(self) -> tuple[str, ...]:

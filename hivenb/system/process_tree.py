@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
@@ -21,6 +22,16 @@ def descendants() -> frozenset[psutil.Process]:
     """
     found = psutil.Process().children(recursive=True)
     return frozenset(process for process in found if still_runs(process) and not _is_own_helper(process))
+
+
+def own_descendants() -> frozenset[psutil.Process]:
+    """As :func:`descendants`, without what was forked from the fork server: peers on this machine."""
+    own = [child for child in psutil.Process().children() if not _is_own_helper(child)]
+    found = set(own)
+    for child in own:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            found.update(child.children(recursive=True))
+    return frozenset(process for process in found if still_runs(process))
 
 
 def left_running(known: Iterable[psutil.Process], timeout: float) -> frozenset[psutil.Process]:

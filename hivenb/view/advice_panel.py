@@ -91,6 +91,7 @@ class _Row:
 
     def show(self, advice: Advice) -> None:
         self.changes = advice.changes
+        self.button.layout.display = None if advice.changes else "none"  # what helps may be no option
         self._says.value = advice_html(advice)
         # for those who would rather do it in code
         self.button.tooltip = f"run.apply({', '.join(f'{name}={value!r}' for name, value in advice.changes.items())})"

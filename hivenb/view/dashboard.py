@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.figures.advice import in_words
-from hivenb.figures.predicted_traffic import tensor_shapes
+from hivenb.figures.predicted_traffic import buffer_bytes, tensor_shapes
 from hivenb.run.local_peer_count import local_peer_count
 from hivenb.view import display, text
 from hivenb.view.advice_panel import AdvicePanel
@@ -155,11 +155,11 @@ class _View:
                 "stop": self._handing_in(lambda: run.stop(wait=False)),
             },
         )
-        self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model))
+        self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model), buffer_bytes(run.model))
         self.peers_panel = PeersPanel(self._ask_for_local_peers)
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
-        self.chart_panel = ChartPanel(self._handing_in(lambda: None))
+        self.chart_panel = ChartPanel(self._draw_charts_again)
         self._arrange()
         self._attempt_first_frame()
         self._refresher.start()
@@ -215,6 +215,11 @@ class _View:
             self._troubles["action"] = ""
 
         return lambda: None if self._is_closed else self._refresher.submit(act)
+
+    def _draw_charts_again(self) -> None:
+        # What is wrong stays said meanwhile.
+        if not self._is_closed:
+            self._refresher.submit(self.chart_panel.refresh)
 
     def _change_option(self, name: str, value: Any) -> None:
         def change() -> None:

@@ -11,6 +11,7 @@ from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import Snapshot
 from hivenb.run.length import Length, length_of
 from hivenb.run.local_peer_count import LocalCount, local_peer_count
+from hivenb.run.script import script_of
 
 if TYPE_CHECKING:
     from hivenb.options.options import Options
@@ -28,6 +29,7 @@ class OptionsState:
     :param pending_epoch: from which on those of them count on which all peers have to agree, if that is decided
     :param error: why the options that were asked for last could not be put in force
     :param locked: why what all peers have to agree on cannot be changed here, if it cannot
+    :param code: the plain Lightning script that does what the run does
     """
 
     in_force: Options
@@ -35,6 +37,7 @@ class OptionsState:
     pending_epoch: int | None
     error: str | None
     locked: str | None
+    code: str
 
     def asks_for(self, changes: Mapping[str, Any]) -> bool:
         """Whether these changes were asked for, and are not in force yet."""
@@ -51,6 +54,7 @@ class OptionsState:
             run.pending_epoch,
             None if error is None else f"{type(error).__name__}: {error}",
             run.why_not_host,
+            script_of(run, is_active=run.status.state.is_active),
         )
 
 

@@ -13,13 +13,18 @@ from hivenb.view.busy_kernel import let_clicks_through
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-def widgets_work() -> bool:
-    """Whether this process is the kernel of a notebook and has ipywidgets."""
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
     if sys.modules.get("IPython") is None:
         return False
     from IPython import get_ipython
 
-    if getattr(get_ipython(), "kernel", None) is None:
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+def widgets_work() -> bool:
+    """Whether this process is the kernel of a notebook and has ipywidgets."""
+    if not in_notebook():
         return False
     try:
         require_ipywidgets()
@@ -72,3 +77,23 @@ def show_text(text: str) -> None:
     from IPython.display import display
 
     display({"text/plain": text}, raw=True)
+
+
+def show_bundle(bundle: dict[str, str]) -> Callable[[dict[str, str]], None]:
+    """Show something in several forms, by their types, as the result of the cell or the line that runs now.
+
+    :returns: what puts something else in its place
+    """
+    from IPython.display import display
+
+    handle = display(bundle, raw=True, display_id=True)
+    return lambda other: handle.update(other, raw=True)
+
+
+def cell_number() -> int | None:
+    """The number of the cell that runs now; ``None`` where there are no cells."""
+    if sys.modules.get("IPython") is None:
+        return None
+    from IPython import get_ipython
+
+    return getattr(get_ipython(), "execution_count", None)

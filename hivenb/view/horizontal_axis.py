@@ -37,3 +37,16 @@ def to_axis(snapshot: Snapshot, axis: str) -> ToAxis:
     lasted = loss.times[-1] - places[-1]
     places, values = np.append(places, loss.times[-1]), np.append(values, values[-1] + min(0.95, rate * lasted))
     return lambda times: np.interp(times, places, values)
+
+
+def to_time(snapshot: Snapshot, axis: str, place: float) -> float:
+    """Seconds since the run's first record at a place on an axis: the other way round.
+
+    :param snapshot: of the run's history
+    :param axis: one of :data:`AXES`
+    :param place: epochs or samples; beyond what there is, the time of the first or the last of it
+    """
+    loss = snapshot.series.get("loss")
+    if axis == "time" or loss is None or len(loss) == 0:
+        return place
+    return float(np.interp(place, to_axis(snapshot, axis)(loss.times), loss.times))

@@ -32,9 +32,9 @@ class CodePanel:
         self.widget = widgets.HTML(layout=widgets.Layout(margin="0"))
 
     def update(self, now: DashboardState) -> None:
-        """Show the options in force."""
+        """Show the options in force, with the names that model and data have."""
         says = note("The same configuration as a plain Lightning script:")
-        code = f"<pre>{safe(now.options.in_force.to_code())}</pre>{copy_button('copy the script')}"
+        code = f"<pre>{safe(now.options.code)}</pre>{copy_button('copy the script')}"
         self.widget.value = f'{says}<div class="hivenb-code">{code}</div>'
 
 

@@ -93,6 +93,8 @@ def _number(name: str) -> Field:
     )
 
     text.add_class("hivenb-number")
+    if text.placeholder:
+        text.add_class("hivenb-wide")
 
     def entry(value: Any) -> str:
         return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

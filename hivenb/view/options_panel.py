@@ -28,10 +28,16 @@ _SHARED = "all peers"
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "overlap": ("delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging"),
     "memory": ("offload_optimizer", "reuse_grad_buffers"),
-    "compression": ("grad_compression", "state_averaging_compression", "load_state_compression"),
-    _SHARED: ("target_batch_size", "average_state_every", "grad_averager_factory", "use_local_updates"),
+    "compression": ("grad_compression", "state_averaging_compression"),
+    _SHARED: (
+        "target_batch_size",
+        "average_state_every",
+        "grad_averager_factory",
+        "average_buffers",
+        "use_local_updates",
+    ),
     "rounds": ("matchmaking_time", "averaging_timeout", "allreduce_timeout", "next_chunk_timeout"),
-    "other": ("load_state_timeout", "shutdown_timeout", "performance_ema_alpha"),
+    "other": ("load_state_compression", "load_state_timeout", "shutdown_timeout", "performance_ema_alpha"),
     "peer": ("client_mode", "auxiliary", "verbose"),
 }
 
@@ -44,10 +50,10 @@ _HEADINGS = {
     "compression": "Compression of what is sent",
     _SHARED: "The same for all peers",
     "rounds": "Rounds",
-    "other": "Other times",
+    "other": "Newcomers, goodbyes and speed",
     "peer": "This peer",
 }
-_WIDTHS = {"overlap": "250px", "memory": "220px", "peer": "180px"}
+_WIDTHS = {"overlap": "250px", "memory": "220px", "rounds": "360px", "peer": "180px"}
 _WIDTH = "260px"
 
 Change = Callable[[str, Any], None]
@@ -59,11 +65,12 @@ class OptionsPanel:
     :param change: called with an option's name and its new value when a person changes one; the front end's
         handlers call it, so it must return at once
     :param shapes: of the model's tensors, from which follows what each codec sends
+    :param buffers: bytes of its buffers
     """
 
-    def __init__(self, change: Change, shapes: Shapes = ()) -> None:
+    def __init__(self, change: Change, shapes: Shapes = (), buffers: int = 0) -> None:
         widgets = require_ipywidgets()
-        self._change, self._shapes = change, shapes
+        self._change, self._shapes, self._buffers = change, shapes, buffers
         self._shown: dict[str, Any] = {}
         self._wrong: dict[str, Any] = {}
         self._locked = widgets.HTML(layout=widgets.Layout(display="none", margin="0 2px"))
@@ -122,7 +129,7 @@ class OptionsPanel:
             rows.append(self._traffic)
         width = _WIDTHS.get(group, _WIDTH)
         return widgets.VBox(
-            rows, layout=widgets.Layout(flex=f"1 1 {width}", min_width="0", margin="0 12px 0 0", overflow="visible")
+            rows, layout=widgets.Layout(flex=f"1 1 {width}", min_width="0", margin="0 6px 0 0", overflow="visible")
         )
 
     def _row(self, name: str) -> Any:
@@ -136,7 +143,7 @@ class OptionsPanel:
         return with_help(one.widget, about(name))
 
     def _tell_traffic(self, options: Options, peers: int) -> None:
-        text = _expected(self._shapes, options, peers) if self._shapes else ""
+        text = _expected(self._shapes, self._buffers, options, peers) if self._shapes else ""
         self._traffic.value = note(text) if text else ""
 
     def _lock(self, reason: str | None) -> None:
@@ -176,10 +183,10 @@ def waiting(options: OptionsState) -> str:
     return " ".join(f"{when}: {', '.join(labels)}." for when, labels in parts if labels)
 
 
-def _expected(shapes: Shapes, options: Options, peers: int) -> str:
+def _expected(shapes: Shapes, buffers: int, options: Options, peers: int) -> str:
     """What an epoch will send, in a sentence; empty where it cannot be told."""
     together = max(peers, 2)
-    sent = epoch_bytes(shapes, options, together)
+    sent = epoch_bytes(shapes, options, together, buffers)
     period = "an epoch" if options.average_state_every == 1 else f"every {options.average_state_every} epochs"
     gradients = f"{words.size(sent.gradients)} of gradients" if sent.gradients else ""
     parameters = f"{words.size(sent.parameters)} of parameters {period}" if sent.parameters else ""

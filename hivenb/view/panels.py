@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,9 @@ class Points:
     lows: np.ndarray
     highs: np.ndarray
 
+    def __getitem__(self, part: slice) -> Points:
+        return Points(self.times[part], self.values[part], self.lows[part], self.highs[part])
+
     @classmethod
     def single(cls, times: np.ndarray, values: np.ndarray) -> Points:
         """Each stands for one value."""
@@ -36,7 +40,11 @@ class Points:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One line of a panel; ``word`` and ``latest`` are written beside the panel's title, in its colour."""
+    """One line of a panel; ``word`` and ``latest`` are written beside the panel's title, in its colour.
+
+    :param trend: its smoothed values, if it is to be smoothed
+    :param hidden: it is switched off
+    """
 
     points: Points
     color: str
@@ -45,6 +53,8 @@ class Line:
     smooth: bool = False
     step: bool = False
     dashed: bool = False
+    trend: np.ndarray | None = None
+    hidden: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ def panels(snapshot: Snapshot, axis: str = "time", log: bool = False) -> tuple[t
         _line(snapshot, "loss", theme.OWN, "training", words.value, smooth=True)
         + _line(snapshot, "val_loss", theme.VALIDATION, "validation", words.value),
         "no training step yet: press Start, or call run.start()",
-        marks=("run", "option", "round"),
+        marks=("run", "option", "round", "batch"),
         log=log,
         axis=axis,
     )
@@ -146,7 +156,7 @@ def _memory_panel(snapshot: Snapshot) -> Panel:
 
 
 def _line(
-    snapshot: Snapshot, name: str, color: str, word: str, write: Callable[[float], str], **how: bool
+    snapshot: Snapshot, name: str, color: str, word: str, write: Callable[[float], str], **how: Any
 ) -> tuple[Line, ...]:
     series, last = snapshot.series.get(name), snapshot.last(name)
     if series is None or last is None:
@@ -175,10 +185,12 @@ class Mark:
     """Words on a panel.
 
     :param number: of the event among the panel's, counted from the oldest; it stays the same while a run goes on
+    :param texts: of all events that it stands for
     """
 
     event: Event
     number: int
+    texts: tuple[str, ...] = ()
 
 
 def merged(events: Sequence[Event], near: float) -> list[Mark]:
@@ -195,7 +207,10 @@ def merged(events: Sequence[Event], near: float) -> list[Mark]:
         else:
             groups.append([event])
     numbers = np.cumsum([0, *(len(group) for group in groups)])
-    return [Mark(_as_one(group), int(number)) for group, number in zip(groups, numbers, strict=False)]
+    return [
+        Mark(_as_one(group), int(number), tuple(event.text for event in group))
+        for group, number in zip(groups, numbers, strict=False)
+    ]
 
 
 def _as_one(events: Sequence[Event]) -> Event:
@@ -204,7 +219,12 @@ def _as_one(events: Sequence[Event]) -> Event:
 
 
 def _together(events: Sequence[Event]) -> str:
-    words_for = {"option": "options changed", "peer": "peers came or went", "round": "marks on rounds"}
+    words_for = {
+        "option": "options changed",
+        "peer": "peers came or went",
+        "round": "marks on rounds",
+        "batch": "marks on batches",
+    }
     kind = events[0].kind
     return f"{len(events)} {words_for[kind]}" if kind in words_for else events[-1].text
 
@@ -222,15 +242,18 @@ def limits(panel: Panel) -> tuple[float, float]:
         return 0.0, 1.0
     for line in panel.lines:
         values = line.points.values
+        if line.hidden or len(values) == 0:
+            continue
         if line.smooth and len(values) >= 40:
             # A few wild batches must not squeeze the rest of the curve into a corner.
-            values = np.concatenate([smoothed(values), _inner(values)])
+            trend = smoothed(values) if line.trend is None else line.trend
+            values = np.concatenate([trend, _inner(values)])
         if panel.log:
             values = logarithm(values)
         low, high = _span(values)
         lows.append(low)
         highs.append(high)
-    low, high = min(lows), max(highs)
+    low, high = min(lows, default=0.0), max(highs, default=1.0)
     if panel.whole:
         return 0.0, max(high, 1.0) * 1.15 + 0.1
     if panel.from_zero:
@@ -256,16 +279,21 @@ def _inner(values: np.ndarray) -> np.ndarray:
     return np.quantile(known, [0.01, 0.99]) if len(known) else known
 
 
-def smoothed(values: np.ndarray, breaks: Sequence[int] | np.ndarray = ()) -> np.ndarray:
+#: How many times as wide as usual a line is averaged, by the word that a person chooses.
+SMOOTHING = {"none": 0, "some": 1, "strong": 3}
+
+
+def smoothed(values: np.ndarray, breaks: Sequence[int] | np.ndarray = (), strength: int = 1) -> np.ndarray:
     """A centred moving average, with weights of a bell that is about a tenth of the series wide; a spike stays a peak.
 
     Gaps (nan) stay out of it.
 
     :param values: at least one
     :param breaks: places over which nothing is averaged: the first value after each stop of the run
-    :returns: as many values, averaged over less towards both ends; a short series stays as it is
+    :param strength: how many times as wide as that the bell is; 0 leaves all as it is
+    :returns: as many values, averaged over less towards both ends; a series of a few values stays as it is
     """
-    half = 2 * min(len(values) // 40, 40)
+    half = int(2 * strength * min(len(values) / 40, 40))
     if half == 0:
         return values
     bell = np.hanning(2 * half + 1)[1:-1]

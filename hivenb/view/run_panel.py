@@ -115,6 +115,9 @@ def status_html(status: RunStatus, standing: Standing) -> str:
     figures.append(_speed(status.swarm_samples_per_second, "samples/s"))
     if status.loss is not None:
         figures.append(f"loss <b>{safe(words.value(status.loss))}</b>")
+    if status.left_out:
+        batches = "batch" if status.left_out == 1 else "batches"
+        figures.append(f"<b>{words.count(status.left_out)}</b> {batches} left out")
     spans = f'<span class="name" title="run_id={safe(repr(standing.name))}">{safe(standing.name)}</span>'
     spans += "".join(f'<span class="unit">{figure}</span>' for figure in figures if figure)
     dot = f'<span class="dot" style="background: {theme.STATES.get(state, theme.GREY)}"></span>'

@@ -63,6 +63,11 @@ _CSS = """
 .hivenb-table th, .hivenb-table td { padding: 3px 16px 3px 0; white-space: nowrap; }
 .hivenb-table .number { text-align: right; }
 .hivenb-table code { background: none; color: inherit; font-family: var(--jp-code-font-family, monospace); }
+.hivenb .hivenb-compared { table-layout: auto; margin: 0; }
+.hivenb .hivenb-compared th, .hivenb .hivenb-compared td { text-align: right; vertical-align: baseline; }
+.hivenb .hivenb-compared .words { text-align: left; white-space: normal; min-width: 6em; }
+.hivenb .hivenb-compared svg { display: block; }
+[data-jp-theme-light="false"] .hivenb-compared svg { filter: invert(.93) hue-rotate(180deg); }
 .hivenb-scroll { container-type: inline-size; overflow-x: auto; }
 @container (max-width: 620px)
   { .hivenb-table .extra { display: none; } .hivenb-table th, .hivenb-table td { padding-right: 8px; }
@@ -90,17 +95,45 @@ _CSS = """
 .hivenb-help > summary:hover, .hivenb-help[open] > summary
   { border-color: currentColor; color: var(--jp-ui-font-color1, inherit); }
 .hivenb-help > div { padding: 0 24px 4px 2px; overflow-wrap: anywhere; }
+.hivenb-choices .hivenb-helped { padding-right: 20px; }
+.hivenb-choices .hivenb-help > div
+  { position: absolute; z-index: 5; top: 26px; right: 0; width: 220px; padding: 4px 8px; border-radius: 4px;
+    border: 1px solid var(--jp-border-color1, #bdbdbd); background: var(--jp-layout-color1, #fff); }
 .hivenb-helped .hivenb-trouble { padding: 2px 8px; font-size: 12px; line-height: 1.35; }
 .hivenb .hivenb-number { height: auto; align-items: center; }
 .hivenb-number .widget-label
   { flex: 1 1 auto; width: auto; min-width: 0; height: auto; white-space: normal; line-height: 1.2; }
-.hivenb-number input[type="text"] { flex: 0 0 76px; min-width: 76px; }
+.hivenb-number input[type="text"] { flex: 0 0 72px; min-width: 72px; }
+.hivenb-number.hivenb-wide input[type="text"] { flex-basis: 176px; }
 .hivenb .widget-checkbox { display: flex; align-items: center; height: auto; min-height: 24px; }
 .hivenb .widget-checkbox label { display: flex; align-items: center; white-space: normal; line-height: 1.3; }
 .hivenb .widget-checkbox input[type="checkbox"] { margin: 0 8px 0 0; flex: none; }
 .hivenb .widget-dropdown .widget-label, .hivenb .widget-text .widget-label { text-align: left; }
 .hivenb img { max-width: 100%; height: auto; border-radius: 4px; }
-[data-jp-theme-light="false"] .hivenb img:not(.hivenb-dark) { filter: invert(.93) hue-rotate(180deg); }
+.hivenb .hivenb-unseen { display: none; }
+.hivenb .hivenb-picture { position: relative; overflow: visible; }
+.hivenb-picture > [hidden] { display: none; }
+.hivenb-hair, .hivenb-chosen, .hivenb-dot, .hivenb-tip { position: absolute; pointer-events: none; }
+.hivenb-hair { width: 1px; opacity: .4; background: var(--jp-ui-font-color2, #6b7280); }
+.hivenb-chosen { opacity: .25; background: @SWARM; }
+.hivenb-dot
+  { width: 6px; height: 6px; margin: -5px 0 0 -5px; border: 2px solid; border-radius: 50%;
+    background: var(--jp-layout-color0, #fff); }
+.hivenb-tip
+  { z-index: 9; width: max-content; max-width: 320px; padding: 6px 10px; border-radius: 4px; font-size: 12px;
+    line-height: 1.45; overflow-wrap: anywhere; box-shadow: 0 2px 8px rgba(0, 0, 0, .35);
+    background: var(--jp-layout-color1, #fff); color: var(--jp-ui-font-color1, #24292f); }
+.hivenb-tip div { display: flex; align-items: baseline; gap: 7px; }
+.hivenb-tip i { flex: none; width: 9px; height: 9px; border-radius: 50%; }
+.hivenb-tip b { margin-left: auto; padding-left: 14px; font-variant-numeric: tabular-nums; }
+.hivenb-tip .hivenb-tip-place { font-weight: 600; margin-left: -16px; padding-left: 0; }
+.hivenb-whole
+  { position: absolute; transform: translateX(-50%); padding: 0 10px; border: none; border-radius: 2px;
+    font-size: 12px; line-height: 19px; cursor: pointer; background: var(--jp-layout-color2, #eee);
+    color: var(--jp-ui-font-color1, #24292f); }
+[data-jp-theme-light="false"] .hivenb img:not(.hivenb-dark),
+[data-jp-theme-light="false"] .hivenb img:not(.hivenb-dark) ~ .hivenb-tip i,
+[data-jp-theme-light="false"] .hivenb img:not(.hivenb-dark) ~ .hivenb-dot { filter: invert(.93) hue-rotate(180deg); }
 """
 
 # Clipboard access needs a secure page; the older command works wherever text can be selected.

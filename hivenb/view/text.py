@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hivenb.figures.advice import Advice
 from hivenb.figures.history import Snapshot
 from hivenb.swarm.peer_id import short_id
@@ -76,6 +78,8 @@ def summary(
     :returns: lines joined by newlines, none at the end; equal input gives equal text
     """
     lines = [status_line(status)]
+    if status.left_out:
+        lines += [f"{words.counted(status.left_out, 'batch')} left out, as their gradients were not finite"]
     if status.error:
         lines += [f"failed: {status.error}"]
     figures = figure_lines(snapshot)
@@ -157,5 +161,6 @@ def _figures(snapshot: Snapshot) -> list[tuple[str, float, float]]:
 
 def _best(name: str, snapshot: Snapshot) -> str:
     series = snapshot.series[name]
-    best = series.highs.max() if words.is_share(name) else series.lows.min()
+    # without the gaps
+    best = np.fmax.reduce(series.highs) if words.is_share(name) else np.fmin.reduce(series.lows)
     return words.metric(name, float(best))

@@ -16,17 +16,21 @@ _STEPS_OF_TIME = (
 _UNITS_OF_TIME = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def time_ticks(end: float, most: int) -> tuple[list[float], list[str]]:
-    """Ticks from 0 to ``end`` seconds, each label with its unit.
+def time_ticks(end: float, most: int, start: float = 0.0) -> tuple[list[float], list[str]]:
+    """Ticks from ``start`` to ``end`` seconds, each label with its unit.
 
-    :param end: seconds, more than 0
-    :param most: ticks that fit, not counting the one at 0
+    :param end: seconds, more than ``start``
+    :param most: ticks that fit, not counting the one at ``start``
     """
-    step = next((s for s in _STEPS_OF_TIME if end / s <= most), None)
+    step = next((s for s in _STEPS_OF_TIME if (end - start) / s <= most), None)
     if step is None:
-        step = 86400 * math.ceil(end / 86400 / most)
+        step = 86400 * math.ceil((end - start) / 86400 / most)
     size, unit = next((size, unit) for size, unit in _UNITS_OF_TIME if step >= size and step % size == 0)
-    places = [float(i * step) for i in range(int(end // step) + 1)]
+    numbers = range(math.ceil(start / step), int(end // step) + 1)
+    places = [float(number * step) for number in numbers]
+    if size < 3600 and start >= 60 * size:  # far from the start: 62:05 min rather than 3725 s
+        larger = "h" if size == 60 else "min"
+        return places, [f"{place // size // 60:.0f}:{place // size % 60:02.0f} {larger}" for place in places]
     return places, [f"{place / size:.0f} {unit}" for place in places]
 
 

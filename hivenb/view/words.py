@@ -34,8 +34,9 @@ def count(number: int | float) -> str:
 
 
 def counted(number: int | float, thing: str) -> str:
-    """A number of things: ``1 peer``, ``3 peers``."""
-    return f"{count(number)} {thing}" if number == 1 else f"{count(number)} {thing}s"
+    """A number of things: ``1 peer``, ``3 peers``, ``2 batches``."""
+    things = f"{thing}es" if thing.endswith("ch") else f"{thing}s"
+    return f"{count(number)} {thing if number == 1 else things}"
 
 
 def duration(seconds: float | None) -> str:

@@ -44,6 +44,15 @@ def test_rounds_say_how_much_of_the_computing_becomes_training(tmp_path: Path) -
     assert all(word in printed for word in ("efficiency", "stalled", "CPU", "first epochs"))
 
 
+def test_optimizers_and_schedulers_are_compared_with_plain_torch(tmp_path: Path) -> None:
+    found, printed = run("optimizers_and_schedulers.py", tmp_path)
+    assert [row["kind"] for row in found["rows"]] == ["optimizer", "scheduler"]
+    for row in found["rows"]:
+        assert f"| {row['kind']} | {row['name']} | {row['moved']:.2f} |" in printed
+        assert row["moved"] > 0.01
+        assert max(row["differences"].values()) < 1e-5
+
+
 @pytest.mark.long
 def test_overhead_compares_each_way_with_lightning_alone(tmp_path: Path) -> None:
     found, printed = run("overhead.py", tmp_path)

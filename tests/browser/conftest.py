@@ -56,17 +56,20 @@ def find_chromium() -> str:
 
 
 @contextlib.contextmanager
-def serving(module: str, *arguments: str, log: Path, end: signal.Signals, **process: Any) -> Iterator[str]:
+def serving(
+    module: str, *arguments: str, log: Path, end: signal.Signals, python: str = sys.executable, **process: Any
+) -> Iterator[str]:
     """A web server in a process of its own; gives its address, and ends it.
 
     :param module: it is run as ``python -m`` does, with a free port in its arguments
     :param log: where its messages go
     :param end: the signal on which it ends its kernels first, and then itself
+    :param python: the interpreter
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", module, "--no-browser", f"--port={port}", *arguments]
+    command = [python, "-m", module, "--no-browser", f"--port={port}", *arguments]
     with log.open("wb") as messages:
         server = subprocess.Popen(command, stdout=messages, stderr=messages, start_new_session=True, **process)
     try:

@@ -8,15 +8,17 @@ import socket
 import pytest
 
 from .conftest import answers, serving, wait_for
+from .test_chart_pointer import CELLS as WRITTEN_RUN
+from .test_chart_pointer import Charts
 from .test_live_control import CELLS, DASHBOARD, Told, end, notebook, steer
-from .test_quickstart import run_all
+from .test_quickstart import keep_screenshot, run_all
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 
 @pytest.fixture
-def folder(tmp_path):
-    notebook(tmp_path, "page.ipynb", CELLS)
+def folder(tmp_path, request):
+    notebook(tmp_path, "page.ipynb", getattr(request, "param", CELLS))
     return tmp_path
 
 
@@ -49,6 +51,36 @@ def test_it_is_steered_in_notebook_7(notebook_7, page, folder):
     page.goto(f"{notebook_7}/notebooks/page.ipynb")
     run_all(page, idle=".jp-Notebook-ExecutionIndicator[data-status='idle']")
     live_control(page.locator(DASHBOARD).first, folder, "notebook-7")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("folder", [WRITTEN_RUN], indirect=True, ids=["written"])
+def test_a_pointer_is_answered_in_a_page_of_voilas(voila, page, folder):
+    page.goto(voila, timeout=180_000)
+    pointer_is_answered(Charts(page, ""), "voila")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("folder", [WRITTEN_RUN], indirect=True, ids=["written"])
+def test_a_pointer_is_answered_in_notebook_7(notebook_7, page, folder):
+    page.goto(f"{notebook_7}/notebooks/page.ipynb")
+    run_all(page, idle=".jp-Notebook-ExecutionIndicator[data-status='idle']")
+    pointer_is_answered(Charts(page), "notebook-7")
+
+
+def pointer_is_answered(charts: Charts, name: str) -> None:
+    charts.appear()
+    page, before = charts.page, charts.across("Loss")
+    charts.says("Loss", 100.0, r"validation\s+0\.823", "1 min")
+    page.mouse.wheel(0, -400)
+    charts.wait(lambda: charts.across("Loss") != before, "the wheel does nothing")
+    charts.says("Peers", 100.0, "1 min 4")
+    keep_screenshot(page, f"{name}-pointer")
+    with page.expect_download() as saving:
+        page.get_by_role("button", name="CSV").click()
+    assert saving.value.path().read_text().startswith("chart,series,seconds,value")
+    page.mouse.dblclick(*charts.at("Loss", 100.0))
+    charts.wait(lambda: charts.across("Loss") == before, "a double click does not come back")
 
 
 def live_control(dashboard, folder, name: str) -> None:

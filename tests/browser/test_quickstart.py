@@ -25,12 +25,30 @@ def keep_screenshot(shown, name: str) -> None:
         shown.screenshot(path=Path(folder) / f"{name}.png")
 
 
+def switch_theme(page, theme: str) -> None:
+    """Of JupyterLab, by its menu.
+
+    :param theme: ``"Light"`` or ``"Dark"``
+    """
+    page.get_by_role("menuitem", name="Settings", exact=True).first.click()
+    page.get_by_text("Theme", exact=True).first.click()
+    page.get_by_text(f"JupyterLab {theme}", exact=True).first.click()
+    is_light = str(theme == "Light").lower()
+    page.locator(f"body[data-jp-theme-light='{is_light}']").wait_for(state="attached", timeout=20_000)
+
+
 def run_all(page, idle: str = "text='Python 3 (ipykernel) | Idle'") -> None:
     """Run all cells once the kernel is ready, as this selector tells; by default that of JupyterLab's status bar."""
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
     page.locator(idle).first.wait_for(timeout=60_000)
     page.get_by_role("menuitem", name="Run", exact=True).first.click()
     page.get_by_text("Run All Cells", exact=True).first.click()
+
+
+def is_in_view(shown) -> bool:
+    """Whether all of it, or of what fits, stands in the page without scrolling, at least its upper edge."""
+    box = shown.bounding_box()
+    return box is not None and 0 <= box["y"] < shown.page.viewport_size["height"] - 100
 
 
 def picture(page) -> str | None:
@@ -52,16 +70,18 @@ def test_runs_from_top_to_bottom_with_a_live_picture(lab, page):
         return len(seen) >= 3
 
     wait_for(several_pictures, 120, "the picture does not change while the run trains")
-    last = page.locator(".jp-CodeCell").last
+    last = page.locator(".jp-CodeCell").last.locator(STATE)
 
-    def at_the_end() -> bool:
-        if page.locator(STATE).get_by_text("training", exact=True).count():
-            keep_screenshot(page.locator(STATE).first, "dashboard")  # the latest one stays
-        return "closed" in last.inner_text()
-
-    wait_for(at_the_end, 120, "the notebook did not come to its end", interval=1.0)
+    last.get_by_text("training", exact=True).wait_for(timeout=120_000)
+    last_picture = last.locator("img").first
+    wait_for(last_picture.is_visible, 20, "the last dashboard shows no picture")
+    first = last_picture.get_attribute("src")
+    wait_for(lambda: last_picture.get_attribute("src") != first, 20, "the dashboard at the end is dead")
+    assert is_in_view(last.get_by_role("button", name="Stop"))
+    assert is_in_view(last_picture)
     assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
     keep_screenshot(page, "quickstart-done")
+    keep_screenshot(last, "dashboard")
 
 
 @pytest.mark.timeout(240)

@@ -152,6 +152,12 @@ def test_what_a_codec_cannot_take_is_sent_exactly(codec_class: type, name: str) 
         assert codec.estimate_compression_ratio(CompressionInfo.from_tensor(tensor)) == 1.0
 
 
+@pytest.mark.parametrize("codec_class", [*EIGHT_BITS, BLOCKWISE])
+def test_doubles_beyond_single_precision_are_sent_exactly(codec_class: type) -> None:
+    beyond = torch.cat([NORMAL.double(), torch.tensor([1e39], dtype=torch.float64)])
+    assert torch.equal(round_trip(codec_class(), beyond), beyond)
+
+
 @pytest.mark.parametrize("codec_class", EIGHT_BITS)
 def test_every_length_around_the_switch_from_exact_to_eight_bits(codec_class: type) -> None:
     for length in [*range(1, 40), *range(335, 350), 1000]:

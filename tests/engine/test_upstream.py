@@ -15,7 +15,7 @@ import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner
 from hivemind.averaging.matchmaking import Matchmaking, PotentialLeaders
-from hivemind.averaging.partition import TensorPartReducer
+from hivemind.averaging.partition import TensorPartContainer, TensorPartReducer
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.optim import grad_averager, optimizer, progress_tracker, state_averager
@@ -113,6 +113,16 @@ class TestAverager:
         accumulate = source(TensorPartReducer.accumulate_part)
         assert accumulate.endswith("return await current_part_future"), "FaultTolerantReducer may go"
 
+    def test_it_cuts_only_what_lies_in_memory_as_its_indices_say(self) -> None:
+        with pytest.raises(RuntimeError, match="view"):
+            TensorPartContainer([torch.zeros(3, 2, 4, 4).to(memory_format=torch.channels_last)], [1.0])
+
+    def test_it_adds_up_in_single_precision(self) -> None:
+        made = source(TensorPartReducer.reset_accumulators)
+        assert "self.accumulator = torch.zeros(self.part_shapes[self.current_part_index])" in made, (
+            "FaultTolerantReducer.reset_accumulators may go"
+        )
+
     def test_a_client_waits_until_all_was_sent_even_to_the_dead(self) -> None:
         communicate = source(AllReduceRunner._communicate_with_peer)
         assert "await done_sending.wait()" in communicate, "aggregate_parts may do less"
@@ -175,6 +185,10 @@ class TestStateAverager:
         state_averager.initialize_optimizer_state_(decaying)
         assert not torch.equal(model.layer.weight, before), "initialize_optimizer_state may go"
         assert {float(state["step"]) for state in decaying.state.values()} == {1.0}
+
+    def test_all_is_averaged_in_single_precision(self) -> None:
+        made = source(state_averager.TrainingStateAverager._make_host_tensor)
+        assert 'to(device="cpu", dtype=torch.float32, copy=True)' in made, "_make_host_tensor may go"
 
     def test_an_error_in_a_step_is_only_logged(self) -> None:
         handled = source(state_averager.TrainingStateAverager._do).rpartition("except Exception as e:")[2]

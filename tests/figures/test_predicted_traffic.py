@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hivenb.compression import SIZE_ADAPTIVE_THRESHOLD, Float16Compression
-from hivenb.figures.predicted_traffic import encoded_size, epoch_bytes, tensor_shapes
+from hivenb.figures.predicted_traffic import buffer_bytes, encoded_size, epoch_bytes, tensor_shapes
 from hivenb.options import Options
 from hivenb.options.gradient_averager_choice import PowerSGD
 
@@ -50,3 +50,11 @@ def test_a_peer_sends_its_parts_and_the_averages_of_its_own(
     options = Options(target_batch_size=8).replace(**changes)
     sent = epoch_bytes(((6, 10), (40,)), options, peers)
     assert (sent.gradients, sent.parameters) == (gradients, parameters)
+
+
+def test_buffers_are_sent_with_the_parameters_unless_they_are_not_averaged() -> None:
+    buffers = buffer_bytes(torch.nn.BatchNorm1d(10))
+    assert buffers == 4 * 20 + 8
+    options = Options(target_batch_size=8, state_averaging_compression="float16")
+    assert epoch_bytes(((40,),), options, 2, buffers).parameters == 80 + buffers
+    assert epoch_bytes(((40,),), options.replace(average_buffers=False), 2, buffers).parameters == 80

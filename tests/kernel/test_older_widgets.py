@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import sysconfig
 import time
-import venv
 
 import pytest
+from older_widgets import make_older_environment
 from real_kernel import PATIENCE, Kernel
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
-
-#: Without what they depend on: that comes from the environment of the tests, but for what only they need.
-OLDER = ("ipywidgets==7.7.1", "ipython==7.34.0", "ipykernel==6.17.1")
-ONLY_THEIRS = ("backcall==0.2.0", "decorator==5.1.1", "ipython_genutils==0.2.0", "pickleshare==0.7.5")
 
 CELLS = """
 import hivenb, tiny
@@ -31,17 +24,7 @@ SWITCH = 'dashboard._view.options_panel.controls["delay_state_averaging"]'
 
 @pytest.fixture(scope="module")
 def older_python(tmp_path_factory) -> str:
-    """An interpreter that finds the older packages first, and torch and all else where the tests find it."""
-    folder = tmp_path_factory.mktemp("older")
-    venv.create(folder, symlinks=True, with_pip=False)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    packages = folder / "lib" / version / "site-packages"
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", f"--target={packages}"]
-    done = subprocess.run([*install, *OLDER, *ONLY_THEIRS], capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        pytest.skip(f"the older packages cannot be installed here: {done.stderr.strip().splitlines()[-1:]}")
-    (packages / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return str(folder / "bin" / "python")
+    return make_older_environment(tmp_path_factory.mktemp("older"))
 
 
 @pytest.fixture

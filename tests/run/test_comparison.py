@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
-import time
+import re
+import signal
+from threading import Thread, main_thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tiny import TinyModel, loader, parameters
+from PIL import Image
+from tiny import PacedModel, TinyModel, loader, parameters
 
 import hivenb
 from hivenb.errors import OptionsError
 from hivenb.history import History, Snapshot
 from hivenb.options import Options
-from hivenb.run.comparison import outcome_of
-from hivenb.view.comparison import ShownComparison
+from hivenb.run.comparison import ComparedTraining, Comparison, Outcome, Unfinished, outcome_of, run_each
+from hivenb.run.memory_use import MemoryUse
+from hivenb.system.process_tree import descendants
+from hivenb.view import comparison_picture
+from hivenb.view.chart_choice import as_chosen
+from hivenb.view.live_comparison import InTerminal
+from hivenb.view.panels import Panel
+from hivenb.view.shown_comparison import ShownComparison
+from hivenb.view.terminal import Terminal
 
 OPTIONS = Options(target_batch_size=256, matchmaking_time=2.0)
 
 
-class SlowModel(TinyModel):
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        time.sleep(0.02)
-        return super().training_step(batch, batch_idx)
+#: Elements of the tensor that a training with half precision holds on to: 200 MB.
+BALLAST = 50_000_000
+
+
+class HeavyModel(PacedModel):
+    """Takes a lot of memory with one of the options; fails with another, as a model may that does not suit them."""
+
+    def on_train_start(self) -> None:
+        if self.trainer.strategy.options.grad_compression == "float16":
+            self.ballast = torch.ones(BALLAST)
+        if self.trainer.strategy.options.grad_compression == "uniform8bit":
+            raise RuntimeError("does not suit me")
 
 
 def told(stalls: list[float], bytes_per_epoch: int | None = 1000, validated: float | None = 0.25) -> Snapshot:
@@ -35,7 +55,6 @@ def told(stalls: list[float], bytes_per_epoch: int | None = 1000, validated: flo
         history.record("stalled_seconds", stall, epoch=epoch, time=now)
         history.record("group_size", 1 if epoch == 1 else 3, epoch=epoch, time=now)
         history.record("loss", 1.0 / epoch, epoch=epoch, time=now)
-        history.record("memory", 1e6 * (5 - abs(epoch - 3)), epoch=epoch, time=now)
         if bytes_per_epoch is not None:
             history.record("bytes_sent", bytes_per_epoch * epoch, epoch=epoch, time=now)
     if validated is not None:
@@ -43,45 +62,113 @@ def told(stalls: list[float], bytes_per_epoch: int | None = 1000, validated: flo
     return history.snapshot()
 
 
+def figures(snapshot: Snapshot, peers: int = 3, name: str = "some") -> Outcome:
+    return outcome_of(name, OPTIONS, snapshot, peers, MemoryUse())
+
+
 class TestFigures:
     @pytest.mark.parametrize(("peers", "share"), [(1, 3.5 / 8), (3, 1.5 / 6), (7, 3.5 / 8)])
     def test_they_begin_where_all_peers_have_met(self, peers: int, share: float) -> None:
-        outcome = outcome_of("some", OPTIONS, told([9.0, 2.0, 0.5, 0.0, 1.0]), peers)
+        outcome = figures(told([9.0, 2.0, 0.5, 0.0, 1.0]), peers)
         assert outcome.seconds_per_epoch == pytest.approx(2.0)
         assert outcome.stalled_share == pytest.approx(share)
         assert outcome.bytes_per_epoch == pytest.approx(1000)
-        assert outcome.peak_memory == 5e6
-        assert outcome.final_loss == 0.25
+        assert outcome.training_loss == pytest.approx(0.2), "beside the other loss, not instead of it"
+        assert outcome.validation_loss == 0.25
 
     def test_what_was_not_measured_is_said(self) -> None:
-        outcome = outcome_of("some", OPTIONS, told([0.0] * 5, bytes_per_epoch=None, validated=None), 3)
+        outcome = figures(told([0.0] * 5, bytes_per_epoch=None, validated=None))
         assert outcome.bytes_per_epoch is None
-        assert outcome.final_loss == pytest.approx(0.2)
+        assert outcome.validation_loss is None
         assert "not measured" in str(ShownComparison((outcome,)))
+        assert "validation" not in str(ShownComparison((outcome,)))
 
 
-def test_it_shows_itself_as_text_table_and_picture() -> None:
-    outcomes = [outcome_of(name, OPTIONS, told([0.1] * 4), 3) for name in ("sync", "<b>evil</b>")]
-    comparison = ShownComparison(tuple(outcomes))
-    assert comparison["sync"] is outcomes[0]
-    assert str(comparison).splitlines()[0].split() == [
-        "options",
-        "time/epoch",
-        "stalled",
-        "bytes/epoch",
-        "memory",
-        "final",
-        "loss",
-    ]
-    bundle = comparison._repr_mimebundle_()
-    assert "&lt;b&gt;evil" in bundle["text/html"]
-    assert "<b>evil" not in bundle["text/html"]
-    assert comparison.png().startswith(b"\x89PNG")
-    assert "Comparison(sync" in repr(comparison)
+def lines_of(comparison: ShownComparison, name: str, axis: str = "time") -> list[Any]:
+    """What is drawn of a series, with its line."""
+    entries = [(i, entry) for i, entry in enumerate(comparison.entries) if entry.snapshot is not None]
+    return list(comparison_picture._lines(entries, name, axis))
+
+
+class TestView:
+    def test_it_shows_itself_as_text_table_and_picture(self) -> None:
+        outcomes = [figures(told([0.1] * 4), name=name) for name in ("sync", "<b>evil</b>")]
+        comparison = ShownComparison(tuple(outcomes))
+        assert comparison["sync"] is outcomes[0]
+        assert re.split("  +", str(comparison).splitlines()[0]) == [
+            "options", "time/epoch", "stalled", "bytes/epoch", "memory", "training loss", "validation loss",
+        ]  # fmt: skip
+        png = comparison.png()
+        shown = comparison.as_html(png)
+        assert "&lt;b&gt;evil" in shown
+        assert "<b>evil" not in shown
+        assert png is not None
+        assert png.startswith(b"\x89PNG")
+        assert 'alt="Curves of the loss' in shown
+        assert "Comparison(sync" in repr(comparison)
+
+    def test_what_is_not_finished_is_shown_with_how_it_stands(self) -> None:
+        waits, works = Unfinished("later", OPTIONS), Unfinished("now", OPTIONS, "epoch 3 of 20", told([0.1] * 4))
+        comparison = ShownComparison((figures(told([0.1] * 4), name="sync"), works, waits))
+        first, second, third = str(comparison).splitlines()[1:]
+        assert first.endswith("finished")
+        assert re.search(r"0\.250 +0\.250 +epoch 3 of 20$", second)
+        assert third.endswith("waits for its turn")
+        assert [outcome.name for outcome in comparison.outcomes] == ["sync"]
+        assert list(comparison.to_dataframe().index) == ["sync"]
+        with pytest.raises(KeyError, match=r"'now': epoch 3 of 20; finished: 'sync'"):
+            comparison["now"]
+        assert comparison.png() != ShownComparison(comparison.entries[:1]).png(), "a curve while it works"
+        assert ShownComparison((waits,)).png() is None
+
+    def test_a_training_keeps_its_colour_from_the_first_look_to_the_end(self) -> None:
+        a, b, c = (figures(told([0.1] * 4), name=name) for name in "abc")
+        working = ShownComparison((Unfinished("a", OPTIONS), b, Unfinished("c", OPTIONS)))
+        (now,), then = lines_of(working, "loss"), lines_of(ShownComparison((a, b, c)), "loss")
+        assert now.color == then[1].color
+        assert len({(line.color, line.dashed) for line in then}) == 3
+        assert f'stroke="{now.color}"' in working.as_html(None)
+
+    def test_curves_are_smoothed_and_losses_of_two_kinds_are_not_mixed(self) -> None:
+        history = History()
+        for i in range(200):
+            history.record("loss", 1.0 + i % 2, epoch=i // 20, time=100.0 + i)
+        history.record("val_loss", 7.0, epoch=9, time=300.0)
+        comparison = ShownComparison((Unfinished("a", OPTIONS, "works", history.snapshot()),))
+        (loss,) = lines_of(comparison, "loss")
+        assert loss.smooth
+        seen = as_chosen(Panel("Loss", (loss,)), comparison_picture._CHOICE, np.array([])).lines[0]
+        assert seen.trend is not None
+        assert np.ptp(seen.trend[20:-20]) < 0.2, "not the zigzag"
+        assert loss.points.values.max() == 2.0
+        (validated,) = lines_of(comparison, "val_loss", "epochs")
+        assert validated.points.values.tolist() == [7.0]
+        with_validation = comparison.png()
+        assert with_validation is not None
+        size = Image.open(io.BytesIO(with_validation)).size
+        one_row = Image.open(io.BytesIO(ShownComparison((figures(told([0.1], validated=None)),)).png() or b"")).size
+        assert size[1] > 1.8 * one_row[1], "each kind in a row of its own"
+
+    def test_a_terminal_says_how_it_goes_and_what_came_out(self) -> None:
+        written = io.StringIO()
+        live = InTerminal(Terminal(written, interval=0.0))
+        live.show(
+            ShownComparison((Unfinished("a", OPTIONS, "epoch 1 of 4", told([0.1] * 4)), Unfinished("b", OPTIONS)))
+        )
+        done = figures(told([0.1] * 4), name="a")
+        live.show(ShownComparison((done, Unfinished("b", OPTIONS, "opens a swarm"))))
+        live.finish(ShownComparison((done, Unfinished("b", OPTIONS, "interrupted (opens a swarm)"))))
+        first, outcome, second, last = written.getvalue().splitlines()
+        assert first == "a: epoch 1 of 4, training loss 0.250"
+        assert outcome.startswith("a: time/epoch 2.00 s, stalled 5%")
+        assert second == "b: opens a swarm"
+        assert last == "b: interrupted (opens a swarm)"
 
 
 @pytest.mark.parametrize(
-    ("options", "epochs"), [({}, 4), ({"sync": "float16"}, 4), ({"sync": OPTIONS}, 1)], ids=["none", "no options", "1"]
+    ("options", "epochs"),
+    [({}, 4), ({"sync": "float16"}, 4), ([OPTIONS, OPTIONS], 4), ({"sync": OPTIONS}, 1)],
+    ids=["none", "no options", "no names", "1"],
 )
 def test_what_cannot_be_compared_is_refused(options: Any, epochs: int) -> None:
     with pytest.raises(OptionsError):
@@ -90,21 +177,72 @@ def test_what_cannot_be_compared_is_refused(options: Any, epochs: int) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_two_real_trainings_from_the_same_start() -> None:
-    model = SlowModel(optimizer=torch.optim.Adam, lr=0.05)
+def test_real_trainings_from_the_same_start() -> None:
+    model = HeavyModel(optimizer=torch.optim.Adam, lr=0.05)
     before = parameters(model)
-    options = {"plain": OPTIONS, "half precision": OPTIONS.replace(grad_compression="float16")}
+    half = OPTIONS.replace(grad_compression="float16")
+    options = {
+        "plain": OPTIONS,
+        "half precision": half,
+        "fails": OPTIONS.replace(grad_compression="uniform8bit"),
+        "again": OPTIONS,
+    }
     data = (loader(256, 8, shuffle=True), loader(64, 8, seed=1))
     comparison = hivenb.compare(options, model, data, epochs=4, local_peers=1, accelerator="cpu")
     assert all(torch.equal(a, b) for a, b in zip(before, parameters(model), strict=True)), "it stays as it is"
-    assert [outcome.name for outcome in comparison.outcomes] == ["plain", "half precision"]
+    assert [outcome.name for outcome in comparison.outcomes] == ["plain", "half precision", "again"]
     for outcome in comparison.outcomes:
         assert outcome.seconds_per_epoch > 0
         assert 0 <= outcome.stalled_share <= 1
-        assert math.isfinite(outcome.final_loss)
+        assert math.isfinite(outcome.training_loss)
+        assert outcome.validation_loss is not None
         assert 2 in outcome.snapshot.series["group_size"].values, "the other peer was there"
     frame = comparison.to_dataframe()
-    assert list(frame.index) == ["plain", "half precision"]
-    again = pickle.loads(pickle.dumps(comparison))
-    assert again["plain"].snapshot.last("loss") == comparison["plain"].snapshot.last("loss")
-    assert again["half precision"].options == options["half precision"]
+    assert list(frame.index) == ["plain", "half precision", "again"]
+    plain, heavy, again = (outcome.peak_memory for outcome in comparison.outcomes)
+    assert heavy > max(plain, again) + 3 * BALLAST, "what one has taken is not counted with the next"
+    (failed,) = comparison.unfinished
+    assert failed.words.startswith("failed: ")
+    assert failed.words.endswith("does not suit me")
+    assert isinstance(failed.error, RuntimeError)
+    pickled = pickle.loads(pickle.dumps(Comparison(comparison.outcomes)))
+    assert pickled["plain"].snapshot.last("loss") == comparison["plain"].snapshot.last("loss")
+    assert pickled["half precision"].options == half
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_what_is_finished_survives_an_interrupt() -> None:
+    interrupter = Thread(target=signal.pthread_kill, args=(main_thread().ident, signal.SIGINT))
+    seen: list[Comparison] = []
+
+    def watch(now: Comparison) -> None:
+        seen.append(now)
+        at_work = now.unfinished[0]
+        if at_work.name == "second" and at_work.words.startswith("epoch 1") and interrupter.ident is None:
+            interrupter.start()
+
+    training = ComparedTraining(PacedModel(), loader(256, 8), 5, 0, 0, {"accelerator": "cpu"})
+    comparison = run_each(training, {"first": OPTIONS, "second": OPTIONS, "third": OPTIONS}, watch)
+    assert [outcome.name for outcome in comparison.outcomes] == ["first"]
+    assert comparison["first"].seconds_per_epoch > 0
+    second, third = comparison.unfinished
+    assert second.words.startswith("interrupted (epoch 1 of ")
+    assert second.snapshot is not None
+    assert second.snapshot.last("loss") is not None
+    assert third.words == "not begun: interrupted before"
+    works = [entry.words for now in seen for entry in now.entries if isinstance(entry, Unfinished)]
+    assert "opens a swarm" in works
+    assert len(seen) > 6, "it was told again and again"
+    assert not descendants(), "the training at work was stopped"
+
+
+@pytest.mark.process
+def test_if_all_fail_the_first_error_is_raised() -> None:
+    class Wrong(TinyModel):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            raise RuntimeError("there is nothing to learn")
+
+    training = ComparedTraining(Wrong(), loader(), 2, 0, 0, {"accelerator": "cpu"})
+    with pytest.raises(RuntimeError, match="nothing to learn"):
+        run_each(training, {"one": OPTIONS, "other": OPTIONS}, lambda now: None)

@@ -40,6 +40,7 @@ class SlowModel(TinyModel):
     def __init__(self, folder: Path, **kwargs: Any):
         super().__init__(**kwargs)
         self.wide = torch.nn.Linear(4, 64)
+        self.register_buffer("statistic", torch.zeros(1))
         self.folder, self.epoch = folder, 0
 
     def on_train_batch_end(self, *args: Any) -> None:
@@ -108,7 +109,11 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
     ({"target_batch_size": 384}, lambda o: (o.target_batch_size, o.tracker.target_batch_size), (384, 384)),
     ({"grad_compression": "float16"}, averager_kwargs("grad_averager"), Float16Compression),
     ({"state_averaging_compression": "uniform8bit"}, averager_kwargs("state_averager"), Uniform8BitQuantization),
-    ({"load_state_compression": "float16"}, lambda o: type(o.state_averager.state_compression), Float16Compression),
+    (
+        {"load_state_compression": "float16"},
+        lambda o: type(o.state_averager.state_compression.codec),
+        Float16Compression,
+    ),
     ({"matchmaking_time": 2.0}, lambda o: o.grad_averager.matchmaking_kwargs["min_matchmaking_time"], 2.0),
     ({"averaging_timeout": 15.0}, lambda o: (o.averaging_timeout, o.state_averager._allreduce_timeout), (15.0, 15.0)),
     ({"allreduce_timeout": 14.0}, lambda o: o.grad_averager._allreduce_timeout, 14.0),
@@ -145,6 +150,8 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
         lambda o: o.grad_averager.allreduce_kwargs["part_size_bytes"],
         2**17,
     ),
+    ({"average_buffers": False}, lambda o: o.state_averager.module_buffers, None),
+    ({"average_buffers": True}, lambda o: len(o.state_averager.module_buffers), 1),
     ({"tracker_opts": {"min_refresh_period": 0.25}}, lambda o: o.tracker.min_refresh_period, 0.25),
     ({"tracker_opts": None}, lambda o: o.tracker.min_refresh_period, 0.1),
     ({"client_mode": True}, lambda o: (o.client_mode, o.grad_averager.client_mode), (True, True)),

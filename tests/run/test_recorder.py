@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -8,7 +9,9 @@ import tiny
 import torch
 
 from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches, LeftOutBatches
 from hivenb.history import History
+from hivenb.run import recorder as recorder_module
 from hivenb.run.recorder import Recorder
 
 
@@ -25,6 +28,16 @@ class Logging(tiny.TinyModel):
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", torch.tensor(2.0))
         self.log("val_acc", 0.25, on_step=True, on_epoch=True)
+
+
+class Counting(LeavesOutBatches):
+    """An optimizer of which no more than its count is looked at."""
+
+    def __init__(self):
+        pass
+
+    def __del__(self):
+        pass
 
 
 def record(model, **kwargs) -> tuple[Recorder, History]:
@@ -91,6 +104,42 @@ def test_a_loss_that_is_no_number_is_recorded_without_an_end_of_training():
     assert math.isnan(history.snapshot().last("loss") or math.nan)
 
 
+def test_one_loss_that_is_no_number_is_not_the_mean_of_all(monkeypatch):
+    class Stumbling(tiny.TinyModel):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * 0 + (math.nan if batch_idx in (2, 3) else batch_idx)
+
+    monkeypatch.setattr(recorder_module, "LOSS_INTERVAL", 1000.0)
+    _, history = record(Stumbling(), limit_train_batches=6)
+    # the first batch, the rest of the first pass, and the second pass
+    assert list(history.snapshot().series["loss"].values) == pytest.approx([0, 10 / 3, 10 / 4])
+
+
+def test_batches_that_are_left_out_are_counted_and_marked_once_in_a_while():
+    history = History()
+    recorder = Recorder(history)
+    optimizer = Counting()
+    trainer = SimpleNamespace(strategy=SimpleNamespace(optimizer=optimizer))
+    for start in range(2):
+        optimizer.left_out = LeftOutBatches()
+        recorder.on_train_start(trainer, None)
+        for is_good in (True, False, False, False, True):
+            if is_good:
+                optimizer.left_out.take()
+            else:
+                optimizer.left_out.leave_out("nan", "Lost")
+            recorder.on_train_batch_end(trainer, None, None, (torch.ones(4),), 0)
+        assert recorder.left_out == 3 * (start + 1)
+    recorder.on_exception(trainer, None, RuntimeError())
+    snapshot = history.snapshot()
+    assert list(snapshot.series["left_out_batches"].values) == [1, 2, 3, 4, 5, 6]
+    assert list(snapshot.series["left_out_in_a_row"].values) == [1, 2, 3, 0] * 2
+    assert [(event.kind, event.text) for event in snapshot.events] == [
+        ("batch", "batch 2 left out: gradients not finite"),
+        ("batch", "5 batches left out: gradients not finite"),
+    ]
+
+
 def test_an_epoch_of_the_swarm_becomes_points_and_a_failed_round_a_mark():
     history = History()
     recorder = Recorder(history)
@@ -105,3 +154,14 @@ def test_an_epoch_of_the_swarm_becomes_points_and_a_failed_round_a_mark():
     assert [(event.kind, event.text) for event in snapshot.events] == [
         ("round", "round failed in epoch 4: nobody came")
     ]
+
+
+def test_that_buffers_are_left_out_is_marked_once():
+    history = History()
+    recorder = Recorder(history)
+    averager = SimpleNamespace(buffers_left_out=None)
+    strategy = SimpleNamespace(optimizer=SimpleNamespace(state_averager=averager), options=None)
+    for why in (None, *["not averaged: a peer has none"] * 2):
+        averager.buffers_left_out = why
+        recorder.on_train_batch_end(SimpleNamespace(strategy=strategy), None, None, [torch.zeros(2)], 0)
+    assert [event.text for event in history.snapshot().events] == ["buffers not averaged: a peer has none"]

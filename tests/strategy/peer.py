@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ class Moment:
     rate: float
     parameters: list[np.ndarray]
     statistics: list[dict[str, np.ndarray]]
+    buffers: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Reporter(Callback):
@@ -55,8 +56,9 @@ class Reporter(Callback):
                 trainer.strategy.hivemind_epoch,
                 report,
                 optimizer.opt.param_groups[0]["lr"],
-                [parameter.numpy() for parameter in parameters(pl_module)],
+                arrays(pl_module),
                 [{k: np.array(v) for k, v in state.items()} for state in optimizer.opt.state_dict()["state"].values()],
+                {name: np.array(buffer) for name, buffer in pl_module.named_buffers()},
             )
             self._connection.send(("moment", moment))
 
@@ -80,6 +82,32 @@ class WideModel(TinyModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             self.layer = nn.Sequential(nn.Linear(4, 512), nn.Linear(512, 300), nn.Linear(300, 2))
+
+
+class Shift(nn.Module):
+    """Moves its inputs: what a peer's data are like.
+
+    :param by: in each dimension
+    """
+
+    def __init__(self, by: float):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.by
+
+
+class NormModel(TinyModel):
+    """With a BatchNorm, on data that are moved.
+
+    :param shift: by so much
+    :param momentum: by which it moves on with each batch
+    """
+
+    def __init__(self, shift: float = 0.0, momentum: float = 0.1, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.layer = nn.Sequential(Shift(shift), nn.BatchNorm1d(4, momentum=momentum), self.layer)
 
 
 class WaitForPeers(Callback):
@@ -129,7 +157,7 @@ def train(connection: Any, number: int, initial_peers: Sequence[str], stages: Se
     :param stages: settings of each training. One uses the DHT of its strategy; several, one after the other, share
       one. ``peers`` to wait for; ``epochs`` of the swarm after which to end (``None``: when told to); ``target``
       batch size; ``share`` (of one fixed batch, its first and last row; ``None`` for a shuffle of the peer's own);
-      ``module`` (a class like :class:`TinyModel`), ``model`` and ``strategy`` (keyword arguments);
+      ``module`` (a class like :class:`TinyModel`), ``model``, ``strategy`` and ``trainer`` (keyword arguments);
       ``threaded`` (not on the main thread); ``save`` and ``resume`` (paths of checkpoints)
     """
     torch.set_num_threads(1)
@@ -149,7 +177,7 @@ def train(connection: Any, number: int, initial_peers: Sequence[str], stages: Se
             with ThreadPoolExecutor(1) as elsewhere:
                 fit = partial(_fit, strategy, model, number, settings, Reporter(connection, stage))
                 elsewhere.submit(fit).result() if settings["threaded"] else fit()
-            connection.send(("end", (strategy.hivemind_epoch, [p.numpy() for p in parameters(model)])))
+            connection.send(("end", (strategy.hivemind_epoch, arrays(model))))
     finally:
         if dht is not None:
             dht.shutdown()
@@ -165,9 +193,13 @@ def _fit(strategy: HivemindStrategy, model: TinyModel, number: int, settings: di
         folder, _, name = str(settings["save"]).rpartition("/")
         callbacks.append(ModelCheckpoint(folder, name, enable_version_counter=False))
     data = loader(256, 8, seed=number, shuffle=True) if settings["share"] is None else fixed_batch(*settings["share"])
-    trainer(strategy, max_epochs=-1, callbacks=callbacks, enable_checkpointing=settings["save"] is not None).fit(
-        model, data, ckpt_path=settings["resume"]
-    )
+    flags = {"enable_checkpointing": settings["save"] is not None, **settings["trainer"]}
+    trainer(strategy, max_epochs=-1, callbacks=callbacks, **flags).fit(model, data, ckpt_path=settings["resume"])
+
+
+def arrays(module: nn.Module) -> list[np.ndarray]:
+    """Parameters as they are now; numpy has no bfloat16."""
+    return [(p.float() if p.dtype is torch.bfloat16 else p).numpy() for p in parameters(module)]
 
 
 def fixed_batch(start: int, end: int) -> DataLoader[Any]:

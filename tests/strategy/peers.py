@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "module": peer.TinyModel,
     "model": {},
     "strategy": {},
+    "trainer": {},
     "plain": {},
     "threaded": False,
     "save": None,

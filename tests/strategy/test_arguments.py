@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tiny import LOOPBACK, TinyModel, loader, trainer
 
 import hivenb
+from hivenb.errors import SwarmError
 from hivenb.strategy import DEFAULT_HOST_MADDRS, HivemindStrategy
 
 PEER = "/ip4/127.0.0.1/tcp/31337/p2p/12D3KooWNTpTGNxFtZXDLUk9SpcvF6Qv1bfSVFnZfAhkuBbHbRBq"
@@ -155,6 +155,14 @@ class TestBorrowedDht:
         assert HivemindStrategy(8, dht=swarm.dht).dht is swarm.dht
 
 
+@pytest.mark.process
+def test_peers_that_are_gone_are_said_to_be_as_when_joining() -> None:
+    strategy = HivemindStrategy(8, initial_peers=PEER, **LOOPBACK)
+    with pytest.raises(SwarmError, match=r"none of the peers answers: .*31337.*Is the swarm still open there"):
+        trainer(strategy, max_epochs=1).fit(TinyModel(), loader())
+    assert strategy._dht is None
+
+
 def test_two_devices_are_refused() -> None:
     with pytest.raises(MisconfigurationException, match=r"one device for each Trainer, and got 2.*devices=1"):
         trainer(HivemindStrategy(8), devices=2)
@@ -168,10 +176,6 @@ class TwoOptimizers(TinyModel):
         return [torch.optim.SGD(half, lr=0.1) for half in halves]
 
 
-def exponential(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-
-
 class PlateauModel(TinyModel):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -183,14 +187,9 @@ class PlateauModel(TinyModel):
     ("model", "keywords", "message"),
     [
         (TwoOptimizers, {}, "gave 2 optimizers"),
-        (
-            partial(TinyModel, scheduler=exponential),
-            {"offload_optimizer": True},
-            r"HivemindStrategy\(scheduler_fn=\.\.\.\)",
-        ),
         (PlateauModel, {}, "ReduceLROnPlateau"),
     ],
-    ids=["two optimizers", "scheduler of an offloaded optimizer", "plateau"],
+    ids=["two optimizers", "plateau"],
 )
 def test_a_model_that_cannot_be_trained_with_is_refused(model: Any, keywords: dict[str, Any], message: str) -> None:
     strategy = HivemindStrategy(8, **LOOPBACK, **keywords)

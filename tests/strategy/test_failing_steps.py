@@ -104,7 +104,7 @@ def test_an_optimizer_that_fails_ends_the_run(swarm: hivenb.Swarm, mode: str, wh
             torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("precision", ["bf16-true"])
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 @pytest.mark.parametrize("mode", MODES)
 def test_so_it_does_in_other_precisions(swarm: hivenb.Swarm, mode: str, precision: Any) -> None:
     seen: list[list[torch.Tensor]] = []
@@ -205,6 +205,12 @@ def test_a_training_run_says_what_ended_it(swarm: hivenb.Swarm, mode: str) -> No
     assert run.status.state is RunState.FAILED
     assert run.status.error == "BrokenError: step 4"
     assert "failed: BrokenError: step 4" in summary(run.status, run.history.snapshot())
+    assert_equal(parameters(model), seen[-1])
+    run.start()  # goes on from there, with a new optimizer that fails as late
+    with pytest.raises(BrokenError, match="step 4"):
+        run.wait(timeout=60)
+    assert run.strategy is not None
+    assert run.strategy.hivemind_epoch == 2 * GOOD
     assert_equal(parameters(model), seen[-1])
 
 

@@ -10,7 +10,7 @@ import pytest
 from hivemind.compression import Float16Compression
 
 from strategy import plain_peer
-from strategy.peer import WideModel
+from strategy.peer import NormModel, WideModel
 from strategy.peers import Peer, Start, meet, met, stop
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -54,3 +54,22 @@ def test_they_cut_large_tensors_alike_with_the_same_codec(start_peer: Start) -> 
     # one of them has the other's parameters as they were sent, rounded to half precision
     assert_agree(plain, ours, meet([plain, ours], alone), rtol=2**-10)
     stop([plain, ours])
+
+
+def test_a_model_with_batch_norm_trains_with_both_and_each_keeps_its_statistics(start_peer: Start) -> None:
+    """A peer of plain hivemind has none to be averaged; a state can be downloaded from each of them."""
+    settings = {**SETTINGS, "module": NormModel}
+    ours = start_peer(0, {**settings, "model": {"lr": 0.05, "shift": 20.0}})
+    alone = ours.wait_for_epoch(1).epoch
+    plain = start_peer(
+        1,
+        {**settings, "model": {"lr": 0.05, "shift": -20.0}},
+        addresses=ours.addresses,
+        target=plain_peer.train,
+    )
+    together = meet([plain, ours], alone)
+    assert_agree(plain, ours, together)
+    np.testing.assert_allclose(met(ours, together, 2)[together].buffers["layer.1.running_mean"], 20.0, atol=2.0)
+    late = start_peer(2, {**settings, "model": {"lr": 0.05, "shift": 20.0}}, addresses=ours.addresses)
+    meet([plain, ours, late], together)
+    stop([plain, ours, late])

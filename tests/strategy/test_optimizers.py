@@ -184,6 +184,19 @@ class TestOfSomebodysOwn:
         assert strategy.optimizer is not None
         assert [group["name"] for group in strategy.optimizer.opt.param_groups] == ["body", "head"]
 
+    @pytest.mark.parametrize("mode", MODES)
+    def test_what_is_called_around_its_steps_is_called(self, dht: hivemind.DHT, mode: str) -> None:
+        calls: list[str] = []
+
+        def make(model: Layers) -> optim.Optimizer:
+            made = optim.SGD(model.parameters(), lr=0.1)
+            made.register_step_pre_hook(lambda *args: calls.append("before"))
+            made.register_step_post_hook(lambda *args: calls.append("after"))
+            return made
+
+        fit(Layers(make), dht, **MODES[mode])
+        assert calls[-16:] == ["before", "after"] * 8
+
 
 FROZEN_MODES = {**MODES, "reused gradient buffers": {"reuse_grad_buffers": True}}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from tiny import QUIET, TinyModel, loader, own_run, trainer
-from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
+from tiny import QUIET, TinyModel, loader, own_run, parameters, trainer
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler, ReduceLROnPlateau
 
 import hivenb
+from hivenb.engine.averagers.torch_optimizer_state import group_settings
 from hivenb.strategy import HivemindStrategy
+from strategy.against_torch import CASES, TwoGroups, by_torch
 
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},
@@ -128,11 +131,12 @@ def test_a_checkpoint_of_plain_lightning_goes_on_at_its_rate(swarm: hivenb.Swarm
     assert [rate for _, rate in seen.rates] == pytest.approx([1 / 5, 1 / 6, 1 / 7, 1 / 8])
 
 
-def test_one_that_is_made_already_may_be_given(swarm: hivenb.Swarm) -> None:
+@pytest.mark.parametrize("mode", ["synchronous", "offloaded"])
+def test_one_that_is_made_already_may_be_given(swarm: hivenb.Swarm, mode: str) -> None:
     model = TinyModel(lr=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model.configure_optimizers = lambda: optimizer
-    rates = seen_rates(swarm, model, scheduler_fn=halving(optimizer))
+    rates = seen_rates(swarm, model, scheduler_fn=halving(optimizer), **MODES[mode])
     assert rates == [1.0, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625]
 
 
@@ -146,9 +150,8 @@ def plateau(optimizer: torch.optim.Optimizer) -> Any:
         (lambda: Configured(plateau), {}, "ReduceLROnPlateau follows a metric that each peer measures"),
         (TinyModel, {"scheduler_fn": ReduceLROnPlateau}, "ReduceLROnPlateau follows a metric"),
         (TinyModel, {"scheduler_fn": halving(torch.optim.SGD([torch.zeros(1)]))}, "belongs to another optimizer"),
-        (lambda: TinyModel(scheduler=halving), {"offload_optimizer": True}, r"HivemindStrategy\(scheduler_fn=\.\.\.\)"),
     ],
-    ids=["plateau", "plateau by scheduler_fn", "of another optimizer", "of an offloaded optimizer"],
+    ids=["plateau", "plateau by scheduler_fn", "of another optimizer"],
 )
 def test_what_cannot_follow_the_swarm_is_refused(
     swarm: hivenb.Swarm, model: Any, kwargs: dict[str, Any], message: str
@@ -157,14 +160,194 @@ def test_what_cannot_follow_the_swarm_is_refused(
         trainer(strategy(swarm, **kwargs), max_epochs=1).fit(model(), loader())
 
 
+def configured(swarm: hivenb.Swarm, schedulers: Any, **kwargs: Any) -> HivemindStrategy:
+    """Trained for eight epochs of the swarm."""
+    chosen = strategy(swarm, **kwargs)
+    trainer(chosen, max_epochs=2).fit(Configured(schedulers), loader(64, 16))
+    assert chosen.hivemind_epoch == 8
+    assert chosen.optimizer is not None
+    return chosen
+
+
+@pytest.mark.parametrize("mode", MODES)
+class TestFromTheModel:
+    """Whoever steps: a scheduler keeps its own optimizer, and what it sets there is carried over."""
+
+    def test_moves_with_the_epochs_of_the_swarm(self, swarm: hivenb.Swarm, mode: str) -> None:
+        made: list[Any] = []
+
+        def schedulers(optimizer: torch.optim.Optimizer) -> Any:
+            made.append(halving(optimizer))
+            return made
+
+        chosen = configured(swarm, schedulers, **MODES[mode])
+        assert chosen.optimizer.opt.param_groups[0]["lr"] == 0.5**8
+        assert made[0].get_last_lr() == [0.5**8]
+        stepping, own = chosen.optimizer.opt, made[0].optimizer
+        assert (stepping is own) == (mode in ("synchronous", "averaging in background"))
+
+    def test_may_set_whatever_a_group_has(self, swarm: hivenb.Swarm, mode: str) -> None:
+        class Decaying(LRScheduler):
+            def step(self, epoch: Any = None) -> None:
+                self.optimizer.param_groups[0]["weight_decay"] += 0.25
+
+        chosen = configured(swarm, lambda optimizer: [Decaying(optimizer)], **MODES[mode])
+        # its own first step, as each scheduler makes one when it is made, and one for each epoch
+        assert chosen.optimizer.opt.param_groups[0]["weight_decay"] == 9 * 0.25
+
+    def test_may_look_at_the_state(self, swarm: hivenb.Swarm, mode: str) -> None:
+        seen: list[float] = []
+
+        def rate(epoch: int) -> float:
+            state = optimizer.state[optimizer.param_groups[0]["params"][0]]
+            seen.append(float(state["step"]) if state else -1.0)
+            return 1.0
+
+        model = TinyModel()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        model.configure_optimizers = lambda: ([optimizer], [LambdaLR(optimizer, rate)])
+        trainer(strategy(swarm, **MODES[mode]), max_epochs=2).fit(model, loader(64, 16))
+        assert seen == [-1.0, *range(1, 9)]
+
+    def test_sees_a_rate_that_somebody_else_sets(self, swarm: hivenb.Swarm, mode: str) -> None:
+        class Raise(Callback):
+            def on_train_epoch_start(self, trainer: Any, *args: Any) -> None:
+                trainer.strategy.optimizer.finish_delayed_updates()
+                if trainer.current_epoch == 1:
+                    trainer.strategy.optimizer.opt.param_groups[0]["lr"] *= 8
+
+        chosen = strategy(swarm, **MODES[mode])
+        schedulers = lambda optimizer: [halving(optimizer)]  # noqa: E731
+        trainer(chosen, max_epochs=2, callbacks=[Raise()]).fit(Configured(schedulers), loader(64, 16))
+        assert chosen.optimizer is not None
+        assert chosen.optimizer.opt.param_groups[0]["lr"] == 8 * 0.5**8
+
+    def test_goes_on_from_a_checkpoint(self, swarm: hivenb.Swarm, tmp_path: Path, mode: str) -> None:
+        """In the swarm at the rate that it had there, and in plain Lightning."""
+        schedulers = lambda optimizer: [{"scheduler": halving(optimizer), "interval": "step"}]  # noqa: E731
+        fitter = trainer(strategy(swarm, **MODES[mode]), max_epochs=1)
+        fitter.fit(Configured(schedulers), loader(64, 16))
+        fitter.save_checkpoint(tmp_path / "four.ckpt")
+        again = strategy(swarm, **MODES[mode])
+        trainer(again, max_epochs=2).fit(Configured(schedulers), loader(64, 16), ckpt_path=tmp_path / "four.ckpt")
+        assert again.optimizer is not None
+        assert again.hivemind_epoch == 8
+        assert again.optimizer.opt.param_groups[0]["lr"] == 0.5**8
+        plain = Trainer(**QUIET, max_epochs=2)
+        plain.fit(Configured(schedulers), loader(64, 16), ckpt_path=tmp_path / "four.ckpt")
+        assert plain.optimizers[0].param_groups[0]["lr"] == 0.5**8
+
+
+class WarmUp(TinyModel):
+    """As Lightning's documentation does it: without a scheduler."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
+        optimizer.step(closure=closure)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + self.trainer.global_step)
+            group.update(momentum=0.5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rate_that_a_hook_sets_counts(swarm: hivenb.Swarm, mode: str) -> None:
+    model, plain = WarmUp(momentum=0.9), WarmUp(momentum=0.9)
+    chosen = strategy(swarm, **MODES[mode])
+    trainer(chosen, max_epochs=2).fit(model, loader(64, 16))
+    Trainer(**QUIET, max_epochs=2).fit(plain, loader(64, 16))
+    assert chosen.optimizer is not None
+    (group,) = chosen.optimizer.opt.param_groups
+    assert (group["lr"], group["momentum"]) == (0.1 / 9, 0.5)
+    (shown,) = chosen.optimizer.param_groups
+    assert [id(one) for one in shown["params"]] == [id(one) for one in model.parameters()]
+    if mode != "all delays":
+        for one, other in zip(parameters(model), parameters(plain), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+class Switch(Callback):
+    """Moves the optimizer into host memory and back in the middle of a training."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step in (3, 7):
+            chosen = trainer.strategy
+            chosen.change_options(chosen.options.replace(offload_optimizer=not chosen.options.offload_optimizer))
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize("name", ["OneCycleLR, with betas", "SequentialLR of LinearLR and CosineAnnealingLR"])
+def test_a_change_in_the_middle_keeps_the_schedule(swarm: hivenb.Swarm, name: str, offloaded: bool) -> None:
+    case = CASES[name]
+    reference = by_torch(case, "synchronous")
+    model, chosen = TwoGroups(case), strategy(swarm, offload_optimizer=offloaded)
+    trainer(chosen, max_epochs=3, callbacks=[Switch()]).fit(model, loader(64, 16))
+    assert chosen.optimizer is not None
+    assert group_settings(chosen.optimizer.opt) == reference.settings
+    for one, other in zip(parameters(model), reference.parameters, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_an_optimizer_that_was_in_host_memory_has_the_models_parameters_again(swarm: hivenb.Swarm) -> None:
+    """A model that gives the same one each time would train copies of its parameters, and not itself."""
+
+    class Offload(Callback):
+        def on_train_start(self, trainer: Any, *args: Any) -> None:
+            trainer.strategy.change_options(trainer.strategy.options.replace(offload_optimizer=True))
+
+    model, plain = TinyModel(), TinyModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model.configure_optimizers = lambda: optimizer
+    own = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+    plain.configure_optimizers = lambda: own
+    for callbacks in ([Offload()], []):
+        trainer(strategy(swarm), max_epochs=1, callbacks=callbacks).fit(model, loader(64, 16))
+        Trainer(**QUIET, max_epochs=1).fit(plain, loader(64, 16))
+    for one, other in zip(model.parameters(), optimizer.param_groups[0]["params"], strict=True):
+        assert one is other
+    for one, other in zip(parameters(model), parameters(plain), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class TestWarnings:
+    def test_scheduler_fn_replaces_one_from_the_model(self, swarm: hivenb.Swarm) -> None:
+        with pytest.warns(UserWarning, match="scheduler_fn replaces the scheduler"):
+            configured(swarm, lambda optimizer: [halving(optimizer)], scheduler_fn=halving)
+
+    def test_a_hook_that_would_move_schedulers_does_not(self, swarm: hivenb.Swarm) -> None:
+        class Own(Configured):
+            def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+                scheduler.step(epoch=self.current_epoch)
+
+        with pytest.warns(UserWarning, match=r"Own\.lr_scheduler_step does not move the scheduler"):
+            trainer(strategy(swarm), max_epochs=1).fit(Own(lambda one: [halving(one)]), loader(64, 16))
+
+
+MADE: dict[str, Any] = {
+    "scheduler_fn": lambda: (TinyModel(lr=1.0), {"scheduler_fn": halving}),
+    "from the model": lambda: (TinyModel(lr=1.0, scheduler=halving), {}),
+    "none": lambda: (TinyModel(lr=1.0), {}),
+}
+
+
 @pytest.mark.parametrize("mode", ["synchronous", "offloaded"])
-def test_lightnings_monitor_sees_the_rate(swarm: hivenb.Swarm, tmp_path: Path, mode: str) -> None:
-    logger = CSVLogger(tmp_path)
-    chosen = strategy(swarm, scheduler_fn=halving, **MODES[mode])
+@pytest.mark.parametrize("made", MADE)
+def test_lightnings_monitor_sees_the_rate_once(swarm: hivenb.Swarm, tmp_path: Path, made: str, mode: str) -> None:
+    model, kwargs = MADE[made]()
+    columns = monitored(strategy(swarm, **kwargs, **MODES[mode]), model, tmp_path)
+    assert columns == {"lr-SGD": [1.0] * 8 if made == "none" else [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]}
+
+
+def test_lightnings_monitor_knows_the_name_that_it_was_given(swarm: hivenb.Swarm, tmp_path: Path) -> None:
+    model = Configured(lambda optimizer: [{"scheduler": halving(optimizer), "name": "rate"}])
+    assert list(monitored(strategy(swarm, offload_optimizer=True), model, tmp_path)) == ["rate"]
+
+
+def monitored(chosen: HivemindStrategy, model: TinyModel, folder: Path) -> dict[str, list[float]]:
+    """What ``LearningRateMonitor`` logs in eight batches, of which two make an epoch of the swarm."""
+    logger = CSVLogger(folder)
     trainer(chosen, max_epochs=1, logger=logger, log_every_n_steps=1, callbacks=[LearningRateMonitor("step")]).fit(
-        TinyModel(lr=1.0), loader(64, 8)
+        model, loader(64, 8)
     )
-    lines = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
-    column = lines[0].split(",").index(next(name for name in lines[0].split(",") if name.startswith("lr-")))
-    rates = [float(line.split(",")[column]) for line in lines[1:] if line.split(",")[column]]
-    assert rates == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
+    with (Path(logger.log_dir) / "metrics.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    found = {name: [float(row[name]) for row in rows if row[name]] for name in rows[0]}
+    return {name: values for name, values in found.items() if name not in ("epoch", "step")}

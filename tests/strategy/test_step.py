@@ -150,3 +150,8 @@ def test_a_weight_average_with_a_rate_of_its_own_is_refused(swarm: hivenb.Swarm)
         trainer(strategy(swarm), max_epochs=1, callbacks=[StochasticWeightAveraging(swa_lrs=0.1)]).fit(
             TinyModel(), loader()
         )
+
+
+def test_batch_norm_over_a_process_group_is_refused(swarm: hivenb.Swarm) -> None:
+    with pytest.raises(MisconfigurationException, match=r"sync_batchnorm=True needs a process group.*average_buffers"):
+        trainer(strategy(swarm), max_epochs=1, sync_batchnorm=True).fit(TinyModel(), loader())

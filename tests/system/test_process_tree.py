@@ -50,3 +50,19 @@ def test_whoever_has_started_a_child_still_learns_how_it_has_ended():
     child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     assert not left_running(descendants(), 10.0)
     assert child.wait(10) == 3
+
+
+def test_what_was_forked_from_the_fork_server_is_nobodys_own():
+    code = (
+        "import multiprocessing as mp, subprocess, time\n"
+        "from hivenb.system.process_tree import descendants, own_descendants\n"
+        "if __name__ == '__main__':\n"
+        "    child = subprocess.Popen(['sleep', '30'])\n"
+        "    forked = mp.get_context('forkserver').Process(target=time.sleep, args=(30,))\n"
+        "    forked.start()\n"
+        "    own = {process.pid for process in own_descendants()}\n"
+        "    print(own == {child.pid}, {forked.pid} < {process.pid for process in descendants()})\n"
+        "    child.kill(); forked.kill(); forked.join()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "True True\n"

@@ -41,6 +41,8 @@ class Scene:
         self.model = torch.nn.Linear(1000, 250)
         self.history = History()
         self.status = STATUS
+        self.data: object = None
+        self.trainer_kwargs: dict[str, object] = {}
         self.options = Options(target_batch_size=2048)
         self.log: tuple[str, ...] = ()
         self.swarm = SimpleNamespace(invite="hivenb://invite", local_peers=(), is_open=True, onlookers=Onlookers())

@@ -38,6 +38,14 @@ def panel() -> AdvicePanel:
     return AdvicePanel(lambda changes: None)
 
 
+def test_what_no_option_helps_against_has_no_button(scene: Any, panel: AdvicePanel) -> None:
+    scene.history.record("left_out_in_a_row", 3)
+    panel.update(DashboardState.of(scene))
+    assert "3 batches in a row were not finite" in words_of(panel)
+    (button,) = panel.buttons.values()
+    assert button.layout.display == "none"
+
+
 @pytest.fixture
 def dashboard(scene: Any) -> Iterator[Dashboard]:
     made = Dashboard(scene)

@@ -14,6 +14,7 @@ import pytest
 from matplotlib.image import imread
 
 from hivenb.history import Event, History
+from hivenb.view.chart_choice import ChartChoice
 from hivenb.view.charts import ChartImage, draw
 from hivenb.view.drawing_surface import DrawingSurface, Word
 from hivenb.view.horizontal_axis import AXES, to_axis
@@ -28,7 +29,7 @@ def pixels(png: bytes) -> np.ndarray:
 
 def words_of(history: History, **how: Any) -> list[Word]:
     surface = DrawingSurface(7.4, 6.4, 100)
-    draw(history.snapshot(), surface, **how)
+    draw(history.snapshot(), surface, ChartChoice(**how))
     return surface.words
 
 
@@ -325,7 +326,7 @@ def stopped_for_a_while() -> History:
 
 def test_nothing_is_drawn_where_the_run_stood_still(stopped_for_a_while: History) -> None:
     surface = Drawn()
-    draw(stopped_for_a_while.snapshot(), surface)
+    draw(stopped_for_a_while.snapshot(), surface, ChartChoice())
     assert surface.crossing(0.45) == 0
     assert surface.crossing(0.2) == surface.crossing(0.8) >= 6
 
@@ -333,7 +334,7 @@ def test_nothing_is_drawn_where_the_run_stood_still(stopped_for_a_while: History
 def test_peers_are_not_drawn_on_after_the_end_of_a_run(stopped_for_a_while: History) -> None:
     stopped_for_a_while.mark("option", "changed while it stood still", time=200.0)
     surface = Drawn()
-    draw(stopped_for_a_while.snapshot(), surface)
+    draw(stopped_for_a_while.snapshot(), surface, ChartChoice())
     assert surface.crossing(0.75) == 0
 
 

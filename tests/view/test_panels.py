@@ -174,6 +174,15 @@ def test_the_code_is_that_of_the_options(scene: Any) -> None:
     assert "target_batch_size=2048" in panel.widget.value
 
 
+def test_what_is_on_as_needed_is_shown_as_it_is(scene: Any) -> None:
+    panel = OptionsPanel(lambda name, value: None)
+    panel.update(DashboardState.of(scene))
+    assert panel.controls["offload_optimizer"].value is False
+    scene.options = scene.options.replace(delay_state_averaging=True, delay_optimizer_step=True)
+    panel.update(DashboardState.of(scene))
+    assert panel.controls["offload_optimizer"].value is True
+
+
 def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     scene.options = scene.options.with_prerequisites(delay_grad_averaging=True, grad_compression="float16")
@@ -190,6 +199,7 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "target_batch_size": "2048",
         "average_state_every": "1",
         "grad_averager_factory": "none",
+        "average_buffers": True,
         "use_local_updates": False,
         "matchmaking_time": "5",
         "averaging_timeout": "30",
@@ -300,7 +310,7 @@ def test_what_power_sgd_sends_is_said_in_few_digits(shapes: tuple[tuple[int, ...
 def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     shared = [name for name, control in panel.controls.items() if FIELDS[name].swarm_wide]
-    assert shared == ["target_batch_size", "average_state_every", "grad_averager_factory", "use_local_updates"]
+    assert shared == list(SHOWN["all peers"])
     scene.why_not_host = "the host of the run decides on them for all peers (peer …abc123)"
     panel.update(DashboardState.of(scene))
     assert [name for name, control in panel.controls.items() if control.disabled] == shared

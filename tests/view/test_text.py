@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +50,19 @@ def test_summary_is_the_same_for_the_same_facts(status: Any, members: Any) -> No
         "…lf0001 (this one)       14  130 samples/s    5,000   25 %         just now",
         "Ann …her002 (client)     14  282 samples/s   15,000   75 %  gone (15 s ago)",
     ]
+
+
+def test_batches_that_were_left_out_are_said(status: Any) -> None:
+    assert "left out" not in summary(status, History().snapshot())
+    for number, words in ((1, "1 batch left out"), (3, "3 batches left out")):
+        assert words in summary(replace(status, left_out=number), History().snapshot())
+
+
+def test_the_best_is_that_of_the_points_without_gaps(status: Any) -> None:
+    history = History()
+    for value in (2.0, math.nan, 1.0):
+        history.record("loss", value)
+    assert summary(status, history.snapshot()).splitlines()[3].split()[2:] == ["2.00", "1.00", "1.00"]
 
 
 def test_says_how_to_get_peers(status: Any) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from hivemind.optim.grad_averager import GradientAverager
 
+from hivenb.engine.rounds.round import NEXT_TO_NOTHING
+
 
 class AccumulatesBySamples(GradientAverager):
     """Mixin to put *before* a gradient averager: batches count by their samples, and are summed in single precision."""
@@ -54,6 +56,11 @@ class AccumulatesBySamples(GradientAverager):
                 total.copy_(gradient)
             else:
                 (total.zero_() if is_first else total).add_(gradient.to(total.device), alpha=weight)
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.local_samples_accumulated and not args and kwargs.get("weight") is None:
+            kwargs["weight"] = NEXT_TO_NOTHING  # all of its batches were left out
+        return super().step(*args, **kwargs)
 
     def reset_accumulated_grads_(self) -> None:
         """Begin anew. The next batch is written over what was summed up, unless that is in the model's own buffers."""

@@ -22,6 +22,12 @@ class KeepsFewComponents(_PowerSGDGradientAverager):
     rank 32 and a matrix of rank 8, the average was off by 80 percent, and the peers' averages by 20 from each other.
     """
 
+    def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
+        # hivemind/optim/power_sgd_averager.py keeps what is left over in the type of the gradients and multiplies it by
+        # factors in single precision: with bfloat16 or doubles each round would fail
+        self._ms = [left_over.to(torch.float32).share_memory_() for left_over in self._ms]
+        super().run_in_background(await_ready, timeout)
+
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         for rows in self._qs:  # what a gradient of zeros leaves: whatever comes next, hivemind would see zeros in it
             generator = torch.Generator().manual_seed(rows.shape[1])

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 
+from hivenb.engine.averagers.buffer_averaging import AveragesBuffers, DownloadsBuffers
 from hivenb.engine.averagers.step_failure import FailsWithItsSteps
 from hivenb.engine.averagers.torch_optimizer_state import (
     group_settings,
     initialize_optimizer_state,
     initialized_by,
+    lay_out_like_parameters,
     restore_group_settings,
     state_mismatch,
 )
@@ -41,9 +43,17 @@ class _CheckedDownload(AveragerBase):
 
 
 class TrainingStateAverager(
-    FailsWithItsSteps, PartsCutAlike, FaultTolerantAllReduce, _TrainingStateAverager, _CheckedDownload
+    AveragesBuffers,
+    FailsWithItsSteps,
+    PartsCutAlike,
+    FaultTolerantAllReduce,
+    _TrainingStateAverager,
+    _CheckedDownload,
+    DownloadsBuffers,
 ):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
+
+    title = "the averager of the state"
 
     def _init_components(
         self,
@@ -66,6 +76,15 @@ class TrainingStateAverager(
             optimizer.register_step_post_hook(self._put_gradients_back),
         )
         return optimizer, scheduler
+
+    def _make_host_tensor(self, source_tensor: torch.Tensor, force_copy: bool = False) -> torch.Tensor:
+        # Replaces the method of hivemind/optim/state_averager.py, which makes all of single precision, doubles as well,
+        # and copies the layout of the source: an offloaded optimizer would work on another one than its gradients have
+        if self.reuse_tensors and not force_copy:
+            return super()._make_host_tensor(source_tensor)
+        dtype = torch.promote_types(source_tensor.dtype, torch.float32)
+        host = torch.empty(source_tensor.shape, dtype=dtype).copy_(source_tensor.detach())
+        return host.share_memory_().requires_grad_(source_tensor.requires_grad)
 
     def let_go_of_optimizer(self) -> None:
         """Take the hooks off the torch optimizer, which another averager is to go on with."""
@@ -104,6 +123,7 @@ class TrainingStateAverager(
             super().load_state_from_peers(**kwargs)
         finally:
             self.scheduler = scheduler
+        lay_out_like_parameters(self.optimizer)  # what was sent has no layout
         if scheduler is not None:
             restore_group_settings(self.optimizer, settings)
             try:

@@ -69,6 +69,17 @@ def restore_group_settings(optimizer: torch.optim.Optimizer, settings: Sequence[
         group.update(own)
 
 
+def lay_out_like_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Let statistics lie in memory as their parameters do, such as those with ``torch.channels_last``.
+
+    Fused optimizers go over both as they lie there, and do not notice if they lie differently.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if torch.is_tensor(value) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+
+
 def state_mismatch(
     optimizer: torch.optim.Optimizer,
     extra_tensors: Sequence[torch.Tensor],

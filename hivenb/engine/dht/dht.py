@@ -1,4 +1,4 @@
-"""The DHT process: survives bad messages, and its daemon dies with it."""
+"""The DHT process: survives bad messages, dies with its daemon and this with it, and is then started anew."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from typing import Any
 
 import hivemind
 from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2P
 from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
 from hivenb.engine.dht.addresses import is_loopback
+from hivenb.engine.dht.daemon import start_daemon
 from hivenb.engine.dht.node import Node, SignatureValidator
-from hivenb.engine.process.child_process import ChildProcess, settle_as_child
-from hivenb.engine.process.end_with_parent import tied_to_parent
+from hivenb.engine.dht.restarts import Restarting
+from hivenb.engine.process.child_process import settle_as_child
 
 logger = get_logger(__name__)
 
@@ -31,23 +33,13 @@ STARTUP_TIMEOUT = 60.0
 DAEMON_GOGC = "20"
 
 
-class TiedP2P(P2P):
-    """A libp2p daemon in a session of its own that dies with the process that started it.
-
-    Works around ``hivemind/p2p/p2p_daemon.py``: ``P2P.create`` starts ``p2pd`` in the caller's process group, where
-    an interrupt of the notebook can hit it, and leaves it running when the caller is killed.
-    """
-
-    @staticmethod
-    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return tied_to_parent(P2P._make_process_args(*args, **kwargs))
-
-
-class DHT(ChildProcess, hivemind.DHT):
+class DHT(Restarting, hivemind.DHT):
     """``hivemind.DHT`` for a notebook kernel. Parameters and methods are those of ``hivemind.DHT``.
 
     It signs its records with a key of its own, :attr:`private_key`. hivemind has one key for each process instead,
     and two peers in one process count as one.
+
+    When its process or its daemon ends by itself, both are started anew, as the same peer with the same object.
     """
 
     def __init__(
@@ -58,10 +50,11 @@ class DHT(ChildProcess, hivemind.DHT):
         **kwargs: Any,
     ):
         self.private_key = RSAPrivateKey()
-        super().__init__(  # type: ignore[call-arg]
+        super().__init__(
             *args,
             startup_timeout=startup_timeout,
             record_validators=[SignatureValidator(self.private_key), *record_validators],
+            node_id=kwargs.pop("node_id", None) or DHTID.generate(),  # the same one when it is started anew
             **kwargs,
         )
 
@@ -82,10 +75,12 @@ class DHT(ChildProcess, hivemind.DHT):
             return
         messages: asyncio.Queue[tuple[str, Coroutine[Any, Any, Any]]] = asyncio.Queue()
         asyncio.get_running_loop().add_reader(self._inner_pipe.fileno(), self._receive, messages)
-        self._ready.set_result(None)
+        self._ready.set_result([str(address) for address in await self._node.get_visible_maddrs()])
         tasks: set[asyncio.Task] = set()
         while True:
             method, request = await messages.get()
+            if method == "_shutdown":
+                self._daemon.is_to_end = True
             task = asyncio.create_task(request)
             tasks.add(task)  # the event loop itself keeps only weak references
             task.add_done_callback(partial(_finish, tasks))
@@ -94,28 +89,28 @@ class DHT(ChildProcess, hivemind.DHT):
                 return
 
     async def _create_node(self) -> DHTNode:
+        node_kwargs = {name: value for name, value in self.kwargs.items() if name in _NODE_PARAMETERS}
+        initial_peers = self.initial_peers
         if self._daemon_listen_maddr is not None:
             p2p = await P2P.replicate(self._daemon_listen_maddr)
-            node_kwargs = {name: value for name, value in self.kwargs.items() if name in _NODE_PARAMETERS}
         else:
-            node_kwargs = {}
-            p2p_kwargs: dict[str, Any] = {}
-            for name, value in self.kwargs.items():
-                (node_kwargs if name in _NODE_PARAMETERS else p2p_kwargs)[name] = value
-            if not p2p_kwargs.get("use_ipfs"):
-                p2p_kwargs["initial_peers"] = self.initial_peers
+            p2p_kwargs = {name: value for name, value in self.kwargs.items() if name not in _NODE_PARAMETERS}
             if node_kwargs.get("client_mode"):
                 p2p_kwargs.setdefault("dht_mode", "client")
-            p2p = await TiedP2P.create(**p2p_kwargs)
+            p2p, initial_peers = await start_daemon(p2p_kwargs, initial_peers, self._libp2p_key, self._earlier)
+            self._daemon.watch(p2p)
+        if self._earlier is not None:
+            node_kwargs["ensure_bootstrap_success"] = False  # those who were there may have gone
         try:
             node = await Node.create(
                 p2p=p2p,
-                initial_peers=self.initial_peers,
+                initial_peers=initial_peers,
                 num_workers=self.num_workers,
                 record_validator=self._record_validator,
                 **node_kwargs,
             )
         except BaseException:
+            self._daemon.is_to_end = True
             await p2p.shutdown()
             raise
         node._should_shutdown_p2p = self._daemon_listen_maddr is None

@@ -15,7 +15,7 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.utils import MSGPackSerializer, ValueWithExpiration, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
-from hivenb.errors import SwarmError
+from hivenb.errors import ProcessEndedError, SwarmError
 
 #: Bytes in one record. A larger message into the DHT's pipe can mix with one of another process (POSIX, PIPE_BUF); the
 #: other half of it is for the key, the subkey and the answer's address.
@@ -87,7 +87,7 @@ class RecordBoard:
 
         :param timeout: seconds that this may take
         """
-        with contextlib.suppress(*_NO_ANSWER, OSError):
+        with contextlib.suppress(*_NO_ANSWER, OSError, ProcessEndedError):
             self._store(subkey, None).result(timeout)
 
     def _store(self, subkey: Subkey, value: Any) -> Any:

@@ -11,10 +11,10 @@ from hivemind.utils import get_dht_time
 
 from hivenb.engine.optimizer.agreed_round import AgreedRound
 from hivenb.engine.optimizer.catching_up import CatchingUp
-from hivenb.engine.optimizer.gradient_round import NEXT_TO_NOTHING, MissedRound, RoundOutcome, is_left_out, outcome_of
+from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome, is_left_out, outcome_of
 from hivenb.engine.optimizer.participant import Participant
 from hivenb.engine.rounds.expected_peers import AttendanceList, ExpectedPeers
-from hivenb.engine.rounds.round import Round
+from hivenb.engine.rounds.round import NEXT_TO_NOTHING, Round
 
 
 class AgreedRounds:

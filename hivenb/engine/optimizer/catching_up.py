@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from hivemind.utils import get_logger
 
+from hivenb.engine.averagers.gradient_averagers import has_state_of_its_own
 from hivenb.engine.optimizer.participant import Participant
-from hivenb.errors import SwarmError
+from hivenb.errors import ProcessEndedError, SwarmError
 
 logger = get_logger(__name__)
 
@@ -17,6 +20,10 @@ LOAD_STATE_ATTEMPTS = 5
 
 #: Seconds for which a peer downloads the state anew whenever an epoch has ended meanwhile.
 CATCHING_UP = 60.0
+
+#: Seconds at most for which a peer waits to learn who is there, before its first batch. If nobody is, it learns so at
+#: once.
+FIRST_LOOK = 5.0
 
 
 class CatchingUp:
@@ -48,6 +55,16 @@ class CatchingUp:
         in_one_group = own.grad_averager is not None and not own.grad_averager.group_size_is_fixed
         return in_one_group and not (own.delay_grad_averaging or own.auxiliary)
 
+    def is_late(self) -> bool:
+        """Whether the others are ahead of a peer that has computed nothing yet; waits until they were looked at."""
+        own = self._participant
+        if own.auxiliary:
+            return False
+        own.tracker.look_at_once()
+        if not own.tracker.fetched_global_progress_this_epoch.wait(FIRST_LOOK):
+            return False  # it will see with its first batch
+        return bool(own.local_epoch < own.tracker.global_epoch)
+
     @property
     def is_under_way(self) -> bool:
         """Whether this peer has begun to download the swarm's state, and has ended no epoch with it yet."""
@@ -57,6 +74,36 @@ class CatchingUp:
     def is_hopeless(self) -> bool:
         """Whether epochs are shorter than a download."""
         return self._since is not None and time.monotonic() - self._since > CATCHING_UP
+
+    def take_over_state(self, **kwargs: Any) -> None:
+        """Download parameters, optimizer state and epoch from the peer that is furthest ahead.
+
+        :param kwargs: of the averagers' own methods
+        :raises SwarmError: if no peer could be reached in several attempts
+        """
+        # Replaces hivemind/optim/optimizer.py:load_state_from_peers, which tries for ever, and before that waits for
+        # the rounds that this peer has agreed on: one that looks for a group finds none any more.
+        own = self._participant
+        own.rounds.take(wait=True)
+        if self.has_missed_a_round:
+            own.rounds.gradients.cancel()
+        own.rounds.leave(wait=False)
+        own.state_averager.give_up_searches()
+        own.state_averager.step(wait_for_delayed_updates=True)
+        self.begin()
+        with own.tracker.pause_updates():
+            position = f"This peer is at epoch {own.local_epoch} and the swarm at {own.tracker.global_epoch}"
+            download_in_attempts(partial(self._download, timeout=own.load_state_timeout, **kwargs), position)
+            # with steps in the background all peers are one behind
+            may_jump = own.delay_optimizer_step or self.is_hopeless
+            is_one_behind = own.local_epoch == own.tracker.global_epoch - 1
+            own.begin_epoch(own.tracker.global_epoch if may_jump and is_one_behind else own.local_epoch)
+
+    def _download(self, **kwargs: Any) -> None:
+        own = self._participant
+        own.state_averager.load_state_from_peers(**kwargs)
+        if has_state_of_its_own(own.grad_averager):
+            own.grad_averager.load_state_from_peers(**kwargs)
 
     def begin(self) -> None:
         """A download is about to begin, perhaps not the first one."""
@@ -74,12 +121,15 @@ def download_in_attempts(download: Callable[[], None], position: str) -> None:
     :param download: asks the peer that is furthest ahead
     :param position: where this peer and the swarm are, in words
     :raises SwarmError: if it could not be had in several attempts, or does not fit this peer
+    :raises ProcessEndedError: if the process that downloads it has ended
     """
     misfits = 0
     last_error: Exception | None = None
     for attempt in range(1, LOAD_STATE_ATTEMPTS + 1):
         try:
             return download()
+        except ProcessEndedError:
+            raise  # nothing can be downloaded before that is started anew
         except SwarmError as e:
             # it does not fit; but of what a peer of plain hivemind sends, the end may be lost, see stream_ends.py
             misfits += 1

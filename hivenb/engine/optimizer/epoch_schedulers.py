@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+
+from hivenb.engine.averagers.torch_optimizer_state import group_settings, restore_group_settings
 
 
 class EpochSchedulers(LRScheduler):
     """Schedulers of one optimizer, which hivemind moves as one, a step for each epoch of the swarm.
 
     :param schedulers: each with its frequency, the number of the swarm's epochs between two of its steps
+    :param stepping: the torch optimizer that makes the steps, where that is another one than the schedulers'. It has
+      as many parameter groups; what they are set to is carried over, group by group, whenever the schedulers move
     """
 
-    def __init__(self, schedulers: Iterable[tuple[Any, int]]):
+    def __init__(self, schedulers: Iterable[tuple[Any, int]], stepping: torch.optim.Optimizer | None = None):
         # without LRScheduler.__init__, which would set the rates once more
         self._schedulers = tuple(schedulers)
+        self._stepping = stepping
         #: epochs of the swarm that these schedulers have been moved through
         self.epoch = 0
 
@@ -28,8 +34,8 @@ class EpochSchedulers(LRScheduler):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:  # type: ignore[override]
-        """The torch optimizer whose rates they set."""
-        return self._schedulers[0][0].optimizer
+        """The torch optimizer whose rates they set: the one that makes the steps."""
+        return self._schedulers[0][0].optimizer if self._stepping is None else self._stepping
 
     @property
     def _step_count(self) -> int:  # type: ignore[override]
@@ -39,6 +45,38 @@ class EpochSchedulers(LRScheduler):
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move them by one epoch of the swarm."""
         self.epoch += 1
-        for scheduler, frequency in self._schedulers:
-            if self.epoch % frequency == 0:
+        due = [scheduler for scheduler, frequency in self._schedulers if self.epoch % frequency == 0]
+        if due and self._stepping is not None:
+            _move_beside(self._stepping, due)
+        else:
+            for scheduler in due:
                 scheduler.step()
+
+
+def _move_beside(stepping: torch.optim.Optimizer, schedulers: Sequence[Any]) -> None:
+    """Move schedulers whose optimizer never steps as if it were the one that does, and carry over what they set.
+
+    They see the rates from which they go on, be they out of a checkpoint or set by hand, and the state.
+
+    :param stepping: the optimizer that steps
+    :param schedulers: at least one, all of one optimizer
+    """
+    own = schedulers[0].optimizer
+    restore_group_settings(own, group_settings(stepping))
+    own._opt_called = True  # else they would warn that it has not stepped
+    own._step_count = 1  # as torch before 2.4 calls it
+    state, own.state = own.state, _state_of(stepping, own)
+    try:
+        for scheduler in schedulers:
+            scheduler.step()
+    finally:
+        own.state = state
+    restore_group_settings(stepping, group_settings(own))
+
+
+def _state_of(stepping: torch.optim.Optimizer, own: torch.optim.Optimizer) -> dict[Any, Any]:
+    """The state of an optimizer, under the parameters of another one."""
+    groups = zip(stepping.param_groups, own.param_groups, strict=True)
+    pairs = (pair for group, other in groups for pair in zip(group["params"], other["params"], strict=True))
+    known = {parameter: stepping.state[copied] for copied, parameter in pairs if copied in stepping.state}
+    return defaultdict(dict, known)

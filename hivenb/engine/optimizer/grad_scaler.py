@@ -7,6 +7,8 @@ from typing import Any
 import hivemind
 import torch
 
+from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches
+
 
 class GradScaler(hivemind.GradScaler):
     """``hivemind.GradScaler`` that hands on what ``step`` is given, such as the number of samples."""
@@ -14,9 +16,26 @@ class GradScaler(hivemind.GradScaler):
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(optimizer, hivemind.Optimizer):  # called by hivemind, for the torch optimizer within
             return super().step(optimizer, *args, **kwargs)
+        if isinstance(optimizer, LeavesOutBatches):
+            optimizer.left_out.scale = self.get_scale
         # hivemind/optim/grad_scaler.py:step calls the optimizer with no arguments
         result = optimizer.step(*args, grad_scaler=self, **kwargs)
         self._optimizer_states_to_reset.add(id(optimizer))
+        return result
+
+
+class GradScalerOfBatches(torch.amp.GradScaler):
+    """``torch.amp.GradScaler`` that hands each batch to the swarm's optimizer, which leaves out those it has to."""
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(optimizer, LeavesOutBatches):
+            return super().step(optimizer, *args, **kwargs)
+        optimizer.left_out.scale = self.get_scale
+        seen = optimizer.left_out.seen
+        result = super().step(optimizer, *args, **kwargs)
+        if optimizer.left_out.seen == seen:
+            # torch does not call it with gradients that are not finite: the others would wait for this peer in vain
+            result = optimizer.step(*args, **kwargs)
         return result
 
 
@@ -24,12 +43,12 @@ def scaler_for(scaler: torch.amp.GradScaler, reuse_grad_buffers: bool) -> torch.
     """The scaler that hivemind needs in place of a given one, with its scale and settings.
 
     Gradients that are accumulated in place stay scaled until the swarm's step: that takes hivemind's scaler.
-    Otherwise they are unscaled with each batch, and torch's does it.
+    Otherwise they are unscaled with each batch, as torch's does it.
 
     :param scaler: Lightning's, or the user's own
     :param reuse_grad_buffers: whether gradients are accumulated in the model's own buffers
     """
-    wanted = GradScaler if reuse_grad_buffers else torch.amp.GradScaler
+    wanted = GradScaler if reuse_grad_buffers else GradScalerOfBatches
     if type(scaler) is wanted:
         return scaler
     return wanted(

@@ -19,9 +19,6 @@ LEFT_OUT_AFTER = 1.0
 #: Seconds after which it asks once more, as somebody may have begun to look at that moment.
 ASK_AGAIN_AFTER = 0.5
 
-#: Weight of a state that is not to count beside the others'. Not zero, by which it would be divided if they all died.
-NEXT_TO_NOTHING = 1e-9
-
 
 class MissedRound(Exception):
     """The others have ended an epoch whose gradients this peer was about to average with them."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from hivenb.engine.averagers.torch_optimizer_state import lay_out_like_parameters
+from hivenb.engine.optimizer.left_out_batches import LeftOutBatches
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.tracker import ProgressTracker
 
@@ -25,6 +27,7 @@ class Handover:
     :param gradients: the mean over the samples of the present epoch, one for each parameter; ``None`` without any
     :param samples: that this peer has put into the present epoch
     :param has_begun: whether the peer takes part already
+    :param left_out: the count of the batches that were left out
     """
 
     tracker: ProgressTracker
@@ -35,6 +38,7 @@ class Handover:
     gradients: tuple[torch.Tensor, ...] | None
     samples: int
     has_begun: bool
+    left_out: LeftOutBatches
 
 
 def release(optimizer: Optimizer) -> Handover:
@@ -51,6 +55,7 @@ def release(optimizer: Optimizer) -> Handover:
         gradients=None if averager is None else averager.mean_gradients(),
         samples=optimizer.local_progress.samples_accumulated,
         has_begun=optimizer.has_begun,
+        left_out=optimizer.left_out,
     )
     optimizer.end_averagers()
     return handover
@@ -85,12 +90,23 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
             offload_optimizer=False,
             **settings,
         )
+    successor.left_out = handover.left_out
     successor.go_on_at(handover.epoch)
     if successor.grad_averager is not None and handover.gradients is not None:
         successor.grad_averager.set_mean_gradients(handover.gradients, handover.samples)
     if handover.has_begun:
-        successor.begin()
+        successor.take_part()
     return successor
+
+
+def give_back(optimizer: Optimizer, given: torch.optim.Optimizer | None) -> None:
+    """Let a torch optimizer that was given, and may be used again, have the model's parameters as it had them.
+
+    :param optimizer: one that has ended, which may have taken over the given one with copies in host memory
+    :param given: by ``configure_optimizers``
+    """
+    if given is not None and optimizer.opt is given:
+        rehome(given, optimizer.param_groups)
 
 
 def rehome(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]) -> torch.optim.Optimizer:
@@ -112,6 +128,7 @@ def rehome(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]
                 state = optimizer.state.pop(old)
                 optimizer.state[new] = {name: _moved(value, old, new, on_device) for name, value in state.items()}
         own["params"] = new_parameters
+    lay_out_like_parameters(optimizer)
     return optimizer
 
 

@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import hivemind
@@ -16,11 +15,12 @@ from hivemind.utils import get_logger
 from hivenb.engine.averagers.gradient_averagers import has_state_of_its_own, own_factory
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
-from hivenb.engine.optimizer.catching_up import CatchingUp, download_in_attempts
+from hivenb.engine.optimizer.catching_up import CatchingUp
 from hivenb.engine.optimizer.checkpoint import optimizer_state, restore_optimizer_state
 from hivenb.engine.optimizer.deadlines import GONE_WITHIN, default_next_chunk_timeout
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
+from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches
 from hivenb.engine.optimizer.step_clock import StepClock
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.engine.rounds.round import Round
@@ -28,7 +28,7 @@ from hivenb.engine.rounds.round import Round
 logger = get_logger(__name__)
 
 
-class Optimizer(hivemind.Optimizer):
+class Optimizer(LeavesOutBatches, hivemind.Optimizer):
     """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
 
     Takes the parameters of ``hivemind.Optimizer``
@@ -125,11 +125,27 @@ class Optimizer(hivemind.Optimizer):
     # -- taking part --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Take part from now on: be on the swarm's list, and let peers that join download the state from here.
+        """Take part from now on, with the state of the others if they are ahead.
 
-        To be called when a checkpoint, if there is one, has been loaded.
+        To be called when a checkpoint, if there is one, has been loaded, and before the first gradient is computed.
+
+        :raises SwarmError: if the others are ahead and their state could not be downloaded in several attempts
         """
+        self.catch_up()
+        self.take_part()
+
+    def catch_up(self) -> None:
+        """Take over the state of the others, if they are ahead of this peer before it takes part; else do nothing.
+
+        :raises SwarmError: if it could not be downloaded in several attempts
+        """
+        if not self.has_begun and self._catching_up.is_late():
+            self.load_state_from_peers()
+
+    def take_part(self) -> None:
+        """Be on the swarm's list, and let peers that join download the state from here."""
         self.has_begun = True
+        self.left_out.on_batch(True)
         self.tracker.announce()
         if self._shares_state and not self.client_mode and not self.auxiliary:
             self.state_averager.allow_state_sharing = True
@@ -272,27 +288,7 @@ class Optimizer(hivemind.Optimizer):
 
         :raises SwarmError: if no peer could be reached in several attempts
         """
-        # Replaces the method of hivemind/optim/optimizer.py, which tries for ever, and before that waits for the rounds
-        # that this peer has agreed on: one that looks for a group finds none any more.
-        self.rounds.take(wait=True)
-        if self._catching_up.has_missed_a_round:
-            self.rounds.gradients.cancel()
-        self.rounds.leave(wait=False)
-        self.state_averager.give_up_searches()
-        self.state_averager.step(wait_for_delayed_updates=True)
-        self._catching_up.begin()
-        with self.tracker.pause_updates():
-            position = f"This peer is at epoch {self.local_epoch} and the swarm at {self.tracker.global_epoch}"
-            download_in_attempts(partial(self._download_state, timeout=self.load_state_timeout, **kwargs), position)
-            # with steps in the background all peers are one behind
-            may_jump = self.delay_optimizer_step or self._catching_up.is_hopeless
-            is_one_behind = self.local_epoch == self.tracker.global_epoch - 1
-            self.begin_epoch(self.tracker.global_epoch if may_jump and is_one_behind else self.local_epoch)
-
-    def _download_state(self, **kwargs: Any) -> None:
-        self.state_averager.load_state_from_peers(**kwargs)
-        if has_state_of_its_own(self.grad_averager):
-            self.grad_averager.load_state_from_peers(**kwargs)
+        self._catching_up.take_over_state(**kwargs)
 
     # -- leaving ------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ class Participant(Protocol):
     """An optimizer that takes part in rounds; all of this may change from step to step."""
 
     averaging_timeout: float
+    load_state_timeout: float
     matchmaking_time: float
     average_state_every: int
     auxiliary: bool
@@ -19,6 +20,7 @@ class Participant(Protocol):
     #: ``None`` with local updates
     grad_averager: Any
     tracker: Any
+    rounds: Any
 
     @property
     def local_epoch(self) -> int:
@@ -26,3 +28,6 @@ class Participant(Protocol):
 
     def is_synchronized_with_peers(self) -> bool:
         """Whether it is no more than an epoch behind the others."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Be at an epoch of the swarm with nothing accumulated yet; to be called while the tracker is paused."""

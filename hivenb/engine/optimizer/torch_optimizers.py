@@ -37,9 +37,21 @@ def find_obstacle(optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]
 
 
 def factory_like(optimizer: torch.optim.Optimizer) -> Callable[[Any], torch.optim.Optimizer]:
-    """A factory of optimizers that are set up as this one is, for other parameters in the same groups."""
+    """A factory of optimizers that are set up as this one is, for other parameters in the same groups.
+
+    What is called before and after a step of this one is called at theirs.
+    """
     arguments = _arguments(optimizer)[0]
-    return lambda param_groups: type(optimizer)(param_groups, **arguments)
+
+    def make(param_groups: Any) -> torch.optim.Optimizer:
+        made = type(optimizer)(param_groups, **arguments)
+        for hook in optimizer._optimizer_step_pre_hooks.values():
+            made.register_step_pre_hook(hook)
+        for hook in optimizer._optimizer_step_post_hooks.values():
+            made.register_step_post_hook(hook)
+        return made
+
+    return make
 
 
 def _arguments(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:

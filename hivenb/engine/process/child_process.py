@@ -118,6 +118,11 @@ class ChildProcess(mp.process.BaseProcess):
             self.join(_FORCE_SECONDS)
 
 
+def shared_locks() -> tuple[Any, ...]:
+    """The locks that all processes of hivemind's share that one process has started."""
+    return MPFuture._initialization_lock, MPFuture._update_lock, SharedBytes._lock, _AsyncContextWrapper.EXECUTOR_LOCK
+
+
 @contextlib.contextmanager
 def shared_locks_held() -> Iterator[None]:
     """Hold what all processes of hivemind's that one process has started share, so that none dies holding it.
@@ -125,9 +130,8 @@ def shared_locks_held() -> Iterator[None]:
     Locks of ``hivemind/utils/mpfuture.py``, which are taken for each answer of one process to another, and of
     ``hivemind/utils/asyncio.py`` would stay taken: nothing of hivemind's would ever answer again.
     """
-    locks = MPFuture._initialization_lock, MPFuture._update_lock, SharedBytes._lock, _AsyncContextWrapper.EXECUTOR_LOCK
     with contextlib.ExitStack() as held:
-        for lock in locks:
+        for lock in shared_locks():
             # one that is not to be had belongs to somebody who hangs, perhaps the very process to end
             if lock.acquire(timeout=_FORCE_SECONDS):
                 held.callback(lock.release)

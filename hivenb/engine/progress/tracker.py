@@ -21,6 +21,7 @@ from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 from hivenb.engine.progress.estimate import seconds_left
 from hivenb.engine.progress.failure_detector import FailureDetector
 from hivenb.engine.progress.peer_reports import Look, as_infos, parse_report
+from hivenb.errors import ProcessEndedError
 
 logger = get_logger(__name__)
 
@@ -60,6 +61,7 @@ SILENCE = 10.0
 
 #: Seconds without a report or an answer after which a peer has gone, unless told otherwise.
 GONE_AFTER = 4.0
+_UNANSWERED = object()
 
 
 class ProgressTracker(_ProgressTracker):
@@ -122,6 +124,10 @@ class ProgressTracker(_ProgressTracker):
         """
         self._announced.set()
         self.should_report_progress.set()
+        self.look_at_once()
+
+    def look_at_once(self) -> None:
+        """Look who is there, without waiting for it."""
         self.global_progress.next_fetch_time = 0.0
         self.global_state_updated.set()
 
@@ -315,8 +321,8 @@ class ProgressTracker(_ProgressTracker):
                 reading.cancel()
                 break
             record = reading.result()
-            entries = self._entries_of(record)
-            if not self.lock_global_progress.acquire(blocking=False):
+            entries = None if record is _UNANSWERED else self._entries_of(record)
+            if entries is None or not self.lock_global_progress.acquire(blocking=False):
                 continue  # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
             try:
                 # parsed under the locks, against the epoch and the samples that this peer has reached by now
@@ -337,4 +343,8 @@ LIVE_SETTINGS = {
 
 
 async def _result_of(future: Any) -> Any:
-    return await future
+    try:
+        return await future
+    except ProcessEndedError:  # the DHT is started anew, or not
+        await asyncio.sleep(ENDING_REFRESH_PERIOD)
+        return _UNANSWERED

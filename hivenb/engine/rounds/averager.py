@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import ctypes
 import math
 import threading
 import weakref
+from collections.abc import Iterable
 from functools import partial
+from multiprocessing.sharedctypes import RawArray
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 from hivemind.averaging import DecentralizedAverager
@@ -19,10 +22,13 @@ from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 
 from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - a peer without one decodes others' messages, too
-from hivenb.engine.process.child_process import ChildProcess
+from hivenb.engine.dht.daemon import remove_socket
+from hivenb.engine.dht.restarts import ending_with
+from hivenb.engine.process.watched_process import WatchedProcess
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking, marked
 from hivenb.engine.rounds.round import Round
+from hivenb.engine.rounds.stale_handlers import forget_handlers
 from hivenb.engine.rounds.stream_ends import (
     CLOSED_WITHIN,
     STATE_LEFT_OPEN,
@@ -31,6 +37,7 @@ from hivenb.engine.rounds.stream_ends import (
     left_open,
     with_end,
 )
+from hivenb.errors import ProcessEndedError
 
 logger = get_logger(__name__)
 
@@ -41,11 +48,13 @@ ALONE_AFTER = 2
 ANSWER_TIMEOUT = 10.0
 
 
-class AveragerBase(ChildProcess, DecentralizedAverager):
+class AveragerBase(WatchedProcess, DecentralizedAverager):
     """Base to put *behind* a class of hivemind's averagers: what creating one, and waiting for it, should be like.
 
     Behind, because hivemind's classes reach :meth:`step` through ``super()``.
     """
+
+    title = "the averager of gradients"
 
     _rounds: weakref.WeakSet[Round]
 
@@ -59,6 +68,7 @@ class AveragerBase(ChildProcess, DecentralizedAverager):
         self._retired = False
         #: whether the user has chosen ``target_group_size``, so that a large swarm averages in several groups
         self.group_size_is_fixed = kwargs.get("target_group_size") is not None
+        self._listens_at = RawArray(ctypes.c_char, 256)
         super().__init__(*args, **kwargs)
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
@@ -76,6 +86,10 @@ class AveragerBase(ChildProcess, DecentralizedAverager):
         return ServicerBase._get_handle_name.__func__(upstream, namespace, method_name)
 
     # -- in the process that trains -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        with ending_with(self.dht, self):
+            super().start()
 
     def step(self, gather: Any = None, *, wait: bool = True, **kwargs: Any) -> Any:
         control = Round.of(super().step(gather, wait=False, **kwargs), gather)
@@ -101,10 +115,20 @@ class AveragerBase(ChildProcess, DecentralizedAverager):
                 control.desert()
 
     def shutdown(self) -> None:
-        self._retired = True
+        self._retired = self._is_dismissed = True
         for control in self._known_rounds():
             control.desert()  # hivemind would begin it anew, until the process is ended by force
-        super().shutdown()
+        if self.ended is None:
+            super().shutdown()
+
+    def _has_ended(self, error: ProcessEndedError) -> None:
+        forget_handlers(self, self._listens_at.value.decode())  # before anybody knows, and starts another one
+        super()._has_ended(error)
+
+    def _conclude(self, error: ProcessEndedError, locks: Iterable[Any] = ()) -> None:
+        super()._conclude(error, (*locks, self.lock_averaged_tensors))
+        self._inner_pipe.send(("_SHUTDOWN", None))  # ends hivemind's thread that copies the state for it
+        remove_socket(self._listens_at.value.decode())
 
     def __del__(self) -> None:
         if hasattr(self, "_parent_pid"):  # else the constructor has failed, and hivemind's method would print that
@@ -142,7 +166,7 @@ class AveragerBase(ChildProcess, DecentralizedAverager):
         self._outer_pipe.send(("_tell_whether_alone", [epoch], {"answer": answer}))
         try:
             return answer.result(ANSWER_TIMEOUT)
-        except (TimeoutError, concurrent.futures.TimeoutError):
+        except (TimeoutError, concurrent.futures.TimeoutError, ProcessEndedError):
             return False
 
     def _searches(self, before: float = math.inf) -> list[Round]:
@@ -183,9 +207,10 @@ class AveragerBase(ChildProcess, DecentralizedAverager):
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
         )
 
-    async def add_p2p_handlers(self, *args: Any, **kwargs: Any) -> None:
+    async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
         _keep_tasks_alive()
-        await super().add_p2p_handlers(*args, **kwargs)
+        self._listens_at.value = str(p2p._client_listen_maddr).encode()
+        await super().add_p2p_handlers(p2p, *args, **kwargs)
 
     async def _expect_peers(self, peers: ExpectedPeers) -> None:
         await self._matchmaking.expect(peers)

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from hivemind.p2p import P2PContext, P2PDaemonError, PeerID, StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
+from hivenb.engine.rounds.exact_tensors import ExactKey, LargestOfAll
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_parts, left_open
 
@@ -30,7 +31,34 @@ DIAL_AFTER = 0.5
 
 
 class FaultTolerantReducer(TensorPartReducer):
-    """``hivemind``'s ``TensorPartReducer`` of which no sender that leaves takes the others' averages away."""
+    """``hivemind``'s ``TensorPartReducer`` of which no sender that leaves takes the others' averages away.
+
+    :param types: of the parts, in which they are added up, in single precision at least
+    :param largest: numbers of the parts of which it makes the largest value instead of the mean
+    """
+
+    accumulator: Any
+
+    def __init__(
+        self,
+        part_shapes: Sequence[torch.Size],
+        num_senders: int,
+        types: Sequence[torch.dtype] = (),
+        largest: Collection[int] = (),
+    ):
+        self._types, self._largest = types, largest
+        super().__init__(part_shapes, num_senders)
+
+    def reset_accumulators(self) -> None:
+        super().reset_accumulators()
+        if self.finished.is_set():
+            return
+        if self._types:
+            # hivemind/averaging/partition.py adds up in single precision, whatever it is sent
+            wide = torch.promote_types(self._types[self.current_part_index], torch.float32)
+            self.accumulator = self.accumulator.to(wide)
+        if self.current_part_index in self._largest:
+            self.accumulator = LargestOfAll()
 
     async def accumulate_part(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         # All senders of a part wait for one future. Of a sender that is gone, the request is cancelled, and asyncio
@@ -55,7 +83,11 @@ class FaultTolerantRunner(AllReduceRunner):
         #: when something has last arrived from a peer
         self._heard_at: dict[PeerID, float] = {}
         made = self.tensor_part_reducer  # of hivemind's own class, and nothing was added to it yet
-        self.tensor_part_reducer = FaultTolerantReducer(made.part_shapes, made.num_senders)
+        made.finished.set()  # it would complain that it was sent nothing
+        types = [part.dtype for part in self.parts_for_local_averaging]
+        parts = self.tensor_part_container._input_parts_by_peer[self.ordered_peer_ids.index(self.peer_id)]
+        largest = {number for number, (_, info) in enumerate(parts) if info.key == ExactKey(takes_largest=True)}
+        self.tensor_part_reducer = FaultTolerantReducer(made.part_shapes, made.num_senders, types, largest)
 
     @property
     def unreached(self) -> set[PeerID]:
@@ -200,7 +232,9 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     ) -> None:
         # Replaces hivemind/averaging/averager.py:_run_allreduce_inplace_, which makes a runner of hivemind's own class
         group = dataclasses.replace(group_info, group_id=group_id or group_info.group_id)
-        runner = self._runner_of(group, tensors, kwargs)
+        # hivemind/averaging/partition.py cuts what lies in memory in the order of its indices, which with
+        # torch.channels_last it does not; others are sent that order whatever the layout is here
+        runner = self._runner_of(group, [tensor.contiguous() for tensor in tensors], kwargs)
         self._running_groups[group.group_id].set_result(runner)  # for those who send their parts
         try:
             await runner.average_into(tensors, self._averaging_alpha)

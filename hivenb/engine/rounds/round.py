@@ -11,6 +11,9 @@ from typing import Any, cast
 from hivemind.averaging.control import StepControl
 from hivemind.utils import MPFuture
 
+#: Weight of what is not to count beside the others'. Not zero, by which it would be divided if none of them counts.
+NEXT_TO_NOTHING = 1e-9
+
 
 class Round(StepControl):
     """A round of averaging that any thread may cancel, at any time and as often as it likes."""
@@ -37,6 +40,12 @@ class Round(StepControl):
         # an error in a thread with a loop of its own, such as the tracker's
         control._loop = control._aio_event = None
         return cast(Round, control)
+
+    def __del__(self) -> None:
+        if self.done():
+            MPFuture.__del__(self)  # hivemind complains of one that was never triggered, whatever has become of it
+        else:
+            super().__del__()
 
     def desert(self) -> None:
         """Cancel it since there is nobody to average with."""

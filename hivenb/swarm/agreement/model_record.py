@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import hivemind
 import torch
@@ -26,14 +27,20 @@ RENEWAL = 60.0
 #: Bytes of a description in one record, which also says how many records there are.
 _PART_BYTES = RECORD_BYTES - 16
 
-ParameterShape = tuple[str, tuple[int, ...]]
+#: Name and shape of a parameter; and its type, where that is averaged in another than single precision.
+ParameterShape = tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], str]
 
 
 def describe_parameters(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[ParameterShape, ...]:
-    """Name and shape of each parameter that is trained, in the order in which they are averaged."""
+    """Name, shape and, unless single, the precision of each parameter, in the order in which they are averaged."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return tuple((names.get(id(p), "(not of the module)"), tuple(p.shape)) for p in parameters)
+    return tuple(_described(names.get(id(p), "(not of the module)"), tuple(p.shape), p.dtype) for p in parameters)
+
+
+def _described(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> ParameterShape:
+    averaged_in = torch.promote_types(dtype, torch.float32)
+    return (name, shape) if averaged_in is torch.float32 else (name, shape, str(averaged_in).removeprefix("torch."))
 
 
 def first_difference(ours: Sequence[ParameterShape], theirs: Sequence[ParameterShape]) -> str | None:
@@ -42,6 +49,12 @@ def first_difference(ours: Sequence[ParameterShape], theirs: Sequence[ParameterS
         if own[1] != other[1]:
             return (
                 f"parameter {number} is {own[0]} of shape {own[1]} here and {other[0]} of shape {other[1]} in the swarm"
+            )
+        if own[2:] != other[2:]:
+            here, there = ("".join(one[2:]) or "float32" for one in (own, other))
+            return (
+                f"parameter {number}, {own[0]}, is averaged in {here} here and in {there} in the swarm; give all peers "
+                "the same Trainer(precision=...)"
             )
     if len(ours) != len(theirs):
         return f"there are {len(ours)} parameters here and {len(theirs)} in the swarm"
@@ -92,9 +105,14 @@ def declared_model(
     try:
         count = records[0].value[0]
         text = b"".join(records[number].value[1] for number in range(count))
-        return tuple((str(name), tuple(int(size) for size in shape)) for name, shape in json.loads(text))
+        return tuple(_read(*entry) for entry in json.loads(text))
     except (KeyError, IndexError, TypeError, ValueError):  # anybody may write to a DHT
         return None
+
+
+def _read(name: Any, shape: Any, averaged_in: Any = "") -> ParameterShape:
+    own = str(name), tuple(int(size) for size in shape)
+    return (*own, str(averaged_in)) if averaged_in else own
 
 
 class ModelDeclaration:

@@ -24,7 +24,7 @@ def make(make_optimizer: Make, model: TinyModel, optimizer: Any = torch.optim.Ad
     made = make_optimizer(
         optimizer=partial(optimizer, lr=1.0), params=list(model.parameters()), target_batch_size=FAR, **kwargs
     )
-    made.begin()
+    made.take_part()
     return made
 
 

@@ -19,7 +19,8 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import P2P
 from tiny import LOOPBACK
 
-from hivenb.engine.dht.dht import DHT, TiedP2P, reachable_addresses
+from hivenb.engine.dht.daemon import TiedP2P
+from hivenb.engine.dht.dht import DHT, reachable_addresses
 from hivenb.engine.dht.node import SignatureValidator
 from hivenb.engine.process.end_with_parent import wait_for_exit
 

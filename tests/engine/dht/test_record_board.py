@@ -107,7 +107,7 @@ class TestLength:
 
     def test_the_longest_travels_in_one_piece(self, dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
         sent: list[int] = []
-        pipe = dht._outer_pipe
+        pipe = dht._outer_pipe._connection
         send = pipe._send_bytes
         monkeypatch.setattr(pipe, "_send_bytes", lambda buffer: (sent.append(4 + len(buffer)), send(buffer)))
         board = RecordBoard(dht, f"{run_id}_{'a long name ' * 10}_options")

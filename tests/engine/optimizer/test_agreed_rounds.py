@@ -11,7 +11,8 @@ from rounds_without_averagers import FakeRound, participant
 
 from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
 from hivenb.engine.optimizer.catching_up import CatchingUp
-from hivenb.engine.optimizer.gradient_round import NEXT_TO_NOTHING, MissedRound, RoundOutcome
+from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
+from hivenb.engine.rounds.round import NEXT_TO_NOTHING
 
 
 def rounds_of(own: Any) -> AgreedRounds:

@@ -13,10 +13,10 @@ from tiny import TinyModel
 
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.dht.dht import DHT
-from hivenb.engine.optimizer.gradient_round import NEXT_TO_NOTHING, RoundOutcome, is_left_out
+from hivenb.engine.optimizer.gradient_round import RoundOutcome, is_left_out
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
-from hivenb.engine.rounds.round import Round
+from hivenb.engine.rounds.round import NEXT_TO_NOTHING, Round
 
 Make = Callable[..., GradientAverager]
 

@@ -22,6 +22,7 @@ from hivenb.engine.dht.dht import DHT
 from hivenb.engine.optimizer import catching_up as module
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.progress import tracker
 from hivenb.engine.progress.peer_reports import read_peers
 from hivenb.errors import SwarmError
 
@@ -392,20 +393,31 @@ def test_shutting_down_after_an_averager_was_killed(make_optimizer: Make) -> Non
     assert not optimizer.tracker.is_alive(), "its threads would keep the interpreter from ending"
 
 
-def step_until(optimizer: Optimizer, model: TinyModel, reached: Callable[[], bool], steps: int = 400) -> None:
-    """One sample at a time, at most so many."""
-    for number in range(steps):
-        x, y = samples(1, seed=number)
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model.layer(x), y).backward()
-        optimizer.step(batch_size=1)
-        if reached():
-            return
-        optimizer.tracker.global_state_updated.wait(0.05)
-    raise AssertionError(f"not reached: {optimizer.local_epoch}, {optimizer.tracker.global_progress}")
+def begin_at(optimizer: Optimizer, epoch: int) -> None:
+    """As with a checkpoint of that epoch."""
+    optimizer.load_state_dict({**optimizer.state_dict(), "hivemind": {"local_epoch": epoch}})
+    optimizer.begin()
+
+
+def counted_downloads(optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The epochs at which it has downloaded the state, as it does."""
+    epochs: list[int] = []
+    load = optimizer.state_averager.load_state_from_peers
+
+    def counted(**kwargs: Any) -> Any:
+        epochs.append(optimizer.local_epoch)
+        return load(**kwargs)
+
+    monkeypatch.setattr(optimizer.state_averager, "load_state_from_peers", counted)
+    return epochs
 
 
 class TestJoining:
+    @pytest.fixture(autouse=True)
+    def silent_peers_stay(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On the list, also where the machine is slow and the test takes long."""
+        monkeypatch.setattr(tracker, "SILENCE", 1000.0)
+
     def test_one_that_joins_takes_the_state_of_those_that_are_there(
         self, make_optimizer: Make, joining_dht: DHT, dht: DHT
     ) -> None:
@@ -420,12 +432,59 @@ class TestJoining:
         assert first.local_epoch == 3
         second = make_optimizer(optimizer=adam(joiner.parameters()), dht=joining_dht, target_batch_size=10_000)
         second.begin()
-        step_until(second, joiner, lambda: second.local_epoch == 3)
+        assert second.local_epoch == 3
         for theirs, ours in zip(parameters(model), parameters(joiner), strict=True):
             assert torch.equal(theirs, ours)
         assert [float(state["step"]) for state in second.opt.state.values()] == [3.0, 3.0]
         for theirs, ours in zip(first.opt.state.values(), second.opt.state.values(), strict=True):
             assert torch.equal(theirs["exp_avg"], ours["exp_avg"])
+        second.shutdown()
+
+    def test_it_has_that_state_before_its_first_batch_and_downloads_it_once(
+        self, make_optimizer: Make, joining_dht: DHT, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model, joiner = TinyModel(), TinyModel()
+        with torch.no_grad():
+            joiner.layer.weight.zero_()
+        begin_at(make_optimizer(model.parameters(), target_batch_size=10_000), 3)
+        second = make_optimizer(joiner.parameters(), dht=joining_dht, target_batch_size=10_000)
+        downloads = counted_downloads(second, monkeypatch)
+        second.begin()
+        assert second.local_epoch == 3
+        for theirs, ours in zip(parameters(model), parameters(joiner), strict=True):
+            assert torch.equal(theirs, ours)
+        train(joiner, second, 3, batch_size=1)
+        assert downloads == [0]
+        assert second.local_progress.samples_accumulated == 3, "none of its batches was in vain"
+        second.shutdown()
+
+    def test_one_that_is_alone_begins_at_once(self, make_optimizer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        optimizer = make_optimizer(TinyModel().parameters())
+        downloads = counted_downloads(optimizer, monkeypatch)
+        began = time.monotonic()
+        optimizer.begin()
+        assert time.monotonic() - began < module.FIRST_LOOK / 2
+        assert not downloads
+
+    def test_one_that_a_checkpoint_has_brought_further_keeps_its_state(
+        self, make_optimizer: Make, joining_dht: DHT, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begin_at(make_optimizer(TinyModel().parameters(), target_batch_size=10_000), 1)
+        second = make_optimizer(TinyModel().parameters(), dht=joining_dht, target_batch_size=10_000)
+        downloads = counted_downloads(second, monkeypatch)
+        begin_at(second, 4)
+        assert second.local_epoch == 4
+        assert not downloads
+        second.shutdown()
+
+    def test_one_that_cannot_have_the_state_does_not_begin(
+        self, make_optimizer: Make, joining_dht: DHT, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begin_at(make_optimizer(TinyModel().parameters(), target_batch_size=10_000), 1)
+        second = make_optimizer(torch.nn.Linear(2, 2).parameters(), dht=joining_dht, target_batch_size=10_000)
+        with pytest.raises(SwarmError, match="the state of the swarm does not fit this peer"):
+            second.begin()
+        assert not second.has_begun
         second.shutdown()
 
     def test_one_that_restores_a_checkpoint_gives_nobody_the_beginning(

@@ -16,7 +16,8 @@ from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.dht.dht import DHT, TiedP2P
+from hivenb.engine.dht.daemon import TiedP2P
+from hivenb.engine.dht.dht import DHT
 from hivenb.engine.rounds.stream_ends import (
     END_OF_STATE,
     aggregate_parts,

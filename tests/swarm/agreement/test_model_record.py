@@ -33,6 +33,12 @@ def test_describes_names_and_shapes_in_order():
     assert describe_parameters(*trained(torch.nn.Linear(4, 3))) == (("weight", (3, 4)), ("bias", (3,)))
 
 
+def test_describes_in_which_precision_they_are_averaged_unless_that_is_single():
+    assert describe_parameters(*trained(torch.nn.Linear(4, 3).bfloat16())) == (("weight", (3, 4)), ("bias", (3,)))
+    double = describe_parameters(*trained(torch.nn.Linear(4, 3).double()))
+    assert double == (("weight", (3, 4), "float64"), ("bias", (3,), "float64"))
+
+
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
@@ -40,6 +46,7 @@ def test_describes_names_and_shapes_in_order():
         ((("b.weight", (3, 4)), ("b.bias", (3,))), None),  # names do not matter for averaging
         ((("a.weight", (3, 5)), ("a.bias", (3,))), r"parameter 1 is a.weight of shape \(3, 4\) here and .*\(3, 5\)"),
         (OURS[:1], "2 parameters here and 1 in the swarm"),
+        ((("a.weight", (3, 4), "float64"), OURS[1]), r"parameter 1, a\.weight, .* float32 here and in float64 in the"),
     ],
 )
 def test_first_difference(theirs, words):

@@ -1,0 +1,224 @@
+"""A module's buffers, such as the statistics of BatchNorm: which of them peers average, and what an average makes of
+them.
+
+Floating-point buffers get the mean of the peers' values, small integer and boolean ones (counts of batches, flags) the
+largest. All others, such as masks and indices, are constants: a peer that joins gets them with the rest. Buffers that
+are not persistent are left alone: a module derives them, or they are nobody else's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from hivenb.engine.rounds.exact_tensors import ExactKey
+
+#: Numbers in an integer buffer that is averaged, at most; a larger one is taken for a constant.
+MAX_INTEGERS = 1024
+
+_MEAN, _MEAN_64, _LARGEST, _CONSTANT = "mean", "mean of 64 bits", "largest", "constant"
+
+#: What the kinds that are averaged are exchanged as: 64 bits hold each integer up to 2 ** 53.
+_EXCHANGED_AS = {_MEAN: torch.float32, _MEAN_64: torch.float64, _LARGEST: torch.float64}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a buffer is: a module may put another tensor there at any time.
+
+    :param name: in the whole module
+    :param owner: the part of it that has the buffer
+    :param attribute: its name there
+    :param shape: when training began
+    :param kind: what is made of it
+    """
+
+    name: str
+    owner: nn.Module
+    attribute: str
+    shape: torch.Size
+    kind: str
+
+    def read(self) -> torch.Tensor | None:
+        """The buffer as it is now; ``None`` if it is of another shape by now."""
+        buffer = self.owner._buffers.get(self.attribute)
+        return buffer.detach() if buffer is not None and buffer.shape == self.shape else None
+
+    def write(self, value: torch.Tensor) -> None:
+        buffer = self.read()
+        if buffer is None:
+            return
+        value = value.reshape(self.shape)
+        if not buffer.is_floating_point() and value.is_floating_point():
+            value = value.round()
+        overlaps = any(step == 0 and size > 1 for step, size in zip(buffer.stride(), buffer.shape, strict=True))
+        if overlaps or buffer.is_inference():  # cannot be written to
+            self.owner._buffers[self.attribute] = value.to(buffer.device, buffer.dtype, copy=True)
+        else:
+            buffer.copy_(value)
+
+
+class _Averaged:
+    """All buffers of one kind, one after the other in one tensor in shared memory.
+
+    :param places: of these buffers
+    :param kind: what is made of them
+    """
+
+    def __init__(self, places: Sequence[_Place], kind: str):
+        self._places = places
+        self._takes_largest = kind == _LARGEST
+        self._sizes = [place.shape.numel() for place in places]
+        self.key = ExactKey(self._takes_largest)
+        self.tensor = torch.zeros(sum(self._sizes), dtype=_EXCHANGED_AS[kind]).share_memory_()
+        self.tensor.copy_(self._now())
+        self._before = self.tensor.clone()
+
+    def _now(self) -> torch.Tensor:
+        """What the module holds, or else what was last known."""
+        found = [place.read() for place in self._places]
+        values = [
+            last if value is None else value.reshape(-1).to(self.tensor.dtype)
+            for value, last in zip(found, self.tensor.split(self._sizes), strict=True)
+        ]
+        if len({value.device for value in values}) > 1:
+            values = [value.cpu() for value in values]
+        return torch.cat(values).cpu()
+
+    def load(self) -> None:
+        now = self._now()
+        # what is not finite would spread to all peers: the last value that was goes in its place
+        self.tensor.copy_(torch.where(now.isfinite(), now, self.tensor))
+        self._before = self.tensor.clone()
+
+    def apply(self) -> list[str]:
+        now, average, before = self._now(), self.tensor, self._before
+        if self._takes_largest:
+            self._write(now, torch.where(average > now, average, now))
+            return []
+        is_known = average.isfinite()  # not where no peer has had a finite value, as in a mask
+        both = (now + (average - before)).clamp(torch.minimum(average, now), torch.maximum(average, now))
+        new = torch.where(now == before, average, both)
+        new = torch.where(now.isfinite(), new, average)
+        mended = is_known & ~now.isfinite()
+        self.tensor.copy_(torch.where(is_known, average, before))
+        self._write(now, torch.where(is_known, new, now))
+        return [place.name for place, one in zip(self._places, mended.split(self._sizes), strict=True) if one.any()]
+
+    def _write(self, now: torch.Tensor, new: torch.Tensor) -> None:
+        for place, old, value in zip(self._places, now.split(self._sizes), new.split(self._sizes), strict=True):
+            if not torch.equal(old, value):
+                place.write(value)
+
+
+class ModuleBuffers:
+    """The persistent buffers of a module, and copies of them in shared memory for peers to average.
+
+    Averaged values are applied so that nothing is lost that batches have added since they were loaded: the difference
+    between the average and what was loaded is added, but no further than to the average or to the present value,
+    whichever is beyond. A variance stays positive so; where nothing was added, the average is taken as it is.
+
+    To be used by the thread that trains, but for :meth:`state`.
+
+    :param module: on its device
+    :param without: tensors among its buffers that are averaged otherwise
+    """
+
+    def __init__(self, module: nn.Module, without: Iterable[torch.Tensor] = ()):
+        self._places = tuple(_places(module, {id(one) for one in without}))
+        by_kind = {kind: [one for one in self._places if one.kind == kind] for kind in _EXCHANGED_AS}
+        self._averaged = [_Averaged(places, kind) for kind, places in by_kind.items() if places]
+        described = [(one.kind, tuple(one.shape)) for one in self._places]
+        #: equal where peers can average their buffers
+        self.fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The copies that are averaged in place."""
+        return tuple(one.tensor for one in self._averaged)
+
+    @property
+    def keys(self) -> tuple[ExactKey, ...]:
+        """By which a round knows what to do with each of :attr:`tensors`."""
+        return tuple(one.key for one in self._averaged)
+
+    @property
+    def are_as_described(self) -> bool:
+        """Whether all have the shapes that they had when training began."""
+        return all(place.read() is not None for place in self._places)
+
+    @torch.no_grad()
+    def load(self) -> None:
+        """Copy what the module holds, for a round to average."""
+        for one in self._averaged:
+            one.load()
+
+    @torch.no_grad()
+    def apply(self) -> list[str]:
+        """Copy what a round has made of it into the module.
+
+        :returns: names of buffers in which values that were not finite were replaced
+        """
+        return [name for one in self._averaged for name in one.apply()]
+
+    @torch.no_grad()
+    def state(self) -> list[torch.Tensor] | None:
+        """All buffers for a peer that joins, as they travel; ``None`` if they are not as described."""
+        found = [place.read() for place in self._places]
+        if any(value is None for value in found):
+            return None
+        return [value.cpu().to(_sent_as(value.dtype)) for value in found if value is not None]
+
+    @torch.no_grad()
+    def load_state(self, state: Sequence[torch.Tensor]) -> bool:
+        """Take over what :meth:`state` gave at another peer.
+
+        :returns: whether it fits; if not, nothing is changed
+        """
+        if [value.shape for value in state] != [place.shape for place in self._places]:
+            return False
+        for place, value in zip(self._places, state, strict=True):
+            place.write(value)
+        self.load()
+        return True
+
+
+def averaged_numbers(module: nn.Module) -> tuple[int, int]:
+    """How many numbers of its buffers are exchanged with 32 bits, and with 64, in each averaging."""
+    sizes = dict.fromkeys(_EXCHANGED_AS, 0)
+    for place in _places(module, set()):
+        if place.kind in sizes:
+            sizes[place.kind] += place.shape.numel()
+    return sizes[_MEAN], sizes[_MEAN_64] + sizes[_LARGEST]
+
+
+def _places(module: nn.Module, seen: set[int]) -> Iterator[_Place]:
+    """Where the buffers are that count, each of them once."""
+    for prefix, owner in module.named_modules():
+        for attribute, buffer in owner._buffers.items():
+            if buffer is None or id(buffer) in seen or attribute in owner._non_persistent_buffers_set:
+                continue
+            if is_lazy(buffer) or buffer.layout != torch.strided or buffer.is_quantized or buffer.is_meta:
+                continue
+            if buffer.numel():
+                seen.add(id(buffer))
+                name = f"{prefix}.{attribute}" if prefix else attribute
+                yield _Place(name, owner, attribute, buffer.shape, _kind_of(buffer))
+
+
+def _kind_of(buffer: torch.Tensor) -> str:
+    if buffer.is_floating_point():
+        return _CONSTANT if buffer.itemsize == 1 else _MEAN_64 if buffer.dtype == torch.float64 else _MEAN
+    return _LARGEST if not buffer.is_complex() and buffer.numel() <= MAX_INTEGERS else _CONSTANT
+
+
+def _sent_as(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype

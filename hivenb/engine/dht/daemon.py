@@ -1,0 +1,148 @@
+"""libp2p's daemon, through which a peer talks to all others: how it is started, and what is known when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
+
+from hivemind.p2p import P2P, P2PDaemonError, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+from hivemind.utils import get_logger
+from hivemind.utils.multiaddr import Multiaddr
+
+from hivenb.engine.dht.identity import identity_file, same_ports
+from hivenb.engine.process.end_with_parent import tied_to_parent
+
+logger = get_logger(__name__)
+
+#: Seconds for each attempt to reach a peer that was there before.
+_REACHED_WITHIN = 3.0
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """How a peer was there before its daemon ended.
+
+    :param addresses: at which it could be reached; none if its ports are not to be had any more
+    :param neighbours: addresses of other peers that it was connected to
+    """
+
+    addresses: tuple[str, ...] = ()
+    neighbours: tuple[str, ...] = ()
+
+
+class TiedP2P(P2P):
+    """A libp2p daemon in a session of its own that dies with the process that started it.
+
+    Works around ``hivemind/p2p/p2p_daemon.py``: ``P2P.create`` starts ``p2pd`` in the caller's process group, where
+    an interrupt of the notebook can hit it, and leaves it running when the caller is killed.
+    """
+
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        return tied_to_parent(P2P._make_process_args(*args, **kwargs))
+
+
+class DaemonRecord:
+    """What the process of a DHT leaves behind about its daemon, which it does not outlive."""
+
+    _RUNS = 1 << 16
+
+    def __init__(self) -> None:
+        self._pid_and_code = RawArray(ctypes.c_int, [0, self._RUNS])
+        self._sockets = RawArray(ctypes.c_char, 512)
+        #: whether it is about to end as it should
+        self.is_to_end = False
+
+    @property
+    def pid(self) -> int:
+        """Of the daemon; 0 if none was started."""
+        return int(self._pid_and_code[0])
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the daemon, if that has ended before the process that started it; ``None`` otherwise."""
+        code = int(self._pid_and_code[1])
+        return None if code == self._RUNS else code
+
+    def watch(self, p2p: P2P) -> None:
+        """End this process with a daemon that it has started; to be called on its event loop."""
+        self._pid_and_code[0] = p2p._child.pid
+        self._sockets.value = f"{p2p._daemon_listen_maddr} {p2p._client_listen_maddr}".encode()
+        self._task = asyncio.create_task(self._end_with(p2p))
+
+    async def _end_with(self, p2p: P2P) -> None:
+        code = await p2p._child.wait()
+        if self.is_to_end:
+            return
+        self._pid_and_code[1] = code
+        os._exit(1)  # there is nothing that could be told to anybody
+
+    def remove_sockets(self) -> None:
+        """Remove what a daemon that was killed has left in the file system; to be called by the parent of the DHT."""
+        for address in self._sockets.value.decode().split():
+            remove_socket(address)
+
+
+async def start_daemon(
+    p2p_kwargs: Mapping[str, Any], initial_peers: Any, identity: bytes, earlier: Earlier | None
+) -> tuple[P2P, Any]:
+    """Start a daemon.
+
+    :param p2p_kwargs: keyword arguments of ``P2P.create``
+    :param initial_peers: addresses of peers to join
+    :param identity: its private key, unless those say where one is
+    :param earlier: how it was there before, if it was
+    :returns: the daemon, and addresses of peers whom it can reach
+    :raises P2PDaemonError: if it does not start
+    """
+    kwargs = dict(p2p_kwargs)
+    if earlier is None and not kwargs.get("use_ipfs"):
+        kwargs["initial_peers"] = initial_peers
+    elif earlier is not None and kwargs.get("host_maddrs") and not kwargs.get("announce_maddrs"):
+        kwargs["host_maddrs"] = same_ports([str(one) for one in kwargs["host_maddrs"]], earlier.addresses)
+    if kwargs.get("identity_path") is None:
+        with identity_file(identity) as path:
+            p2p = await TiedP2P.create(**kwargs | {"identity_path": path, "check_if_identity_free": False})
+    else:
+        p2p = await TiedP2P.create(**kwargs | ({} if earlier is None else {"check_if_identity_free": False}))
+    if earlier is None:
+        return p2p, initial_peers
+    # not as the daemon's own initial peers: it would end if none of them is there any more
+    return p2p, await _reach(p2p, [*map(str, initial_peers or ()), *earlier.neighbours])
+
+
+async def _reach(p2p: P2P, addresses: Sequence[str]) -> list[str] | None:
+    reached = await asyncio.gather(*(_can_reach(p2p, address) for address in dict.fromkeys(addresses)))
+    return [address for address in reached if address] or None
+
+
+async def _can_reach(p2p: P2P, address: str) -> str | None:
+    peer, whole = PeerID.from_base58(Multiaddr(address)["p2p"]), address
+    try:
+        reachable = Multiaddr(whole.rpartition("/p2p/")[0])
+        await asyncio.wait_for(p2p._client.connect(peer, [reachable]), _REACHED_WITHIN)
+    except (ControlFailure, P2PDaemonError, OSError, EOFError, TimeoutError, asyncio.TimeoutError) as e:
+        logger.debug(f"{address} is not there any more: {e!r}")
+        return None
+    return whole
+
+
+def remove_socket(address: str) -> None:
+    """Remove the file of a socket at which a process has listened that was killed.
+
+    :param address: a multiaddress such as ``/unix/tmp/some.sock``; empty if there is none
+    """
+    with suppress(OSError):
+        os.unlink(address.removeprefix("/unix"))
+
+
+def addresses_of(peers: Iterable[Any]) -> tuple[str, ...]:
+    """Whole addresses of connected peers, as the daemon lists them."""
+    return tuple(f"{address}/p2p/{peer.peer_id}" for peer in peers for address in peer.addrs)

@@ -1,0 +1,145 @@
+"""Batches whose gradients are not finite: left out where they are made, counted, said, and in the end an error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import hivemind
+import torch
+from hivemind.utils import get_logger
+
+from hivenb.engine.averagers.finite import are_finite, where_not_finite
+from hivenb.errors import NotFiniteError
+
+logger = get_logger(__name__)
+
+#: Batches in a row without one that counts, with which training ends: it learns nothing, and the others wait for it.
+MOST_IN_A_ROW = 16
+
+#: Seconds between two lines in the log on batches that were left out.
+SAY_AGAIN_AFTER = 10.0
+
+#: The scale of losses from which on a scaler finds by itself one with which gradients in half precision are finite.
+#: Batches that it costs are no sign that anything is wrong.
+NO_SCALE = 1.0
+
+
+class LeftOutBatches:
+    """The count of the batches that one peer leaves out in a training. For the thread that trains.
+
+    :param now: a clock, in seconds
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._said_at, self._unsaid = -SAY_AGAIN_AFTER, 0
+        #: steps that have brought gradients, finite or not
+        self.seen = 0
+        #: those that were left out
+        self.total = 0
+        #: those that were left out since the last one that was not, but for those that the scale of the losses has cost
+        self.in_a_row = 0
+        #: gives the scale by which losses, and so gradients, are multiplied at the moment
+        self.scale: Callable[[], float] = lambda: NO_SCALE
+        #: called before the first batch and after each one, with whether it counts
+        self.on_batch: Callable[[bool], None] = lambda counts: None
+
+    def take(self) -> None:
+        """Note a batch that counts."""
+        self.seen += 1
+        self.in_a_row = 0
+        self.on_batch(True)
+
+    def leave_out(self, where: str, lost: str) -> None:
+        """Note a batch that does not count.
+
+        :param where: its gradients are not finite, in words
+        :param lost: what is not counted with it, in words
+        :raises NotFiniteError: if there were too many in a row
+        """
+        self.seen += 1
+        self.total += 1
+        self._unsaid += 1
+        self.on_batch(False)
+        scale = self.scale()
+        if scale <= NO_SCALE:
+            self.in_a_row += 1
+        if self.in_a_row >= MOST_IN_A_ROW:
+            raise NotFiniteError(
+                f"{self.in_a_row} batches in a row had gradients that are not finite, the last of them batch "
+                f"{self.seen} of this training ({where}). They were left out, so the model is as good as before them, "
+                f"but nothing is learned any more. {NotFiniteError.REMEDY}."
+            )
+        if self._now() - self._said_at >= SAY_AGAIN_AFTER:
+            scaled = f" at a loss scale of {scale:g}" if scale > NO_SCALE else ""
+            others = f"; {self._unsaid} since this was said last" if self._unsaid > 1 else ""
+            remedy = f" It is one of {self.in_a_row} in a row. {NotFiniteError.REMEDY}." if self.in_a_row > 1 else ""
+            logger.warning(f"Batch {self.seen} is left out: {where}{scaled}. {lost}{others}.{remedy}")
+            self._said_at, self._unsaid = self._now(), 0
+
+
+class LeavesOutBatches(hivemind.Optimizer):
+    """Base to put *before* ``hivemind.Optimizer``: a batch with gradients that are not finite counts for nothing.
+
+    What it would do to the model could not be undone: hivemind sums it up, and averages the sum with the others'.
+    """
+
+    def __init__(self, **kwargs: Any):
+        #: what this peer has left out; a successor goes on with it
+        self.left_out = LeftOutBatches()
+        super().__init__(**kwargs)
+
+    def step(
+        self, closure: Callable[[], Any] | None = None, batch_size: int | None = None, grad_scaler: Any = None
+    ) -> Any:
+        if self.auxiliary or self.use_gradient_averaging:
+            return super().step(closure, batch_size, grad_scaler)
+        # with local updates, hivemind/optim/optimizer.py:step goes from the closure right to the step of the optimizer
+        self.state_averager.step(apply_delayed_updates=True)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._is_to_be_left_out(None):
+            lost = f"Its {batch_size or self.batch_size_per_step} samples do not count, and no step was made"
+            self.left_out.leave_out(self._where_not_finite(), lost)
+            self._go_on_without_a_batch()
+            return loss
+        return super().step(None if closure is None else lambda: loss, batch_size, grad_scaler)
+
+    def _check_and_accumulate_gradients(self, batch_size: int, grad_scaler: Any) -> bool:
+        # hivemind's own looks at scaled gradients alone. The step goes on in either case, as the others may be done
+        # with their samples, and wait for this peer
+        if not self._is_to_be_left_out(grad_scaler):
+            return super()._check_and_accumulate_gradients(batch_size, None)
+        averager, where = self.grad_averager, self._where_not_finite()
+        lost = f"Its {batch_size} samples do not count"
+        if averager.reuse_grad_buffers:
+            lost += f", nor do {averager.local_samples_accumulated} before it: with reuse_grad_buffers they are one sum"
+            averager.reset_accumulated_grads_()
+            self.tracker.report_local_progress(self.local_epoch, 0)
+        # else there is nothing to report: the time that it took is that of the next one, and so is this peer's speed
+        self.left_out.leave_out(where, lost)
+        return True
+
+    def _is_to_be_left_out(self, grad_scaler: Any) -> bool:
+        if grad_scaler is not None:  # of hivemind's, which keeps what it finds to lower the scale
+            is_finite = grad_scaler.are_grads_finite(self)
+        else:
+            is_finite = are_finite(parameter.grad for parameter in self.state_averager.main_parameters)
+        if is_finite:
+            self.left_out.take()
+        return not is_finite
+
+    def _where_not_finite(self) -> str:
+        return where_not_finite(parameter.grad for parameter in self.state_averager.main_parameters)
+
+    def _go_on_without_a_batch(self) -> None:
+        if self._should_load_state_from_peers():
+            self.load_state_from_peers()
+            return
+        self._maybe_schedule_state_averaging()
+        if self.tracker.ready_to_update_epoch:
+            self._update_global_epoch(None)

@@ -1,0 +1,76 @@
+"""A pipe to another process that knows who waits for an answer, so that nobody waits for a process that has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from concurrent.futures import InvalidStateError
+from multiprocessing.connection import Connection
+from typing import Any
+
+from hivemind.utils import MPFuture
+
+#: What hivemind/averaging/averager.py:step asks for before it has a round to return, which fails by itself.
+_TRIGGERS_OF_ROUND = "future_for_init"
+
+
+class AnsweredPipe:
+    """The way into a process of hivemind's, whose messages are the name of a method and its arguments.
+
+    It needs no lock, which a fork could copy while it is held: what is registered first is looked at last.
+
+    :param connection: the pipe itself
+    """
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+        self._waiting: dict[int, tuple[str, weakref.ref[MPFuture]]] = {}
+        #: why nobody answers any more; ``None`` while somebody does
+        self.ended: Exception | None = None
+
+    def send(self, message: tuple[str, Any, dict[str, Any]]) -> None:
+        """Send a message. What waits for an answer to it fails if there will be none."""
+        for name, value in message[2].items():
+            if isinstance(value, MPFuture):
+                self.expect(value, name)
+        try:
+            if self.ended is None:
+                self._connection.send(message)
+        except OSError:
+            if self.ended is None:  # otherwise that happened just now
+                raise
+
+    def send_bytes(self, message: bytes) -> None:
+        """Send what is a message already."""
+        self._connection.send_bytes(message)
+
+    def expect(self, answer: MPFuture, name: str = "") -> None:
+        """Let a future fail when the process ends before it has set it.
+
+        :param name: of the argument that it was sent as
+        """
+        key = id(answer)
+        self._waiting[key] = name, weakref.ref(answer, lambda _: self._waiting.pop(key, None))
+        if self.ended is not None:
+            self._settle(name, answer, self.ended)
+
+    def end(self, error: Exception) -> None:
+        """The process has ended: let all who wait for it, and all who will, know why."""
+        self.ended = error
+        for name, waiting in list(self._waiting.values()):
+            if (answer := waiting()) is not None:
+                self._settle(name, answer, error)
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """Send no more."""
+        self._connection.close()
+
+    def _settle(self, name: str, answer: MPFuture, error: Exception) -> None:
+        if answer.done():
+            return
+        with contextlib.suppress(InvalidStateError):  # it was answered at the last moment
+            if name == _TRIGGERS_OF_ROUND:
+                answer.set_result((MPFuture(), MPFuture()))
+            else:
+                answer.set_exception(error)

@@ -1,0 +1,116 @@
+"""What is to be done when a process has ended that training needs: averagers are made anew, and training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hivemind
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from hivenb.engine.dht.restarts import MOST_RESTARTS, RESTARTS_WITHIN, Restarting
+from hivenb.engine.optimizer.ended_averagers import what_has_ended
+from hivenb.engine.optimizer.handover import release, take_over
+from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.errors import ProcessEndedError
+from hivenb.options.options import Options
+from hivenb.strategy.reconfiguration import engine_settings
+
+
+class Recovery:
+    """Lets an optimizer whose averagers have ended, by themselves or with the DHT, hand over to a successor."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def successor(self, optimizer: Optimizer, options: Options, make: Callable[..., Optimizer]) -> Optimizer:
+        """The optimizer that training goes on with; to be called on the training thread, between two steps.
+
+        :param optimizer: whose averagers have ended; it trained with these options
+        :param make: makes an optimizer from keyword arguments
+        :raises ProcessEndedError: if what has ended cannot be started anew, or has ended too often of late
+        """
+        ended = what_has_ended(optimizer)
+        if ended is None:
+            return optimizer
+        dht, handover = optimizer.dht, release(optimizer)
+        while True:
+            self._count(ended)
+            _require(dht, ended)
+            settings = engine_settings(options)
+            try:
+                return take_over(handover, make, offload=settings.pop("offload_optimizer"), **settings)
+            except ProcessEndedError as e:
+                ended = e  # it has ended once more
+            except Exception as e:
+                raise ProcessEndedError(f"{ended}. It could not be started anew: {str(e) or repr(e)}") from e
+
+    def _count(self, ended: ProcessEndedError) -> None:
+        now = time.monotonic()
+        self._times = [one for one in self._times if now - one < RESTARTS_WITHIN]
+        if len(self._times) >= MOST_RESTARTS:
+            raise ProcessEndedError(
+                f"{ended}, after it had been started anew {MOST_RESTARTS} times within {RESTARTS_WITHIN:.0f} s"
+            )
+        self._times.append(now)
+
+
+def _require(dht: hivemind.DHT, ended: ProcessEndedError) -> None:
+    """Wait for a DHT that is started anew.
+
+    :param ended: what has ended
+    :raises ProcessEndedError: if the DHT could not be started anew, or is not one that is
+    """
+    if isinstance(dht, Restarting):
+        dht.require()
+    elif not dht.is_alive():
+        raise ProcessEndedError(f"{ended}. It belongs to a DHT of plain hivemind's (dht=...), which only you can start")
+
+
+class Recovers:
+    """Mixin to put *before* Lightning's strategy: goes on with new averagers when those of its optimizer have ended."""
+
+    #: called on the training thread with a few words on what whoever trains should know
+    on_notice: Callable[[str], None] | None = None
+
+    options: Options
+    _optimizer: Optimizer | None
+    _hooks: Any
+    _recovery: Recovery
+    _make_optimizer: Callable[..., Optimizer]
+    _show_to_lightning: Callable[..., None]
+
+    def notify(self, mark: str, text: str) -> None:
+        """Say something that whoever trains should know, on the training thread.
+
+        :param mark: a few words
+        :param text: all of it
+        """
+        rank_zero_warn(text)
+        if self.on_notice is not None:
+            self.on_notice(mark)
+
+    def recover(self) -> bool:
+        """Start averagers anew that have ended; to be called on the training thread, between two steps.
+
+        :returns: whether any had
+        :raises ProcessEndedError: if they cannot be
+        """
+        optimizer = self._optimizer
+        if optimizer is None or self._hooks is None or (ended := what_has_ended(optimizer)) is None:
+            return False
+        self._optimizer = self._recovery.successor(optimizer, self.options, self._make_optimizer)
+        self._show_to_lightning(self._optimizer, self._hooks)
+        self.notify(f"{ended.title} was started anew", f"{ended}. It was started anew, and training goes on")
+        return True
+
+    @contextlib.contextmanager
+    def recovering(self) -> Iterator[None]:
+        """Give up the step that is made meanwhile if it cannot go on since a process has ended, and recover."""
+        try:
+            yield
+        except ProcessEndedError:
+            if not self.recover():
+                raise

@@ -1,0 +1,281 @@
+"""One panel of the charts: axes, lines, legend, and words at what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hivenb.figures.history import Event
+from hivenb.view import theme
+from hivenb.view.drawing_surface import Box, DrawingSurface, TextStyle
+from hivenb.view.drawn_panel import DrawnPanel
+from hivenb.view.horizontal_axis import ToAxis
+from hivenb.view.panels import Line, Mark, Panel, limits, logarithm, merged, with_gaps
+from hivenb.view.ticks import byte_ticks, log_ticks, number_ticks, time_ticks
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.56, 0.14, 0.33, 0.26  # inches of margin around the axes of a panel
+_SHORTEST = 10.0  # seconds of time axis before anything has happened
+_MOST_MARKS, _MARK_ROWS = 40, 3
+_LEGEND_ROW = 0.17  # inches
+_HOLDS = 3.0  # seconds for which the last value of a step counts on, at most
+_TITLE, _LEGEND, _TICK, _MARK = 9.5, 8.5, 7.5, 7.0  # points
+
+
+class PanelDrawing:
+    """One panel in its place on a surface.
+
+    :param place: where on the surface
+    :param to_x: from seconds to places on the panel's horizontal axis
+    :param now: seconds at which the axis ends, at least
+    :param window: seconds from and to which is drawn, instead of all until now
+    """
+
+    def __init__(
+        self, surface: DrawingSurface, colors: theme.Theme, place: Box, to_x: ToAxis, now: float,
+        window: tuple[float, float] | None = None,
+    ) -> None:  # fmt: skip
+        self._surface, self._colors, self._to_x, self._now, self._window = surface, colors, to_x, now, window
+        inch = surface.inch
+        self._place = place
+        self._axes = Box(
+            place.left + _LEFT * inch, place.bottom + _BOTTOM * inch, place.right - _RIGHT * inch,
+            place.top - _TOP * inch,
+        )  # fmt: skip
+        self._low, self._high = 0.0, 1.0
+        self._start, self._end = self._whole = 0.0, 1.0
+
+    def draw(self, panel: Panel, events: Sequence[Event]) -> DrawnPanel:
+        """Draw it, with a thin line at each event, and the words of those that belong to it.
+
+        :returns: where things lie now
+        """
+        legend = self._write_title(panel)
+        axes = self._axes
+        floor = (axes.left, axes.bottom), (axes.right, axes.bottom)
+        words: list[tuple[Mark, Box | None]] = []
+        if panel.lines:
+            self._set_limits(panel)
+            events = [replace(event, time=float(self._to_x(np.array([event.time]))[0])) for event in events]
+            near = 0.01 * (self._end - self._start)
+            merging = merged([event for event in events if event.kind in panel.marks], near)
+            marks = [mark for mark in merging if self._start <= mark.event.time <= self._end][-_MOST_MARKS:]
+            if marks:
+                self._high += 0.22 * (self._high - self._low)  # room for the words
+            self._draw_ticks(panel)
+            self._draw_lines(panel, [event.time for event in events if event.kind == "run"])
+            self._draw_events(events, panel.marks)
+            words = self._write_marks(marks)
+        if all(line.hidden for line in panel.lines):
+            self._write_empty("all is off: click a name" if panel.lines else panel.empty)
+        self._surface.segments([floor[0]], [floor[1]], self._colors.frame, width=0.8)
+        return DrawnPanel(
+            panel=panel,
+            axes=axes,
+            to_x=self._to_x,
+            across=(self._start, self._end),
+            whole=self._whole,
+            up=(self._low, self._high),
+            legend=legend,
+            marks=tuple(words),
+        )
+
+    def _set_limits(self, panel: Panel) -> None:
+        first, last = (float(x) for x in self._to_x(np.array([0.0, self._now])))
+        shortest = _SHORTEST if panel.axis == "time" else 1.0
+        self._start, self._end = self._whole = first, first + max(last - first, shortest) * 1.02
+        if self._window is not None:
+            start, end = (float(x) for x in self._to_x(np.array(self._window)))
+            self._start, self._end = start, max(end, start + 1e-6 * shortest)
+        self._low, self._high = limits(panel)
+
+    def _draw_lines(self, panel: Panel, starts: Sequence[float]) -> None:
+        shown = [line for line in panel.lines if not line.hidden and len(line.points.times)]
+        if panel.stacked:
+            self._draw_shares(shown)
+        else:
+            for line in shown:
+                self._draw_line(line, panel.log, np.array(starts))
+
+    def _draw_events(self, events: Sequence[Event], own: Sequence[str]) -> None:
+        """A line for each; those of other panels are fainter."""
+        axes = self._axes
+        for event in [event for event in events if self._start <= event.time <= self._end][-_MOST_MARKS:]:
+            strength = 0.75 if event.kind in own else 0.3
+            x = self._x(event.time)
+            color = self._colors.hue(theme.EVENTS[event.kind])
+            self._surface.segments([(x, axes.bottom)], [(x, axes.top)], color, width=0.8, alpha=strength)
+
+    def _x(self, place: Any) -> Any:
+        share = np.clip((place - self._start) / (self._end - self._start), -100, 100)
+        return self._axes.left + share * self._axes.width
+
+    def _y(self, place: Any) -> Any:
+        # a pixel far outside is as good as one further outside, and Agg's coordinates have a limit
+        share = np.clip((place - self._low) / (self._high - self._low), -10, 10)
+        return self._axes.bottom + share * self._axes.height
+
+    def _draw_line(self, line: Line, log: bool, starts: np.ndarray) -> None:
+        surface, within = self._surface, self._axes
+        color = self._colors.hue(line.color)
+
+        def scaled(values: np.ndarray) -> np.ndarray:
+            return logarithm(values) if log else np.where(np.isfinite(values), values, np.nan)
+
+        places, values = self._to_x(line.points.times), line.points.values
+        if line.step:
+            now = float(self._to_x(np.array([self._now]))[0])
+            end = np.clip(now, places[-1], places[-1] + _HOLDS)
+            x, y = with_gaps(np.append(places, end), np.append(values, values[-1]), starts, held=True)
+            x, y = _steps(self._x(x), self._y(scaled(y)))
+            surface.area(x, within.bottom, y, color, alpha=0.10, within=within)
+            surface.line(x, y, color, width=1.6, within=within)
+            return
+        if np.any(line.points.highs > line.points.lows):
+            x, low = with_gaps(places, line.points.lows, starts)
+            high = with_gaps(places, line.points.highs, starts)[1]
+            low, high = scaled(low), scaled(high)
+            if log:  # a mean can have a logarithm where the least of its values has none
+                low = np.where(np.isnan(low), self._low, low)
+            surface.area(self._x(x), self._y(low), self._y(high), color, alpha=0.16, within=within)
+        if line.trend is not None:
+            x, y = with_gaps(places, values, starts)
+            surface.line(self._x(x), self._y(scaled(y)), color, width=0.7, alpha=0.30, within=within)
+            values = line.trend
+        x, y = with_gaps(places, values, starts)
+        x, y = self._x(x), self._y(scaled(y))
+        surface.line(x, y, color, width=1.6, within=within, dashes=(4, 2) if line.dashed else None)
+        is_inside, known = (x >= within.left) & (x <= within.right), np.isfinite(y)
+        if len(values) <= 40 and not line.smooth:
+            surface.dots(x[known & is_inside], y[known & is_inside], color, size=3.0)
+        newest = [place for place in np.flatnonzero(known)[-1:] if is_inside[place]]
+        surface.dots(x[newest], y[newest], color, size=4.0)
+
+    def _draw_shares(self, lines: Sequence[Line]) -> None:
+        below: Any = 0.0
+        for line in lines:
+            places, above = self._x(line.points.times), below + line.points.values
+            (x, low), (_, high) = (_steps(places, self._y(edge + 0 * above)) for edge in (below, above))
+            self._surface.area(x, low, high, self._colors.hue(line.color), alpha=0.75, within=self._axes)
+            below = above
+
+    def _draw_ticks(self, panel: Panel) -> None:
+        surface, axes, colors = self._surface, self._axes, self._colors
+        style = TextStyle(_TICK, colors.faint_ink)
+        gap = 5 * surface.point
+        most = max(2, int(axes.width / surface.inch / 0.55))
+        if panel.axis == "time":
+            places, labels = time_ticks(self._end, most, self._start)
+        else:
+            places, labels = number_ticks(self._start, self._end, most, whole=True)
+            labels[:1] = [f"{panel.axis.removesuffix('s')} {label}" for label in labels[:1]]
+        for place, label in zip(places, labels, strict=True):
+            x, half = self._x(place), surface.measure(label, _TICK) / 2
+            if self._window is None or (x - half >= self._place.left and x + half <= self._place.right):
+                surface.write(label, x, axes.bottom - gap, style, across="center", up="top")
+        most = max(2, int(axes.height / surface.inch / 0.28))
+        if panel.log:
+            places, labels = log_ticks(self._low, self._high, most)
+        elif panel.bytes:
+            places, labels = byte_ticks(self._low, self._high, most)
+        else:
+            places, labels = number_ticks(
+                self._low, self._high, most, whole=panel.whole, percent=panel.percent
+            )  # fmt: skip
+        heights = [self._y(place) for place in places]
+        for height, label in zip(heights, labels, strict=True):
+            surface.write(label, axes.left - gap, height, style, across="right")
+        starts, ends = ([(x, height) for height in heights] for x in (axes.left, axes.right))
+        surface.segments(starts, ends, colors.grid, width=0.8)
+
+    def _write_title(self, panel: Panel) -> dict[str, Box]:
+        """The title at the left; at the right each line's word and latest value, in two rows if need be."""
+        surface, inch = self._surface, self._surface.inch
+        height, gap = self._axes.top + 0.16 * inch, 0.10 * inch
+        edge = self._place.left + 0.06 * inch  # in line with the numbers, not with the axes
+        title = surface.write(panel.title, edge, height, TextStyle(_TITLE, self._colors.ink, bold=True))
+        legend = [(line, line.word if line.hidden else f"{line.word} {line.latest}".strip()) for line in panel.lines]
+        lefts, right = (title.box.right + gap, edge), self._axes.right
+
+        def rows(size: float) -> list[list[tuple[Line, str]]]:
+            first = _that_fit([surface.measure(text, size) + gap for _, text in legend], right - lefts[0] + gap)
+            return [legend[:first], legend[first:]]
+
+        size = next((size for size in (_LEGEND, _TICK) if not rows(size)[1]), _TICK)
+        if rows(size)[1]:
+            self._axes = replace(self._axes, top=self._axes.top - _LEGEND_ROW * inch)
+        boxes = {}
+        for row, left in zip(rows(size), lefts, strict=True):
+            end = right
+            for line, text in reversed(row):
+                start = end - surface.measure(text, size)
+                if start >= left:
+                    boxes[line.word] = self._write_legend(line, text, (start, height), size)
+                end = start - gap
+            height -= _LEGEND_ROW * inch
+        return boxes
+
+    def _write_legend(self, line: Line, text: str, start: tuple[float, float], size: float) -> Box:
+        """One that is switched off is struck through."""
+        color = self._colors.faint_ink if line.hidden else self._colors.hue(line.color)
+        box = self._surface.write(text, *start, TextStyle(size, color)).box
+        if line.hidden:
+            self._surface.segments([(box.left, start[1])], [(box.right, start[1])], color, width=1.0)
+        return box
+
+    def _write_empty(self, text: str) -> None:
+        surface, axes = self._surface, self._axes
+        lines, step = text.split("\n"), 1.5 * _LEGEND * surface.point
+        x, y = (axes.left + axes.right) / 2, (axes.bottom + axes.top) / 2 + step * (len(lines) - 1) / 2
+        style = TextStyle(_LEGEND, self._colors.faint_ink)
+        for number, line in enumerate(lines):
+            surface.write(line, x, y - number * step, style, across="center")
+
+    def _write_marks(self, marks: Sequence[Mark]) -> list[tuple[Mark, Box | None]]:
+        """Write marks' words beside their lines; where they would overlap, the newest alone has them.
+
+        Each has a row for good: nothing jumps as the axis grows.
+
+        :returns: each mark with the place of its words
+        """
+        written: list[tuple[Mark, Box | None]] = []
+        surface, axes = self._surface, self._axes
+        taken: dict[int, list[Box]] = {row: [] for row in range(_MARK_ROWS)}
+        row, near = 10 * surface.point, 3 * surface.point
+        for mark in reversed(marks):
+            x, number = self._x(mark.event.time), mark.number % _MARK_ROWS
+            # where newer words in this row leave room
+            low = max([axes.left, *(box.right for box in taken[number] if box.left < x)])
+            high = min([axes.right, *(box.left for box in taken[number] if box.right > x)])
+            text = self._cut(mark.event.text, high - low)
+            wide = surface.measure(text, _MARK)
+            beside = (left for left in (x + near, x - near - wide) if low <= left <= high - wide)
+            left = next(beside, high - wide)  # else across its line
+            top = axes.top - 2 * surface.point - number * row
+            written.append((mark, Box(left, top - row + 1, left + wide, top) if text else None))
+            if text:
+                taken[number].append(Box(left - near, top - row + 1, left + wide + near, top))
+                surface.rectangle(Box(left - 1, top - row + 1, left + wide + 1, top), self._colors.paper, alpha=0.75)
+                surface.write(text, left, top - (row - 1) / 2, TextStyle(_MARK, self._colors.ink))
+        return written
+
+    def _cut(self, text: str, width: float) -> str:
+        """As many whole words of a text as fit into so many pixels."""
+        words = text.split()
+        for number in range(len(words), 0, -1):
+            shown = " ".join(words[:number]) + ("" if number == len(words) else " \N{HORIZONTAL ELLIPSIS}")
+            if self._surface.measure(shown, _MARK) <= width:
+                return shown
+        return ""
+
+
+def _steps(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each value holds until the next point."""
+    return np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
+
+
+def _that_fit(widths: Sequence[float], room: float) -> int:
+    """How many of them, from the first on, have room beside each other."""
+    return int(np.searchsorted(np.cumsum(widths), room, side="right"))

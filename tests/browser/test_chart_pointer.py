@@ -1,0 +1,246 @@
+"""A pointer over the charts in JupyterLab: values under it, a window by wheel and drag, the legend, files to save."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+
+from .conftest import wait_for
+from .test_live_control import DASHBOARD, notebook, what_is_cut_off
+from .test_quickstart import keep_screenshot, run_all, switch_theme
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+#: Five minutes of a run, written by hand into its history, so that every value is known.
+CELLS = (
+    """
+import math, random
+import hivenb
+from hivenb import tasks
+task = tasks.digits()
+swarm = hivenb.Swarm()
+data = (task.train, task.validation)
+run = hivenb.TrainingRun(task.model, data, swarm=swarm, options=hivenb.Options(target_batch_size=2048))
+random.seed(0)
+record, mark = run.history.record, run.history.mark
+mark("run", "started", time=1000.0)
+for second in range(301):
+    now, epoch = 1000.0 + second, second // 10
+    noise = 0.25 * random.random() * math.exp(-second / 200)
+    record("loss", 2.3 * math.exp(-second / 90) + noise, epoch=epoch, samples=64 * second, time=now)
+    record("peers", 1 + (second > 60) + (second > 200), epoch=epoch, time=now)
+    record("samples_per_second", 130 + second % 7, epoch=epoch, time=now)
+    record("swarm_samples_per_second", 400 + second % 9, epoch=epoch, time=now)
+    record("memory", 5e8 + 1e6 * second, epoch=epoch, time=now)
+    record("bytes_sent", 1.2e6 * epoch, epoch=epoch, time=now)
+    record("bytes_received", 0.9e6 * epoch, epoch=epoch, time=now)
+    if second and second % 10 == 0:
+        record("stalled_seconds", 2.0, epoch=epoch, time=now)
+        record("waiting_seconds", 0.5 * (second == 150), epoch=epoch, time=now)
+    if second and second % 50 == 0:
+        record("val_loss", round(2.5 * math.exp(-second / 90), 3), epoch=epoch, time=now)
+        record("val_acc", 1 - 0.8 * math.exp(-second / 90), epoch=epoch, time=now)
+mark("option", "gradients: float16 instead of none, and the target batch size: 512 instead of 2048", time=1120.0)
+mark("peer", "peer QmXyz joined", time=1061.0)
+""",
+    """
+dashboard = hivenb.Dashboard(run)
+dashboard
+""",
+)
+
+
+class Charts:
+    """The picture in the page, and what it says of itself."""
+
+    def __init__(self, page: Any, dashboard: str = DASHBOARD):
+        self.page = page
+        self.root = page.locator(f"{dashboard} .hivenb-picture").first
+        self.image = self.root.locator("img.hivenb-charts")
+        self.tip = self.root.locator(".hivenb-tip")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        written = self.root.locator(".hivenb-under-pointer")
+        return json.loads(written.text_content()) if written.count() else {"panels": []}
+
+    def panel(self, title: str) -> dict[str, Any]:
+        return next(panel for panel in self.facts["panels"] if panel["title"] == title)
+
+    def line(self, title: str, word: str) -> dict[str, Any]:
+        return next(line for line in self.panel(title)["lines"] if line["word"] == word)
+
+    def across(self, title: str) -> tuple[float, float]:
+        start, end = self.panel(title)["across"]
+        return start, end
+
+    def at(self, title: str, seconds: float, up: float = 0.5) -> tuple[float, float]:
+        """Where in the page a panel shows a moment."""
+        panel, box = self.panel(title), self.image.bounding_box()
+        (left, top, right, bottom), (start, end) = panel["box"], panel["across"]
+        across = left + (seconds - start) / (end - start) * (right - left)
+        return box["x"] + across * box["width"], box["y"] + (bottom - up * (bottom - top)) * box["height"]
+
+    def middle(self, share: list[float]) -> tuple[float, float]:
+        box, (left, top, right, bottom) = self.image.bounding_box(), share
+        return box["x"] + (left + right) / 2 * box["width"], box["y"] + (top + bottom) / 2 * box["height"]
+
+    def source(self) -> str:
+        return self.image.get_attribute("src")
+
+    def values(self, title: str, word: str, seconds: float) -> list[float]:
+        """What a line has at a moment, and at its neighbours: a pointer is between pixels."""
+        line = self.line(title, word)
+        place = min(range(len(line["x"])), key=lambda i: abs(line["x"][i] - seconds))
+        return line["y"][max(0, place - 1) : place + 2]
+
+    def says(self, title: str, seconds: float, *patterns: str) -> str:
+        """Wait until a pointer at that moment is told such words."""
+        self.page.mouse.move(*self.at(title, seconds), steps=3)
+
+        def told() -> str | None:
+            words = self.tip.inner_text() if self.tip.is_visible() else ""
+            return words if words and all(re.search(pattern, words) for pattern in patterns) else None
+
+        return wait_for(told, 10, f"at {seconds} s of {title!r}, the pointer is not told {patterns}")
+
+    def wait(self, condition: Any, failure: str) -> None:
+        wait_for(condition, 30, failure)
+
+    def appear(self) -> None:
+        """Wait until they are there, and the script with them."""
+        self.image.wait_for(timeout=120_000)
+        self.wait(lambda: "training" in (self.image.get_attribute("alt") or ""), "the script does not run")
+        self.image.scroll_into_view_if_needed()
+
+
+@pytest.fixture
+def charts(lab, page):
+    page.set_viewport_size({"width": 1400, "height": 900})
+    page.goto(lab.open(notebook(lab.folder, "pointer.ipynb", CELLS)))
+    run_all(page)
+    shown = Charts(page)
+    shown.appear()
+    return shown
+
+
+def test_it_answers_a_pointer(charts: Charts) -> None:
+    page = charts.page
+
+    # values, and the whole text of a mark
+    training = "|".join(f"{value:.3f}" for value in charts.values("Loss", "training", 100.0))
+    told = charts.says("Loss", 100.0, rf"training\s+({training})", r"validation\s+0\.823", r"1 min (39|40|41) s")
+    assert "smoothed" in told
+    keep_screenshot(page, "pointer-1-hover")
+    charts.says("Time", 105.0, r"computing\s+80\.0 %", r"averaging\s+20\.0 %")
+    memory = "|".join(f"{value / 1e6:.0f}" for value in charts.values("Memory", "Memory", 100.0))
+    charts.says("Memory", 100.0, rf"({memory}) MB")
+    charts.says("Loss", 120.0, "gradients: float16 instead of none, and the target batch size: 512 instead of 2048")
+    keep_screenshot(page, "pointer-2-mark")
+    page.mouse.move(5, 5)
+    charts.tip.wait_for(state="hidden", timeout=5_000)
+
+    # a wheel goes into time, a double click comes back
+    before, first = charts.across("Loss"), charts.source()
+    page.mouse.move(*charts.at("Loss", 100.0))
+    for _ in range(4):
+        page.mouse.wheel(0, -120)
+    charts.wait(lambda: charts.across("Loss") != before and charts.source() != first, "the wheel does nothing")
+    start, end = charts.across("Peers")
+    assert 0 < start < 100 < end < 250, "around the pointer, in all charts of time"
+    assert (start, end) == charts.across("Loss")
+    assert "from " in charts.image.get_attribute("alt")
+    keep_screenshot(page, "pointer-3-wheel")
+    page.mouse.dblclick(*charts.at("Loss", (start + end) / 2))
+    charts.wait(lambda: charts.across("Loss") == before, "a double click does not come back")
+
+    # a drag takes what lies between
+    page.mouse.move(*charts.at("Samples/s", 150.0))
+    page.mouse.down()
+    page.mouse.move(*charts.at("Samples/s", 195.0), steps=5)
+    keep_screenshot(page, "pointer-4-drag")
+    page.mouse.up()
+    charts.wait(lambda: charts.across("Loss") != before, "a drag does nothing")
+    assert charts.across("Loss") == pytest.approx((150.0, 195.0), abs=3.0)
+    charts.says("Loss", 175.0, "2 min 5[456] s")
+    keep_screenshot(page, "pointer-5-zoomed")
+
+    # what is shown, as a table
+    with page.expect_download() as saving:
+        page.get_by_role("button", name="CSV").click()
+    assert saving.value.suggested_filename == "hivenb-charts.csv"
+    rows = list(csv.DictReader(io.StringIO(saving.value.path().read_text())))
+    start, end = charts.across("Loss")
+    assert all(start <= float(row["seconds"]) <= end for row in rows)
+    peers = [float(row["value"]) for row in rows if row["chart"] == "Peers"]
+    assert set(peers) == {2.0}
+    assert 40 <= len(peers) <= 50
+    memory = {float(row["seconds"]): float(row["value"]) for row in rows if row["chart"] == "Memory"}
+    assert memory == {second: 5e8 + 1e6 * second for second in memory}
+    assert len(memory) == len(peers)
+    with page.expect_download() as saving:
+        page.get_by_role("button", name="PNG").click()
+    assert saving.value.path().read_bytes().startswith(b"\x89PNG")
+
+    charts.root.get_by_role("button", name="show all").click()
+    charts.wait(lambda: charts.across("Loss") == before, "the button does not come back")
+
+    # a series is switched off at the legend, and on again
+    page.mouse.click(*charts.middle(charts.line("Loss", "validation")["legend"]))
+    charts.wait(lambda: charts.line("Loss", "validation")["hidden"], "it is not switched off")
+    assert "validation" not in charts.says("Loss", 101.0, "training")
+    assert "validation" not in charts.image.get_attribute("alt").split("Validation accuracy")[0]
+    keep_screenshot(page, "pointer-6-switched-off")
+    page.mouse.click(*charts.middle(charts.line("Loss", "validation")["legend"]))
+    charts.wait(lambda: not charts.line("Loss", "validation")["hidden"], "it is not switched on")
+
+    # the smoothing is chosen
+    assert charts.line("Loss", "training")["trend"]
+    page.locator(DASHBOARD).first.get_by_label("smoothing", exact=True).select_option("none")
+    charts.wait(lambda: charts.line("Loss", "training")["trend"] is None, "it is still smoothed")
+    assert "smoothed" not in charts.says("Loss", 100.0, "training")
+
+
+def test_a_page_that_is_scrolled_does_not_stop_at_the_charts(charts: Charts) -> None:
+    page, before = charts.page, charts.across("Loss")
+    page.set_viewport_size({"width": 1000, "height": 500})
+    scrolled = page.locator(".jp-WindowedPanel-outer").first
+    scrolled.evaluate("panel => { panel.scrollTop = 0; }")
+    x = charts.at("Loss", 100.0)[0]
+    page.mouse.move(x, 300)
+    at = scrolled.evaluate("panel => panel.scrollTop")
+    for _ in range(8):
+        page.mouse.wheel(0, 100)
+        page.wait_for_timeout(60)
+    assert scrolled.evaluate("panel => panel.scrollTop") > at + 300
+    assert charts.across("Loss") == before
+
+
+def test_it_answers_in_light_and_dark_wide_and_narrow(charts: Charts) -> None:
+    page = charts.page
+    for theme in ("Light", "Dark"):
+        if theme == "Dark":
+            switch_theme(page, theme)
+        for width in (1400, 1000):
+            look = f"{theme.lower()}-{width}"
+            page.set_viewport_size({"width": width, "height": 900})
+            charts.image.scroll_into_view_if_needed()
+            for title in ("Loss", "Memory"):
+                charts.says(title, 295.0, "4 min 5")
+                tip, image = charts.tip.bounding_box(), charts.image.bounding_box()
+                assert tip["x"] >= image["x"]
+                assert tip["x"] + tip["width"] <= image["x"] + image["width"] + 1
+            charts.says("Loss", 120.0, "training", "instead of 2048")
+            keep_screenshot(page, f"pointer-hover-{look}")
+            assert not what_is_cut_off(page.locator(DASHBOARD).first)
+            page.mouse.wheel(0, -400)
+            charts.wait(lambda: charts.facts["zoomed"], "the wheel does nothing")
+            charts.says("Peers", 120.0, "2 min 0 s")
+            keep_screenshot(page, f"pointer-zoom-{look}")
+            page.mouse.dblclick(*charts.at("Peers", 120.0))
+            charts.wait(lambda: not charts.facts["zoomed"], "a double click does not come back")

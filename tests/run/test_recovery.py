@@ -1,0 +1,153 @@
+"""A part of a peer that is killed in the middle of training is started anew, and training goes on with the others."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+import tiny
+
+import hivenb
+from hivenb.engine.dht import restarts
+from hivenb.errors import ProcessEndedError
+from hivenb.options import Options
+from hivenb.run.status import RunState
+from hivenb.strategy import recovery
+from hivenb.training import TrainingRun
+
+pytestmark = pytest.mark.process
+
+#: Seconds within which anything has to happen that has no bound of its own; the machine may be busy.
+PATIENCE = 90.0
+
+#: Seconds within which the end of a part is to be known.
+NOTICED_WITHIN = 10.0
+
+#: What can be killed, and what the others call it.
+PARTS: dict[str, tuple[Callable[[TrainingRun], int], str]] = {
+    "daemon": (lambda run: daemon_of(run.swarm), "p2pd, the daemon of the DHT"),
+    "dht": (lambda run: run.swarm.dht.pid, "the process of the DHT"),
+    "gradients": (lambda run: run.strategy.optimizer.grad_averager.pid, "the averager of gradients"),
+    "state": (lambda run: run.strategy.optimizer.state_averager.pid, "the averager of the state"),
+}
+
+KILLED = r"\(process {pid}\),? was killed by signal 9 \(SIGKILL\), often by the system when memory runs out"
+
+
+def daemon_of(swarm: hivenb.Swarm) -> int:
+    return next(child.pid for child in psutil.Process(swarm.dht.pid).children() if child.name() == "p2pd")
+
+
+def options(name: str, **changes: Any) -> Options:
+    return Options(
+        **{"target_batch_size": 128, "run_id": name, "matchmaking_time": 3.0, "averaging_timeout": 20.0, **changes}
+    )
+
+
+class Groups:
+    """How many have averaged gradients in each epoch of a run, as it has told."""
+
+    def __init__(self, run: TrainingRun):
+        self.sizes: list[tuple[int, int]] = []
+        self._told, tell = threading.Condition(), run.strategy.on_epoch
+
+        def note(report: Any) -> None:
+            tell(report)
+            with self._told:
+                self.sizes.append((report.epoch, report.group_size))
+                self._told.notify_all()
+
+        run.strategy.on_epoch = note
+
+    def wait_for(self, size: int, since: int, run: TrainingRun) -> int:
+        """The first epoch from that one on in which so many have met."""
+        met: list[int] = []
+        end = time.monotonic() + PATIENCE
+        with self._told:
+            while not (met := [epoch for epoch, group in self.sizes if group == size and epoch >= since]):
+                assert run.status.state.is_active, run.exception
+                assert time.monotonic() < end, f"{self.sizes}; {run.log[-20:]}"
+                self._told.wait(0.5)
+        return met[0]
+
+
+@pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_is_killed_is_started_anew_and_the_peers_meet_again(swarm, eventually, part, delays):
+    run = TrainingRun(
+        tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options(f"killed-{part}", **delays), accelerator="cpu"
+    )
+    run.start()
+    groups = Groups(run)
+    swarm.add_local_peers(1, run)
+    groups.wait_for(2, since=0, run=run)
+    peer_id, addresses = swarm.peer_id, swarm.addresses
+    pid_of, title = PARTS[part]
+    pid = pid_of(run)
+    os.kill(pid, signal.SIGKILL)
+    noticed = time.monotonic() + NOTICED_WITHIN
+    eventually(lambda: any(title in event.text for event in run.history.snapshot().events), NOTICED_WITHIN)
+    assert time.monotonic() < noticed
+    groups.wait_for(2, since=run.status.epoch + 2, run=run)
+    assert swarm.dht.peer_id.to_base58() == swarm.peer_id == peer_id
+    assert swarm.addresses == addresses, "an invite that was given away is good still"
+    assert pid_of(run) != pid
+    assert any(f"process {pid}" in line and "signal 9 (SIGKILL)" in line for line in run.log)
+    run.stop()
+    assert run.status.state is RunState.STOPPED
+
+
+@pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])
+@pytest.mark.parametrize("part", PARTS)
+def test_where_it_cannot_be_started_anew_the_run_says_what_has_ended_and_can_be_started_again(
+    swarm, monkeypatch, part, delays
+):
+    for module in (restarts, recovery):
+        monkeypatch.setattr(module, "MOST_RESTARTS", 0)
+    run = TrainingRun(
+        tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options(f"fails-{part}", **delays), accelerator="cpu"
+    )
+    run.start()
+    groups = Groups(run)
+    swarm.add_local_peers(1, run)
+    groups.wait_for(2, since=0, run=run)
+    pid_of, title = PARTS[part]
+    pid = pid_of(run)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ProcessEndedError, match=title + " " + KILLED.format(pid=pid)):
+        assert run.wait(timeout=NOTICED_WITHIN), "not noticed in time"
+    assert run.status.state is RunState.FAILED
+    left = [child for child in multiprocessing.active_children() if not child.name.startswith("hivenb-peer")]
+    assert left == ([] if part in ("daemon", "dht") else [swarm.dht])
+    monkeypatch.undo()
+    swarm.remove_local_peers()
+    peer_id, epoch = swarm.peer_id, run.status.epoch
+    run.start()
+    assert run.wait(epochs=2, timeout=PATIENCE)
+    assert run.status.epoch >= epoch + 2, "it goes on from there"
+    assert swarm.dht.peer_id.to_base58() == peer_id
+    run.stop()
+
+
+def test_what_ends_while_the_run_is_paused_is_started_anew_when_it_goes_on(swarm, eventually):
+    run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options("paused"), accelerator="cpu")
+    run.start()
+    run.wait(epochs=1, timeout=PATIENCE)
+    run.pause()
+    run.wait_for(RunState.PAUSED, PATIENCE)
+    pid = swarm.dht.pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: swarm._dht.pid not in (pid, None))
+    assert run.status.state is RunState.PAUSED
+    run.resume()
+    assert run.wait(epochs=2, timeout=PATIENCE)
+    run.apply(target_batch_size=64, matchmaking_time=1.0)
+    assert run.wait(epochs=2, timeout=PATIENCE)
+    run.stop()
