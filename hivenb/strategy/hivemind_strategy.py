@@ -205,7 +205,7 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         self._hooks = ModuleHooks(module)
         if scheduler is not None:
             self._hooks.warn_of_own_scheduler_step()
-        self._hooks.clip_at(self._optimizer.opt)
+        self._hooks.follow(self._optimizer)
         self._show_to_lightning(self._optimizer, self._hooks)
         self._exhausted = ExhaustedData.among(trainer.callbacks, self.notify)
 

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.strategy.running_statistics import RunningStatistics
+
 _MISSING = object()
 _LIGHTNINGS_OWN = ("lightning.", "pytorch_lightning.")
 
@@ -48,6 +51,14 @@ class ModuleHooks:
     def enable_zero_grad(self) -> None:
         """Let ``optimizer_zero_grad`` have its effect again."""
         self._put_back("optimizer_zero_grad")
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Let the module's gradients be clipped in the swarm's step, and batches that are left out spoil nothing in it.
+
+        :param optimizer: the swarm's
+        """
+        self.clip_at(optimizer.opt)
+        optimizer.left_out.on_batch = RunningStatistics(self._module).follow
 
     def clip_at(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients of the swarm's step instead of those of each batch.

@@ -155,6 +155,32 @@ def test_a_run_ends_with_the_error_when_all_are_left_out_and_can_be_started_agai
     assert run.status.epoch > 0
 
 
+class Normalized(TinyModel):
+    """With layers that count what has gone through them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return super().training_step((x * math.nan if batch_idx == self.spoiled else x, y), batch_idx)
+
+    spoiled = -1
+
+
+@pytest.mark.parametrize("spoiled", [0, 15])
+def test_statistics_of_layers_are_those_of_the_batches_that_count(swarm: hivenb.Swarm, spoiled: int) -> None:
+    model, without = Normalized(), Normalized()
+    model.spoiled = spoiled
+    without.load_state_dict(model.state_dict())
+    batches = list(loader(64, 4))
+    trainer(strategy(swarm), max_epochs=1).fit(model, batches)
+    trainer(strategy(swarm), max_epochs=1).fit(without, [one for i, one in enumerate(batches) if i != spoiled])
+    for name, expected in without.state_dict().items():
+        assert torch.allclose(expected, model.state_dict()[name], atol=1e-6), name
+
+
 class Spoiled(TinyModel):
     """Whose loss is no number in five of eight batches."""
 

@@ -43,11 +43,14 @@ class LeftOutBatches:
         self.in_a_row = 0
         #: gives the scale by which losses, and so gradients, are multiplied at the moment
         self.scale: Callable[[], float] = lambda: NO_SCALE
+        #: called before the first batch and after each one, with whether it counts
+        self.on_batch: Callable[[bool], None] = lambda counts: None
 
     def take(self) -> None:
         """Note a batch that counts."""
         self.seen += 1
         self.in_a_row = 0
+        self.on_batch(True)
 
     def leave_out(self, where: str, lost: str) -> None:
         """Note a batch that does not count.
@@ -59,6 +62,7 @@ class LeftOutBatches:
         self.seen += 1
         self.total += 1
         self._unsaid += 1
+        self.on_batch(False)
         scale = self.scale()
         if scale <= NO_SCALE:
             self.in_a_row += 1
@@ -71,7 +75,8 @@ class LeftOutBatches:
         if self._now() - self._said_at >= SAY_AGAIN_AFTER:
             scaled = f" at a loss scale of {scale:g}" if scale > NO_SCALE else ""
             others = f"; {self._unsaid} since this was said last" if self._unsaid > 1 else ""
-            logger.warning(f"Batch {self.seen} is left out: {where}{scaled}. {lost}{others}.")
+            remedy = f" It is one of {self.in_a_row} in a row. {NotFiniteError.REMEDY}." if self.in_a_row > 1 else ""
+            logger.warning(f"Batch {self.seen} is left out: {where}{scaled}. {lost}{others}.{remedy}")
             self._said_at, self._unsaid = self._now(), 0
 
 
@@ -114,7 +119,8 @@ class LeavesOutBatches(hivemind.Optimizer):
         if averager.reuse_grad_buffers:
             lost += f", nor do {averager.local_samples_accumulated} before it: with reuse_grad_buffers they are one sum"
             averager.reset_accumulated_grads_()
-        self.tracker.report_local_progress(self.local_epoch, averager.local_samples_accumulated)
+            self.tracker.report_local_progress(self.local_epoch, 0)
+        # else there is nothing to report: the time that it took is that of the next one, and so is this peer's speed
         self.left_out.leave_out(where, lost)
         return True
 
@@ -134,7 +140,6 @@ class LeavesOutBatches(hivemind.Optimizer):
         if self._should_load_state_from_peers():
             self.load_state_from_peers()
             return
-        self.tracker.report_local_progress(self.local_epoch, self.local_progress.samples_accumulated)
         self._maybe_schedule_state_averaging()
         if self.tracker.ready_to_update_epoch:
             self._update_global_epoch(None)

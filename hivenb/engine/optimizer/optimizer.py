@@ -145,6 +145,7 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
     def take_part(self) -> None:
         """Be on the swarm's list, and let peers that join download the state from here."""
         self.has_begun = True
+        self.left_out.on_batch(True)
         self.tracker.announce()
         if self._shares_state and not self.client_mode and not self.auxiliary:
             self.state_averager.allow_state_sharing = True

@@ -67,7 +67,8 @@ class TestCount:
                 count.leave_out("nan in 1 of 2 gradients", "Its 8 samples do not count")
         assert [record.message for record in caplog.records] == [
             "Batch 1 is left out: nan in 1 of 2 gradients. Its 8 samples do not count.",
-            "Batch 4 is left out: nan in 1 of 2 gradients. Its 8 samples do not count; 3 since this was said last.",
+            "Batch 4 is left out: nan in 1 of 2 gradients. Its 8 samples do not count; 3 since this was said last. "
+            f"It is one of 4 in a row. {NotFiniteError.REMEDY}.",
         ]
 
 
