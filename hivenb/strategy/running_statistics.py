@@ -7,7 +7,7 @@ from torch import nn
 
 
 class RunningStatistics:
-    """The running statistics of a module, such as BatchNorm's, as they were after the last batch that counts.
+    """The running statistics of a module, such as BatchNorm's, as they were after the last step.
 
     One batch with nan makes them nan for good, and with them each validation: the forward pass adds it to them before
     its gradients are known.
@@ -24,9 +24,9 @@ class RunningStatistics:
 
     @torch.no_grad()
     def follow(self, counts: bool) -> None:
-        """Keep what a batch has left, or put back what was before it.
+        """Keep what there is, or put back what was kept last.
 
-        :param counts: whether the batch does; if not, it is left out
+        :param counts: whether what there is counts; if not, it is of a batch that is left out
         """
         for kept, now in zip(self._kept, self._buffers(), strict=True):
             if counts:

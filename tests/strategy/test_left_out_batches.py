@@ -200,3 +200,25 @@ def test_the_others_get_nothing_of_it(train_together: Swarm, kind: dict[str, Any
     assert max(report.group_size for report in sound.reports()) == 2
     mine, theirs = (sum(report.samples for report in peer.reports()) for peer in (sound, spoiled))
     assert 0 < theirs < mine
+
+
+def test_statistics_that_a_step_has_averaged_outlive_a_batch_that_is_left_out(swarm: hivenb.Swarm) -> None:
+    class Normalized(TinyModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(4)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.before = self.norm.running_mean.clone()
+            inputs = self.norm(batch[0] * (math.nan if batch_idx == 2 else 1.0))
+            return super().training_step((inputs, batch[1]), batch_idx)
+
+    def average(report: Any) -> None:
+        assert model.norm.running_mean is not None
+        model.norm.running_mean.fill_(7.0)  # as if others had been there
+
+    chosen, model = strategy(swarm), Normalized()
+    chosen.on_epoch = average
+    trainer(chosen, max_epochs=1, limit_train_batches=4).fit(model, loader(64, 4))
+    assert chosen.hivemind_epoch == 3
+    assert torch.equal(model.before, torch.full((4,), 7.0)), "after the batch that was left out"

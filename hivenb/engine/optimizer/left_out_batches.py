@@ -43,14 +43,13 @@ class LeftOutBatches:
         self.in_a_row = 0
         #: gives the scale by which losses, and so gradients, are multiplied at the moment
         self.scale: Callable[[], float] = lambda: NO_SCALE
-        #: called before the first batch and after each one, with whether it counts
+        #: called with True before the first batch and after each step, and with False after a batch that is left out
         self.on_batch: Callable[[bool], None] = lambda counts: None
 
     def take(self) -> None:
         """Note a batch that counts."""
         self.seen += 1
         self.in_a_row = 0
-        self.on_batch(True)
 
     def leave_out(self, where: str, lost: str) -> None:
         """Note a batch that does not count.
