@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from hivenb.engine.process.child_process import redirect_output, settle_as_child
 from hivenb.options.options import Options
+from hivenb.peers.main_module import unpack
 from hivenb.peers.peer_recipe import PeerRecipe
 from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
@@ -50,18 +51,24 @@ def _trains_in_full(options: Options) -> Options:
     return options.replace(client_mode=None, auxiliary=False)
 
 
-def main(packed_recipe: bytes, connection: Connection, parent_pid: int, log_path: str) -> None:
-    """Train until told to leave, until the run has ended, or until the parent is gone."""
+def main(
+    packed_recipe: bytes, main_module: dict[str, str], connection: Connection, parent_pid: int, log_path: str
+) -> None:
+    """Train until told to leave, until the run has ended, or until the parent is gone.
+
+    :param packed_recipe: what :func:`hivenb.peers.peer_recipe.make_recipe` gave
+    :param main_module: what :func:`hivenb.peers.main_module.main_module` gave there
+    """
     settle_as_child(parent_pid)
     os.setsid()
     _forget_the_server()
     _write_to(log_path)
     tempfile.tempdir = os.path.dirname(log_path)  # a killed peer cannot tidy up; its parent does, here
-    recipe: PeerRecipe = cloudpickle.loads(packed_recipe)
     torch.set_num_threads(1)  # peers of one machine share its cores
-    torch.manual_seed(recipe.seed)
-    _reseed(recipe.data, recipe.seed)
     try:
+        recipe: PeerRecipe = unpack(packed_recipe, main_module)
+        torch.manual_seed(recipe.seed)
+        _reseed(recipe.data, recipe.seed)
         with Swarm.join(recipe.initial_peers) as swarm:
             run = _Follower(
                 recipe.model,

@@ -42,9 +42,9 @@ def strategy_script(
     """
     imports, lines = _arguments(arguments, {})
     imports, of_trainer = _arguments(_TRAINER if trainer is None else trainer, imports)
-    named = data.removeprefix("datamodule=")
+    is_module, named = data.startswith("datamodule="), data.removeprefix("datamodule=").removeprefix("*")
     trained = f"copy.deepcopy({model})" if copies else model
-    given = f"datamodule=copy.deepcopy({named})" if copies and named != data else data
+    given = f"datamodule=copy.deepcopy({named})" if copies and is_module else data
     own = {name: home for name, home in imports.items() if home == _COMPRESSION}
     standard = {name: home for name, home in imports.items() if home.partition(".")[0] in sys.stdlib_module_names}
     others = {name: home for name, home in imports.items() if name not in own and name not in standard}

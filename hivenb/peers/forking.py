@@ -9,8 +9,10 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from hivenb.engine.process.child_process import interrupts_blocked
+from hivenb.peers.main_module import ProcessWithoutMain, main_module
 
 #: The program that a local peer runs: a module with a function ``main``. Named as one names the program of any other
 #: process, not imported: it is built on all that is above this package, and a kernel that only adds peers needs none of
@@ -43,9 +45,9 @@ def fork_peer(name: str, packed_recipe: bytes, log_path: Path) -> tuple[BaseProc
     start_server()
     context = mp.get_context("forkserver")
     ours, theirs = context.Pipe()
-    process = context.Process(
+    process = ProcessWithoutMain(
         target=_run_program,
-        args=(PROGRAM, packed_recipe, theirs, os.getpid(), str(log_path)),
+        args=(PROGRAM, packed_recipe, main_module(), theirs, os.getpid(), str(log_path)),
         name=name,
         daemon=False,  # it has children of its own
     )
@@ -55,5 +57,5 @@ def fork_peer(name: str, packed_recipe: bytes, log_path: Path) -> tuple[BaseProc
     return process, ours
 
 
-def _run_program(program: str, packed_recipe: bytes, connection: Connection, parent_pid: int, log_path: str) -> None:
-    importlib.import_module(program).main(packed_recipe, connection, parent_pid, log_path)
+def _run_program(program: str, *arguments: Any) -> None:
+    importlib.import_module(program).main(*arguments)

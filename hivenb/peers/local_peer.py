@@ -126,10 +126,7 @@ class LocalPeer:
                     self._failure = text
 
     def _last_words(self) -> str:
-        return " / ".join(self.log[-3:]) or (
-            f"no word from it, exit code {self._exit_code}. In a script, put what starts the swarm under "
-            'if __name__ == "__main__": because each peer imports the script'
-        )
+        return " / ".join(self.log[-3:]) or f"no word from it, exit code {self._exit_code}"
 
     def __repr__(self) -> str:
         return f"LocalPeer({self.number}, {self.state})"

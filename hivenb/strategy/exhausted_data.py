@@ -8,6 +8,17 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 
+class EndsWithItsData:
+    """Mixin for a strategy that has :class:`ExhaustedData` among the callbacks of its Trainer."""
+
+    _exhausted: ExhaustedData | None = None
+
+    @property
+    def data_is_exhausted(self) -> bool:
+        """Whether the present or last ``fit`` has ended since its data gave no batch any more."""
+        return self._exhausted is not None and self._exhausted.was_found
+
+
 class ExhaustedData(Callback):
     """Ends training after a pass through the data in which there was no batch; each further one would be the same.
 

@@ -20,7 +20,7 @@ from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.torch_optimizers import factory_like
 from hivenb.errors import HivenbError
 from hivenb.options.options import Options
-from hivenb.strategy.exhausted_data import ExhaustedData
+from hivenb.strategy.exhausted_data import EndsWithItsData, ExhaustedData
 from hivenb.strategy.further_keywords import sort_keywords
 from hivenb.strategy.lightning_schedulers import (
     HiveMindScheduler,
@@ -32,7 +32,7 @@ from hivenb.strategy.module_hooks import ModuleHooks
 from hivenb.strategy.one_device import OneDeviceStrategy
 from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
 from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
-from hivenb.strategy.recovery import Recovers, Recovery
+from hivenb.strategy.recovery import Recovers
 from hivenb.strategy.samples_in_batch import SampleCount
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_trainer
@@ -47,7 +47,7 @@ __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
 HELPING_INTERVAL = 0.1
 
 
-class HivemindStrategy(Recovers, OneDeviceStrategy):
+class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
     """Train one model together with all peers of a run, over the internet, on machines that come and go.
 
     Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
@@ -144,8 +144,7 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         )
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
-        self._recovery, self._samples = Recovery(), SampleCount()
-        self._exhausted: ExhaustedData | None = None
+        self._samples = SampleCount()
         self._given_optimizer: torch.optim.Optimizer | None = None
         self._configured_schedulers: list[Any] = []
         self._hooks: ModuleHooks | None = None
@@ -169,11 +168,6 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
     def optimizer(self) -> Optimizer | None:
         """Hivemind's optimizer of the present or last ``fit``; ``None`` before the first."""
         return self._optimizer
-
-    @property
-    def data_is_exhausted(self) -> bool:
-        """Whether the present or last ``fit`` has ended since its data gave no batch any more."""
-        return self._exhausted is not None and self._exhausted.was_found
 
     @property
     def num_peers(self) -> int:
@@ -296,18 +290,12 @@ class HivemindStrategy(Recovers, OneDeviceStrategy):
         if self.options.auxiliary:
             closure()  # Lightning wants it called; it computes nothing
             time.sleep(HELPING_INTERVAL)
-            with self.recovering():
-                optimizer.step()
-            return None
+            return self.recovering(optimizer.step)
         samples = self._samples.take()
         # as the method of the base class, which takes no model of pytorch_lightning
         stepping: Any = model or self.lightning_module
-        result = None
-        with self.recovering():
-            result = self.precision_plugin.optimizer_step(
-                optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs
-            )
-        return result
+        step = self.precision_plugin.optimizer_step
+        return self.recovering(step, optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs)
 
     def on_validation_start(self) -> None:
         """Applies what runs in the background: a checkpoint then holds the parameters that its score is of."""

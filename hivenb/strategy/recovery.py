@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import hivemind
@@ -78,9 +77,12 @@ class Recovers:
     options: Options
     _optimizer: Optimizer | None
     _hooks: Any
-    _recovery: Recovery
     _make_optimizer: Callable[..., Optimizer]
     _show_to_lightning: Callable[..., None]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._recovery = Recovery()
 
     def notify(self, mark: str, text: str) -> None:
         """Say something that whoever trains should know, on the training thread.
@@ -106,11 +108,14 @@ class Recovers:
         self.notify(f"{ended.title} was started anew", f"{ended}. It was started anew, and training goes on")
         return True
 
-    @contextlib.contextmanager
-    def recovering(self) -> Iterator[None]:
-        """Give up the step that is made meanwhile if it cannot go on since a process has ended, and recover."""
+    def recovering(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a step; give it up if it cannot go on since a process has ended, and recover.
+
+        :returns: what it gives; ``None`` if it was given up
+        """
         try:
-            yield
+            return step(*args, **kwargs)
         except ProcessEndedError:
             if not self.recover():
                 raise
+        return None

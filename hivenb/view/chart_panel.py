@@ -14,6 +14,7 @@ from hivenb.view.chart_pointer import ChartPointer, download
 from hivenb.view.chart_table import as_csv
 from hivenb.view.charts import ChartImage
 from hivenb.view.display import require_ipywidgets
+from hivenb.view.help import with_help
 from hivenb.view.horizontal_axis import AXES
 from hivenb.view.panels import SMOOTHING
 from hivenb.view.under_pointer import facts
@@ -47,10 +48,9 @@ class ChartPanel:
         self._due = self._kept_until = 0.0
         self._given = 0
         self._told: dict[str, Any] = {}
-        self.axis = self._dropdown("loss over", AXES, AXES[0])
-        self.smoothing = self._dropdown("smoothing", SMOOTHING, ChartChoice().smoothing)
-        self.log = self._checkbox("log scale", "a logarithmic scale for the loss")
-        self.dark = self._checkbox("dark", "light ink on dark paper; in a dark JupyterLab the charts are dark anyway")
+        self.axis = self._dropdown("loss over", AXES, AXES[0], "136px")
+        self.smoothing = self._dropdown("smoothing", SMOOTHING, ChartChoice().smoothing, "158px")
+        self.log, self.dark = self._checkbox("log scale"), self._checkbox("dark")
         self._choices = (self.axis, self.smoothing, self.log, self.dark)
         for choice in self._choices:
             choice.observe(self._choose, names="value")
@@ -58,16 +58,20 @@ class ChartPanel:
         self.png = self._button("PNG", "save the charts as a picture")
         self._download = widgets.HTML(layout=widgets.Layout(margin="0"))
         row = widgets.HBox(
-            [*self._choices, self.csv, self.png, self._download],
-            layout=widgets.Layout(flex_flow="row wrap", justify_content="flex-end", align_items="center"),
+            [self.axis, *self._with_help(), self.csv, self.png, self._download],
+            layout=widgets.Layout(
+                flex_flow="row wrap", justify_content="flex-end", align_items="center", overflow="visible"
+            ),
         )
+        row.add_class("hivenb-choices")
         self.image = widgets.Image(format="png", layout=widgets.Layout(width="100%", height="auto", margin="0"))
         self.image.add_class("hivenb-charts")
         self.pointer = ChartPointer(changed)
         picture = widgets.VBox([self.image, *self.pointer.widgets])
         picture.add_class("hivenb-picture")
         self.widget = widgets.VBox(
-            [row, picture], layout=widgets.Layout(flex="3 1 600px", max_width="670px", min_width="0")
+            [row, picture],
+            layout=widgets.Layout(flex="3 1 600px", max_width="670px", min_width="0", overflow="visible"),
         )
 
     @property
@@ -144,27 +148,31 @@ class ChartPanel:
             self._changed()
 
         widgets = require_ipywidgets()
-        layout = widgets.Layout(width="58px", margin="0 0 0 4px", padding="0")
-        button = widgets.Button(description=word, icon="download", tooltip=tooltip, layout=layout)
+        layout = widgets.Layout(width="44px", margin="0 0 0 4px", padding="0")
+        button = widgets.Button(description=word, tooltip=tooltip, layout=layout)
         button.on_click(ask)
         return button
 
+    def _with_help(self) -> list[Any]:
+        return [
+            with_help(self.smoothing, "over how many neighbours the training loss is averaged; the thin line is not"),
+            with_help(self.log, "a logarithmic scale for the loss"),
+            with_help(self.dark, "light ink on dark paper; in a dark JupyterLab the charts are dark anyway"),
+        ]
+
     @staticmethod
-    def _dropdown(word: str, values: Any, value: str) -> Any:
+    def _dropdown(word: str, values: Any, value: str, width: str) -> Any:
         widgets = require_ipywidgets()
         return widgets.Dropdown(
             options=[(name, name) for name in values],
             value=value,
             description=word,
-            layout=widgets.Layout(width="136px"),
+            layout=widgets.Layout(width=width),
             style={"description_width": "auto"},
         )
 
     @staticmethod
-    def _checkbox(word: str, tooltip: str) -> Any:
+    def _checkbox(word: str) -> Any:
         widgets = require_ipywidgets()
         layout = widgets.Layout(width="auto", margin="0 0 0 8px")
-        box = widgets.Checkbox(description=word, indent=False, layout=layout)
-        if hasattr(box, "tooltip"):  # ipywidgets 8
-            box.tooltip = tooltip
-        return box
+        return widgets.Checkbox(description=word, indent=False, layout=layout)

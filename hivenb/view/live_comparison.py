@@ -89,7 +89,8 @@ class InTerminal:
         for entry in comparison.outcomes:
             if entry.name not in self._said:
                 self._said.add(entry.name)
-                named = zip(comparison.head[1:], comparison.row(entry)[1:], strict=True)
+                alone = ShownComparison((entry,))
+                named = zip(alone.head[1:], alone.row(entry)[1:], strict=True)
                 self._terminal.say(f"{entry.name}: " + ", ".join(f"{title} {cell}" for title, cell in named))
         at_work = next((entry for entry in comparison.unfinished if entry.error is None), None)
         if at_work is not None:

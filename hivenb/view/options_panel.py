@@ -28,7 +28,7 @@ _SHARED = "all peers"
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "overlap": ("delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging"),
     "memory": ("offload_optimizer", "reuse_grad_buffers"),
-    "compression": ("grad_compression", "state_averaging_compression", "load_state_compression"),
+    "compression": ("grad_compression", "state_averaging_compression"),
     _SHARED: (
         "target_batch_size",
         "average_state_every",
@@ -37,7 +37,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
         "use_local_updates",
     ),
     "rounds": ("matchmaking_time", "averaging_timeout", "allreduce_timeout", "next_chunk_timeout"),
-    "other": ("load_state_timeout", "shutdown_timeout", "performance_ema_alpha"),
+    "other": ("load_state_compression", "load_state_timeout", "shutdown_timeout", "performance_ema_alpha"),
     "peer": ("client_mode", "auxiliary", "verbose"),
 }
 
@@ -50,10 +50,10 @@ _HEADINGS = {
     "compression": "Compression of what is sent",
     _SHARED: "The same for all peers",
     "rounds": "Rounds",
-    "other": "Other times",
+    "other": "Newcomers, goodbyes and speed",
     "peer": "This peer",
 }
-_WIDTHS = {"overlap": "250px", "memory": "220px", "rounds": "340px", "peer": "180px"}
+_WIDTHS = {"overlap": "250px", "memory": "220px", "rounds": "360px", "peer": "180px"}
 _WIDTH = "260px"
 
 Change = Callable[[str, Any], None]

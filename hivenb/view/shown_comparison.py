@@ -23,14 +23,14 @@ class ShownComparison(Comparison):
     """A comparison that shows itself as the last line of a cell."""
 
     def __str__(self) -> str:
-        return "\n".join(table(self.head, [self.row(entry) for entry in self.entries], numbers_from=1))
+        return "\n".join(table(self.head, [self.row(entry) for entry in self.entries], numbers_from=len(self._words)))
 
     @property
     def head(self) -> tuple[str, ...]:
         """The titles of the columns that are needed."""
-        columns = ["options", "time/epoch", "stalled", "bytes/epoch", "memory"]
+        columns = ["time/epoch", "stalled", "bytes/epoch", "memory"]
         columns += ["GPU memory"] * self._has_gpu + ["training loss"] + ["validation loss"] * self._is_validated
-        return (*columns, *["state"] * bool(self.unfinished))
+        return (*self._words, *columns)
 
     def row(self, entry: Outcome | Unfinished) -> tuple[str, ...]:
         """One of the entries in words, for each column."""
@@ -43,11 +43,11 @@ class ShownComparison(Comparison):
             ]
             cells += [words.size(entry.peak_gpu_memory)] * self._has_gpu + [words.value(entry.training_loss)]
             cells += [words.value(entry.validation_loss)] * self._is_validated
-            return (entry.name, *cells, *["finished"] * bool(self.unfinished))
+            return (entry.name, *["finished"] * bool(self.unfinished), *cells)
         last = entry.snapshot.last if entry.snapshot is not None else lambda name: None
         cells = [words.ABSENT] * (4 + self._has_gpu) + [words.value(last("loss"))]
         cells += [words.value(last("val_loss"))] * self._is_validated
-        return (entry.name, *cells, " ".join(entry.words.split()))
+        return (entry.name, " ".join(entry.words.split()), *cells)
 
     def is_shown_already(self) -> None:
         """Let nothing more be shown in the cell that runs now: it has shown itself there while it came about."""
@@ -74,6 +74,11 @@ class ShownComparison(Comparison):
         return f'{style.sheet()}<div class="hivenb">{shown}</div>'
 
     @property
+    def _words(self) -> tuple[str, ...]:
+        """Titles of the first columns, which hold no numbers."""
+        return ("options", "state") if self.unfinished else ("options",)
+
+    @property
     def _has_gpu(self) -> bool:
         return any(outcome.peak_gpu_memory is not None for outcome in self.outcomes)
 
@@ -82,9 +87,9 @@ class ShownComparison(Comparison):
         return any(one.snapshot is not None and one.snapshot.last("val_loss") is not None for one in self.entries)
 
     def _html_row(self, kind: str, sample: str, cells: Sequence[str]) -> str:
-        """A row of the table; names, and states at its end, are not numbers."""
-        words = (0, len(cells) - 1) if self.unfinished else (0,)
-        shown = [f"<{kind}{' class=words' * (i in words)}>{html.escape(cell)}</{kind}>" for i, cell in enumerate(cells)]
+        """A row of the table."""
+        words = len(self._words)
+        shown = [f"<{kind}{' class=words' * (i < words)}>{html.escape(cell)}</{kind}>" for i, cell in enumerate(cells)]
         return f"<tr><{kind}>{sample}</{kind}>{''.join(shown)}</tr>"
 
     def _in_words(self) -> str:

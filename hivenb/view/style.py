@@ -66,7 +66,7 @@ _CSS = """
 .hivenb .hivenb-compared { table-layout: auto; margin: 0; }
 .hivenb .hivenb-compared th, .hivenb .hivenb-compared td { text-align: right; vertical-align: baseline; }
 .hivenb .hivenb-compared .words { text-align: left; white-space: normal; min-width: 6em; }
-.hivenb .hivenb-compared svg { display: block; }
+.hivenb .hivenb-compared svg { display: block; min-width: 30px; max-width: none; }
 [data-jp-theme-light="false"] .hivenb-compared svg { filter: invert(.93) hue-rotate(180deg); }
 .hivenb-scroll { container-type: inline-size; overflow-x: auto; }
 @container (max-width: 620px)
@@ -95,12 +95,16 @@ _CSS = """
 .hivenb-help > summary:hover, .hivenb-help[open] > summary
   { border-color: currentColor; color: var(--jp-ui-font-color1, inherit); }
 .hivenb-help > div { padding: 0 24px 4px 2px; overflow-wrap: anywhere; }
+.hivenb-choices .hivenb-helped { padding-right: 20px; }
+.hivenb-choices .hivenb-help > div
+  { position: absolute; z-index: 5; top: 26px; right: 0; width: 220px; padding: 4px 8px; border-radius: 4px;
+    border: 1px solid var(--jp-border-color1, #bdbdbd); background: var(--jp-layout-color1, #fff); }
 .hivenb-helped .hivenb-trouble { padding: 2px 8px; font-size: 12px; line-height: 1.35; }
 .hivenb .hivenb-number { height: auto; align-items: center; }
 .hivenb-number .widget-label
   { flex: 1 1 auto; width: auto; min-width: 0; height: auto; white-space: normal; line-height: 1.2; }
 .hivenb-number input[type="text"] { flex: 0 0 72px; min-width: 72px; }
-.hivenb-number.hivenb-wide input[type="text"] { flex-basis: 150px; }
+.hivenb-number.hivenb-wide input[type="text"] { flex-basis: 176px; }
 .hivenb .widget-checkbox { display: flex; align-items: center; height: auto; min-height: 24px; }
 .hivenb .widget-checkbox label { display: flex; align-items: center; white-space: normal; line-height: 1.3; }
 .hivenb .widget-checkbox input[type="checkbox"] { margin: 0 8px 0 0; flex: none; }

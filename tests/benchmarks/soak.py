@@ -33,9 +33,13 @@ import json, time, torch, hivenb, tiny
 torch.set_num_threads(1)
 
 class Paced(tiny.TinyModel):
+    def __init__(self):
+        super().__init__()
+        self.more = torch.nn.Parameter(torch.zeros({parameters}))
+
     def training_step(self, batch, batch_idx):
         time.sleep({step})
-        return super().training_step(batch, batch_idx)
+        return super().training_step(batch, batch_idx) + (self.more**2).mean()
 
 swarm = hivenb.Swarm()
 run = hivenb.TrainingRun(Paced(), tiny.loader(count=4096, shuffle=True), swarm=swarm, accelerator="cpu",
@@ -131,14 +135,15 @@ def a_kernel() -> Iterator[Kernel]:
             kernel.close()
 
 
-def soak(minutes: float, epoch: float) -> tuple[list[Look], dict[str, Any]]:
+def soak(minutes: float, epoch: float, parameters: int) -> tuple[list[Look], dict[str, Any]]:
     """All looks, and how the training went.
 
     :param epoch: seconds that one takes
+    :param parameters: of the model, so that there is something to send
     """
     looks: list[Look] = []
     with a_kernel() as kernel:
-        kernel.run(SET_UP.format(step=epoch / BATCHES, target=PEERS * BATCHES * BATCH))
+        kernel.run(SET_UP.format(step=epoch / BATCHES, target=PEERS * BATCHES * BATCH, parameters=parameters))
         kernel.run("dashboard")
         first, peers, groups, _ = _now(kernel)
         while groups[-SETTLED:] != [PEERS] * SETTLED:
@@ -207,13 +212,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser(__doc__)
     options.add_argument("--minutes", type=float, default=60.0, help="to train")
     options.add_argument("--epoch", type=float, default=2.5, help="seconds that one takes")
+    options.add_argument("--parameters", type=int, default=300_000, help="of the model")
     options.add_argument("--cycles", type=int, default=50, help="of opening, training, closing, each way")
     given = options.parse_args(arguments)
     if given.quick:
         given.minutes, given.epoch, given.cycles = 0.2, 1.0, 2
     adopt_orphans()
     print(machine())
-    looks, course = soak(given.minutes, given.epoch)
+    looks, course = soak(given.minutes, given.epoch, given.parameters)
     print_looks(looks, course)
     cycles: dict[str, list[Left]] = {"with": [], "without": []}
     if given.cycles:

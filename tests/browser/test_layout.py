@@ -29,16 +29,17 @@ SCROLLBARS = """root => [...root.querySelectorAll('*')].filter(e => e.offsetPare
                  !e.matches('.hivenb-log, .hivenb-code pre'))
     .map(e => e.className + ' ' + e.scrollWidth + '/' + e.clientWidth + ' ' + e.scrollHeight + '/' + e.clientHeight)"""
 
-#: Fields of text that do not show all of it, or are narrower than six digits.
+#: Fields that do not show all of their text, or are narrower than six digits.
 NARROW = """root => {
     const pen = document.createElement('canvas').getContext('2d');
+    const said = e => e.options ? e.options[e.selectedIndex].text : e.value || e.placeholder;
     const room = e => {
         pen.font = getComputedStyle(e).font;
-        return pen.measureText(e.value || e.placeholder).width + 16;
+        return pen.measureText(said(e)).width + (e.options ? 24 : 16);
     };
-    return [...root.querySelectorAll('input[type=text]')].filter(e => e.offsetParent && !e.readOnly)
-        .filter(e => room(e) > e.clientWidth || e.clientWidth < 70)
-        .map(e => (e.value || e.placeholder) + ': ' + e.clientWidth);
+    return [...root.querySelectorAll('input[type=text], select')].filter(e => e.offsetParent && !e.readOnly)
+        .filter(e => room(e) > e.clientWidth || !e.options && e.clientWidth < 70)
+        .map(e => said(e) + ': ' + e.clientWidth + ', and not ' + room(e));
 }"""
 
 

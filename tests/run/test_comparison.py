@@ -111,9 +111,9 @@ class TestView:
         waits, works = Unfinished("later", OPTIONS), Unfinished("now", OPTIONS, "epoch 3 of 20", told([0.1] * 4))
         comparison = ShownComparison((figures(told([0.1] * 4), name="sync"), works, waits))
         first, second, third = str(comparison).splitlines()[1:]
-        assert first.endswith("finished")
-        assert re.search(r"0\.250 +0\.250 +epoch 3 of 20$", second)
-        assert third.endswith("waits for its turn")
+        assert re.match(r"sync +finished +2\.00 s", first)
+        assert re.match(r"now +epoch 3 of 20 +.* 0\.250 +0\.250$", second)
+        assert re.match(r"later +waits for its turn ", third)
         assert [outcome.name for outcome in comparison.outcomes] == ["sync"]
         assert list(comparison.to_dataframe().index) == ["sync"]
         with pytest.raises(KeyError, match=r"'now': epoch 3 of 20; finished: 'sync'"):

@@ -162,3 +162,5 @@ class TestHooks:
             trainer(strategy(swarm), gradient_clip_val=0.01, max_epochs=1).fit(model, loader(64, 16))
             gc.collect()
         optimizer.step()  # with the hook of a Trainer that is gone, a ReferenceError
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import tiny
 from lightning import Callback
+from processes import SHARER
 
 from hivenb.errors import ProcessEndedError
 from hivenb.strategy import HivemindStrategy
@@ -32,7 +33,8 @@ def part_of(pid: int, part: str) -> int:
         return daemon.pid
     if part == "dht":
         return daemon.ppid()
-    return next(child.pid for child in children if child.pid not in (daemon.pid, daemon.ppid()) and child.ppid() == pid)
+    others = (child for child in children if child.ppid() == pid and SHARER not in " ".join(child.cmdline()))
+    return next(child.pid for child in others if child.pid != daemon.ppid())
 
 
 @pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])

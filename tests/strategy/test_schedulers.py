@@ -256,7 +256,7 @@ def test_a_rate_that_a_hook_sets_counts(swarm: hivenb.Swarm, mode: str) -> None:
     Trainer(**QUIET, max_epochs=2).fit(plain, loader(64, 16))
     assert chosen.optimizer is not None
     (group,) = chosen.optimizer.opt.param_groups
-    assert (group["lr"], group["momentum"]) == (0.1 / 9, 0.5)
+    assert (group["lr"], group["momentum"]) == (0.1 / 8, 0.5)
     (shown,) = chosen.optimizer.param_groups
     assert [id(one) for one in shown["params"]] == [id(one) for one in model.parameters()]
     if mode != "all delays":

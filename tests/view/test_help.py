@@ -7,6 +7,7 @@ from typing import Any
 import ipywidgets
 
 from hivenb.options import FIELDS
+from hivenb.view.chart_panel import ChartPanel
 from hivenb.view.help import help_html
 from hivenb.view.options_panel import SHOWN, OptionsPanel
 from hivenb.view.peers_panel import PeersPanel
@@ -42,6 +43,10 @@ def test_what_all_peers_share_is_said_to_be_so() -> None:
 
 def test_the_slider_for_peers_has_help() -> None:
     assert "share its cores" in helped(PeersPanel(lambda count: None).widget)["peers on this machine"]
+
+
+def test_what_can_be_chosen_about_the_charts_has_help() -> None:
+    assert set(helped(ChartPanel(lambda: None).widget)) == {"smoothing", "log scale", "dark"}
 
 
 def test_help_is_text_and_nothing_else() -> None:

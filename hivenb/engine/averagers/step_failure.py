@@ -12,6 +12,8 @@ import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 from hivemind.utils import get_logger
 
+from hivenb.errors import ProcessEndedError
+
 logger = get_logger(__name__)
 
 
@@ -27,6 +29,7 @@ class FailsWithItsSteps(_TrainingStateAverager):
     """
 
     _failure: BaseException | None = None
+    _is_settled = False
     _is_raised = False
     _is_held_back = False
 
@@ -52,34 +55,46 @@ class FailsWithItsSteps(_TrainingStateAverager):
 
         :raises Exception: what went wrong in this step, or in an earlier one that was made in the background
         """
-        if self._failure is not None:
-            only_waits = {name for name, value in kwargs.items() if value} == {"wait_for_delayed_updates"}
-            if self._is_raised and not only_waits:
-                raise self._failure
-            self.raise_failure()
-            return super().step(*args, **{**kwargs, "apply_delayed_updates": False})
-        if kwargs.get("increment_epoch") and kwargs.get("optimizer_step"):
-            self._steps_to_come = 1
-        output = super().step(*args, **kwargs)
-        self.raise_failure()
+        only_waits = {name for name, value in kwargs.items() if value} == {"wait_for_delayed_updates"}
+        output = None
+        if self._failure is None:
+            if kwargs.get("increment_epoch") and kwargs.get("optimizer_step"):
+                self._steps_to_come = 1
+            output = super().step(*args, **kwargs)
+        elif only_waits:
+            super().step(*args, **{**kwargs, "apply_delayed_updates": False})
+        self._raise_failure(only_waits)
         return output
 
-    def raise_failure(self) -> None:
-        """Raise what went wrong in a step, unless that was done already."""
-        if self._failure is None or self._is_raised or self._is_held_back:
+    def _raise_failure(self, only_waits: bool) -> None:
+        """Raise what went wrong in a step.
+
+        :param only_waits: whether there is nothing to do but to wait for the background, as in the end. It is then
+          raised if it was not before; the end of the averager's process never is, for which a successor waits
+        """
+        if self._failure is None or self._is_held_back:
             return
-        self._is_raised = True
+        is_known = self._is_raised or isinstance(self._failure, ProcessEndedError)
+        if not self._is_settled:
+            self._settle(self._failure)
+        if not (only_waits and is_known):
+            self._is_raised = True
+            raise self._failure
+
+    def _settle(self, failure: BaseException) -> None:
+        """Have the model and the epoch of the last step that was finished, and say in the error which one that is."""
+        self._is_settled = True
+        is_made = not (self._is_half_done or self._steps_to_come)
         self.local_epoch -= self._steps_to_come
         self._steps_to_come = 0
         if self.offload_optimizer:
             self._apply_optimizer_parameters_()  # of a step that was finished before something else went wrong
         if sys.version_info >= (3, 11):
-            self._failure.add_note(
-                f"The swarm's step to epoch {self.local_epoch + 1} has failed; the model is as the step before left it."
-                if self._is_half_done
-                else f"After the optimizer's step to epoch {self.local_epoch} of the swarm; the model has its result."
+            failure.add_note(
+                f"After the optimizer's step to epoch {self.local_epoch} of the swarm; the model has its result."
+                if is_made
+                else f"In the swarm's step to epoch {self.local_epoch + 1}; the model is as the step before left it."
             )
-        raise self._failure
 
     @contextlib.contextmanager
     def failure_held_back(self) -> Iterator[None]:
@@ -89,7 +104,7 @@ class FailsWithItsSteps(_TrainingStateAverager):
             yield
         finally:
             self._is_held_back = False
-        self.raise_failure()
+        self._raise_failure(only_waits=True)
 
     # -- the thread that makes the step -------------------------------------------------------------------------
 

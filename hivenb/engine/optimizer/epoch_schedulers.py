@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -46,24 +47,36 @@ class EpochSchedulers(LRScheduler):
         self.epoch += 1
         due = [scheduler for scheduler, frequency in self._schedulers if self.epoch % frequency == 0]
         if due and self._stepping is not None:
-            _follow(due[0].optimizer, self._stepping)
-        for scheduler in due:
-            scheduler.step()
-        if due and self._stepping is not None:
-            restore_group_settings(self._stepping, group_settings(due[0].optimizer))
+            _move_beside(self._stepping, due)
+        else:
+            for scheduler in due:
+                scheduler.step()
 
 
-def _follow(own: torch.optim.Optimizer, stepping: torch.optim.Optimizer) -> None:
-    """Let schedulers see an optimizer that never steps as they would see the one that does.
+def _move_beside(stepping: torch.optim.Optimizer, schedulers: Sequence[Any]) -> None:
+    """Move schedulers whose optimizer never steps as if it were the one that does, and carry over what they set.
 
-    It has the rates from which they go on, be they out of a checkpoint or set by hand, and the state.
+    They see the rates from which they go on, be they out of a checkpoint or set by hand, and the state.
 
-    :param own: the schedulers'
+    :param stepping: the optimizer that steps
+    :param schedulers: at least one, all of one optimizer
     """
+    own = schedulers[0].optimizer
     restore_group_settings(own, group_settings(stepping))
-    for group, other in zip(own.param_groups, stepping.param_groups, strict=True):
-        for parameter, copied in zip(group["params"], other["params"], strict=True):
-            if copied in stepping.state:
-                own.state[parameter] = stepping.state[copied]
-    own._opt_called = True  # type: ignore[attr-defined] # else they would warn that it has not stepped
-    own._step_count = 1  # type: ignore[attr-defined] # as torch before 2.4 calls it
+    own._opt_called = True  # else they would warn that it has not stepped
+    own._step_count = 1  # as torch before 2.4 calls it
+    state, own.state = own.state, _state_of(stepping, own)
+    try:
+        for scheduler in schedulers:
+            scheduler.step()
+    finally:
+        own.state = state
+    restore_group_settings(stepping, group_settings(own))
+
+
+def _state_of(stepping: torch.optim.Optimizer, own: torch.optim.Optimizer) -> dict[Any, Any]:
+    """The state of an optimizer, under the parameters of another one."""
+    groups = zip(stepping.param_groups, own.param_groups, strict=True)
+    pairs = (pair for group, other in groups for pair in zip(group["params"], other["params"], strict=True))
+    known = {parameter: stepping.state[copied] for copied, parameter in pairs if copied in stepping.state}
+    return defaultdict(dict, known)

@@ -100,11 +100,12 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
 
 
 def give_back(optimizer: Optimizer, given: torch.optim.Optimizer | None) -> None:
-    """Let a torch optimizer that was given, and may be used again, have the model's parameters as it had them.
+    """Let a torch optimizer that was given, and may be used again, be as it was: with the model's own parameters.
 
     :param optimizer: one that has ended, which may have taken over the given one with copies in host memory
     :param given: by ``configure_optimizers``
     """
+    optimizer.state_averager.let_go_of_optimizer()
     if given is not None and optimizer.opt is given:
         rehome(given, optimizer.param_groups)
 

@@ -18,6 +18,7 @@ from hivemind.utils.asyncio import _AsyncContextWrapper
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
 from hivenb.engine.process.end_with_parent import end_with
+from hivenb.engine.process.freed_memory import give_back_regularly
 
 #: How long a process that is ended by force is waited for: to let go of a lock, and to be gone.
 _FORCE_SECONDS = 1.0
@@ -52,6 +53,9 @@ def settle_as_child(parent_pid: int | None = None) -> None:
         parent = mp.parent_process()
         parent_pid = os.getppid() if parent is None or parent.pid is None else parent.pid
     end_with(parent_pid)
+    # Python looks at old objects only once their number has grown by a quarter, and goes by that of the parent, most of
+    # which are frozen here: what is in a circle, with its tensors, would pile up for hours.
+    gc.collect()
     if child_output is not None:
         redirect_output(child_output)
 
@@ -83,6 +87,9 @@ class ChildProcess(mp.process.BaseProcess):
         mp.context.ForkProcess._after_fork()  # type: ignore[attr-defined]
 
     def start(self) -> None:
+        if getattr(mp.current_process(), "_inheriting", False):
+            # as multiprocessing refuses what it does not fork: see its "Safe importing of main module"
+            raise RuntimeError("no process can be started while another process imports the main module of its parent")
         # a collection of garbage writes to all objects that it looks at, and so copies the pages that parent and
         # child share; what is frozen it does not look at
         gc.freeze()
@@ -94,6 +101,7 @@ class ChildProcess(mp.process.BaseProcess):
 
     def run(self) -> None:
         settle_as_child()
+        give_back_regularly()
         super().run()
 
     def terminate(self) -> None:

@@ -18,10 +18,10 @@ from hivemind.optim.progress_tracker import ProgressTracker as _ProgressTracker
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
+from hivenb.engine.progress.answer import UNANSWERED, answer_of
 from hivenb.engine.progress.estimate import seconds_left
 from hivenb.engine.progress.failure_detector import FailureDetector
 from hivenb.engine.progress.peer_reports import Look, as_infos, parse_report
-from hivenb.errors import ProcessEndedError
 
 logger = get_logger(__name__)
 
@@ -61,7 +61,6 @@ SILENCE = 10.0
 
 #: Seconds without a report or an answer after which a peer has gone, unless told otherwise.
 GONE_AFTER = 4.0
-_UNANSWERED = object()
 
 
 class ProgressTracker(_ProgressTracker):
@@ -311,7 +310,7 @@ class ProgressTracker(_ProgressTracker):
             except OSError as e:  # the DHT was closed first
                 logger.debug(f"No longer reading {self.training_progress_key}: {e!r}")
                 break
-            reading = asyncio.ensure_future(_result_of(read))
+            reading = asyncio.ensure_future(answer_of(read, ENDING_REFRESH_PERIOD))
             while not reading.done() and not shutdown.done():
                 self._look_for_the_gone()
                 await asyncio.wait(
@@ -321,7 +320,7 @@ class ProgressTracker(_ProgressTracker):
                 reading.cancel()
                 break
             record = reading.result()
-            entries = None if record is _UNANSWERED else self._entries_of(record)
+            entries = None if record is UNANSWERED else self._entries_of(record)
             if entries is None or not self.lock_global_progress.acquire(blocking=False):
                 continue  # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
             try:
@@ -340,11 +339,3 @@ LIVE_SETTINGS = {
     for parameter in inspect.signature(method).parameters.values()
     if parameter.name.endswith("_period") or parameter.name.startswith(("expected_drift_", "metadata_"))
 }
-
-
-async def _result_of(future: Any) -> Any:
-    try:
-        return await future
-    except ProcessEndedError:  # the DHT is started anew, or not
-        await asyncio.sleep(ENDING_REFRESH_PERIOD)
-        return _UNANSWERED

@@ -37,6 +37,8 @@ class FaultTolerantReducer(TensorPartReducer):
     :param largest: numbers of the parts of which it makes the largest value instead of the mean
     """
 
+    accumulator: Any
+
     def __init__(
         self,
         part_shapes: Sequence[torch.Size],

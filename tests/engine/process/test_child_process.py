@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -36,6 +38,40 @@ def hold_a_lock_most_of_the_time(connection: Connection) -> None:
         with SharedBytes._lock:
             connection.send("mine")
             time.sleep(0.1)
+
+
+class Circle:
+    """What only a look for garbage finds."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        self.itself = self
+        Circle.alive += 1
+
+    def __del__(self) -> None:
+        Circle.alive -= 1
+
+
+def make_garbage(connection: Connection) -> None:
+    young: deque[Circle] = deque(maxlen=2000)  # a quarter of them live for long enough to be taken for old ones
+    most = 0
+    for _ in range(1_000_000):
+        young.append(Circle())
+        most = max(most, Circle.alive)
+    connection.send(most)
+
+
+def test_a_child_finds_its_own_garbage_however_much_its_parent_has() -> None:
+    ballast = [[] for _ in range(2_000_000)]
+    gc.collect()  # so that Python expects as much of those to come
+    ours, theirs = mp.Pipe()
+    child = Child(target=make_garbage, args=(theirs,), daemon=True)
+    child.start()
+    assert ours.poll(60)
+    assert ours.recv() < 100_000, "of 250,000 that would be there at the end"
+    child.join(10)
+    del ballast
 
 
 @pytest.mark.parametrize("end", [Child.kill, Child.terminate])

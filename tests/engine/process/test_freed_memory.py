@@ -1,0 +1,51 @@
+"""What is freed goes back to the system, by itself; in a process of its own, whose memory nobody else uses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif("musl" in sys.version, reason="it has no malloc_trim, and does without"),
+]
+
+CODE = """
+import psutil, sys, time
+from hivenb.engine.process import freed_memory
+
+def size():
+    return psutil.Process().memory_info().rss
+
+freed_memory.INTERVAL = 0.2
+small = size()
+blocks = [bytes(4000) for _ in range(30_000)]
+large = size()
+blocks = blocks[-1:]  # at the end of the heap, which glibc itself would give back
+kept = size()
+if sys.argv[1] == "regularly":
+    freed_memory.give_back_regularly()
+end = time.monotonic() + 20 if sys.argv[1] == "regularly" else time.monotonic() + 1
+while size() > (small + large) / 2 and time.monotonic() < end:
+    time.sleep(0.05)
+print((kept - small) / (large - small), (size() - small) / (large - small))
+"""
+
+
+def shares_of_what_was_freed(how: str) -> tuple[float, float]:
+    """That the process has still: at once, and later."""
+    done = subprocess.run([sys.executable, "-c", CODE, how], capture_output=True, text=True, timeout=60, check=True)
+    at_once, later = done.stdout.split()
+    return float(at_once), float(later)
+
+
+def test_freed_memory_is_given_back() -> None:
+    at_once, later = shares_of_what_was_freed("regularly")
+    assert at_once > 0.8
+    assert later < 0.2
+
+
+def test_without_that_it_is_kept() -> None:
+    assert shares_of_what_was_freed("never")[1] > 0.8
