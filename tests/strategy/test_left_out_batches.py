@@ -10,6 +10,7 @@ import torch
 from lightning import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from tiny import DELAYS, TinyModel, loader, own_run, parameters, trainer
+from torch.utils.data import DataLoader
 
 import hivenb
 from hivenb.engine.optimizer.left_out_batches import MOST_IN_A_ROW
@@ -175,8 +176,9 @@ def test_statistics_of_layers_are_those_of_the_batches_that_count(swarm: hivenb.
     model.spoiled = spoiled
     without.load_state_dict(model.state_dict())
     batches = list(loader(64, 4))
-    trainer(strategy(swarm), max_epochs=1).fit(model, batches)
-    trainer(strategy(swarm), max_epochs=1).fit(without, [one for i, one in enumerate(batches) if i != spoiled])
+    others = [one for i, one in enumerate(batches) if i != spoiled]
+    trainer(strategy(swarm), max_epochs=1).fit(model, DataLoader(batches, batch_size=None))
+    trainer(strategy(swarm), max_epochs=1).fit(without, DataLoader(others, batch_size=None))
     for name, expected in without.state_dict().items():
         assert torch.allclose(expected, model.state_dict()[name], atol=1e-6), name
 
