@@ -101,6 +101,8 @@ def look(kernel: psutil.Process, seconds: float) -> list[Look]:
 def _family(kernel: psutil.Process) -> Iterator[tuple[psutil.Process, str]]:
     yield kernel, KERNEL
     for child in kernel.children():
+        if child.status() == psutil.STATUS_ZOMBIE:  # it has just ended, as what looks for a device does
+            continue
         command = " ".join(child.cmdline())
         if "forkserver" in command:
             yield child, SERVER
