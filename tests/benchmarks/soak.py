@@ -221,6 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(machine())
     looks, course = soak(given.minutes, given.epoch, given.parameters)
     print_looks(looks, course)
+    write_json(given.json, looks, course=course)  # whatever becomes of the rest
     cycles: dict[str, list[Left]] = {"with": [], "without": []}
     if given.cycles:
         for way, seen in cycles.items():

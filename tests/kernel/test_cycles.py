@@ -10,8 +10,8 @@ from cycles import run_cycles
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 #: Of a cycle, on the average of a few. One that is kept takes 13 descriptors, 2 threads and 50 MB; what hivemind shares
-#: between processes comes and goes by a few descriptors, and memory by some megabytes.
-FEW_DESCRIPTORS, FEW_BYTES = 2, 20e6
+#: between processes comes and goes by a few descriptors, and the kernel's heap grows in the first dozen cycles.
+FEW_DESCRIPTORS, FEW_BYTES = 2, 30e6
 
 
 def grown(kernel: Any, warm_up: int, cycles: int) -> tuple[float, float, float]:
@@ -36,7 +36,7 @@ def test_a_few_cycles_leave_nothing_behind(kernel: Any) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_fifty_cycles_cost_nothing(kernel: Any) -> None:
-    descriptors, threads, size = grown(kernel, warm_up=10, cycles=50)
+    descriptors, threads, size = grown(kernel, warm_up=15, cycles=50)
     assert descriptors <= FEW_DESCRIPTORS / 10
     assert threads == 0
-    assert size <= FEW_BYTES / 10
+    assert size <= 1e6
