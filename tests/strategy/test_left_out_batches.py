@@ -198,7 +198,6 @@ def test_the_others_get_nothing_of_it(train_together: Swarm, kind: dict[str, Any
     for peer in (sound, spoiled):
         for tensors in peer.history().values():
             assert all(bool(tensor.isfinite().all()) for tensor in tensors)
-        assert {report.failed for report in peer.reports()} == {None}
     assert max(report.group_size for report in sound.reports()) == 2
     mine, theirs = (sum(report.samples for report in peer.reports()) for peer in (sound, spoiled))
     assert 0 < theirs < mine
