@@ -11,7 +11,6 @@ from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import Snapshot
 from hivenb.run.length import Length, length_of
 from hivenb.run.local_peer_count import LocalCount, local_peer_count
-from hivenb.run.script import script_of
 
 if TYPE_CHECKING:
     from hivenb.options.options import Options
@@ -47,6 +46,8 @@ class OptionsState:
     @classmethod
     def of(cls, run: TrainingRun) -> OptionsState:
         """Those of a run at this moment."""
+        from hivenb.run.script import script_of  # needs Lightning, which is loaded by the time there is a run
+
         error = run.options_error
         return cls(
             run.options,

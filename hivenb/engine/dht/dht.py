@@ -42,6 +42,8 @@ class DHT(Restarting, hivemind.DHT):
     When its process or its daemon ends by itself, both are started anew, as the same peer with the same object.
     """
 
+    _parent_pid = None  # hivemind/dht/dht.py:__del__ asks for it, also of one whose making was interrupted
+
     def __init__(
         self,
         *args: Any,

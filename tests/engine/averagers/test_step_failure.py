@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +12,6 @@ import torch
 
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.dht.dht import DHT
-from hivenb.errors import ProcessEndedError
 
 
 class Thorny(torch.optim.SGD):
@@ -173,29 +169,3 @@ def test_parameters_are_copied_only_where_the_buffers_hold_something_else(
     assert len(taken) == 4, "the round has left them there"
     averager.step(optimizer_step=True)
     assert len(taken) == 4, "one of many local steps"
-
-
-@pytest.mark.process
-def test_the_end_of_its_process_is_raised_by_a_step_but_not_by_a_successor_that_waits(make_state_averager: Any) -> None:
-    model = parameter()
-    averager = make_state_averager([model])
-    os.kill(averager.pid, signal.SIGKILL)
-    with pytest.raises(ProcessEndedError):
-        end_epoch(averager, averaging_round=True, averaging_opts={"timeout": 5.0})
-    averager.step(wait_for_delayed_updates=True)
-    assert averager.local_epoch == 0
-    assert torch.equal(model.detach(), torch.zeros(3))
-
-
-@pytest.mark.process
-def test_so_it_is_in_the_background(make_state_averager: Any) -> None:
-    averager = make_state_averager([parameter()], offload_optimizer=True)
-    os.kill(averager.pid, signal.SIGKILL)
-    averager.optimizer.may_end.clear()
-    with contextlib.suppress(ProcessEndedError):  # known already
-        end_epoch(averager, averaging_round=True, delay_optimizer_step=True, averaging_opts={"timeout": 5.0})
-    averager.optimizer.may_end.set()
-    averager.step(wait_for_delayed_updates=True)
-    assert averager.local_epoch == 0
-    with pytest.raises(ProcessEndedError):
-        averager.step(apply_delayed_updates=True)
