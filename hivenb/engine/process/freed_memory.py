@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 
 #: Seconds between two times: it takes a few milliseconds, and so does getting as much memory anew.
 INTERVAL = 10.0
@@ -23,7 +24,7 @@ def give_back_regularly() -> None:
     threading.Thread(target=_give_back, args=(trim,), name="give-memory-back", daemon=True).start()
 
 
-def _give_back(trim: ctypes._NamedFuncPointer) -> None:
+def _give_back(trim: Callable[[int], int]) -> None:
     never = threading.Event()
     while not never.wait(INTERVAL):
         trim(0)
