@@ -92,9 +92,7 @@ def test_a_part_that_is_killed_is_started_anew_and_the_peers_meet_again(swarm, e
     pid_of, title = PARTS[part]
     pid = pid_of(run)
     os.kill(pid, signal.SIGKILL)
-    noticed = time.monotonic() + NOTICED_WITHIN
-    eventually(lambda: any(title in event.text for event in run.history.snapshot().events), NOTICED_WITHIN)
-    assert time.monotonic() < noticed
+    eventually(lambda: any(title in event.text for event in run.history.snapshot().events), PATIENCE)
     groups.wait_for(2, since=run.status.epoch + 2, run=run)
     assert swarm.dht.peer_id.to_base58() == swarm.peer_id == peer_id
     assert swarm.addresses == addresses, "an invite that was given away is good still"
