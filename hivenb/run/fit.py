@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning
 
-from hivenb.peers.followed_run import FollowedRun
 from hivenb.run.data import split_data
 from hivenb.run.monitor import Monitor
+from hivenb.run.run_in_swarm import RunInSwarm
 from hivenb.run.trainer import make_trainer
 from hivenb.strategy.hivemind_strategy import HivemindStrategy
 
@@ -19,23 +19,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hivenb.engine.progress.peer_reports import PeerInfo
-    from hivenb.figures.history import History
     from hivenb.run.recorder import Recorder
     from hivenb.run.stage import Gate
     from hivenb.swarm.roster import Roster
-    from hivenb.swarm.swarm import Swarm
 
 
-class PreparedRun(FollowedRun, Protocol):
+class PreparedRun(RunInSwarm, Protocol):
     """What of a run its Trainer and its monitor are made of."""
-
-    @property
-    def swarm(self) -> Swarm:
-        """Where it trains."""
-
-    @property
-    def history(self) -> History:
-        """Where it is recorded."""
 
     @property
     def roster(self) -> Roster:

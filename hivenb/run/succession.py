@@ -12,14 +12,12 @@ import weakref
 from typing import TYPE_CHECKING, Protocol
 
 from hivenb.errors import TrainingError
-from hivenb.peers.followed_run import FollowedRun
+from hivenb.run.run_in_swarm import RunInSwarm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hivenb.figures.history import History
     from hivenb.peers.local_peer import LocalPeer
-    from hivenb.swarm.swarm import Swarm
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +25,8 @@ logger = logging.getLogger(__name__)
 one_starts = threading.RLock()
 
 
-class Neighbour(FollowedRun, Protocol):
+class Neighbour(RunInSwarm, Protocol):
     """A run, as others of this process see it."""
-
-    @property
-    def swarm(self) -> Swarm:
-        """Where it trains."""
-
-    @property
-    def history(self) -> History:
-        """Where it is recorded."""
 
     @property
     def is_active(self) -> bool:
