@@ -40,6 +40,8 @@ class Earlier:
 class TiedP2P(P2P):
     """A libp2p daemon in a session of its own that dies with the process that started it.
 
+    All that a peer sends and receives goes through this class: the DHT makes one, and each averager a replica of it.
+
     Works around ``hivemind/p2p/p2p_daemon.py``: ``P2P.create`` starts ``p2pd`` in the caller's process group, where
     an interrupt of the notebook can hit it, and leaves it running when the caller is killed.
     """

@@ -19,7 +19,7 @@ from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
 from hivenb.engine.dht.addresses import is_loopback
-from hivenb.engine.dht.daemon import start_daemon
+from hivenb.engine.dht.daemon import TiedP2P, start_daemon
 from hivenb.engine.dht.node import Node, SignatureValidator
 from hivenb.engine.dht.restarts import Restarting
 from hivenb.engine.process.child_process import settle_as_child
@@ -42,6 +42,7 @@ class DHT(Restarting, hivemind.DHT):
     When its process or its daemon ends by itself, both are started anew, as the same peer with the same object.
     """
 
+    _p2p_replica: P2P | None
     _parent_pid = None  # hivemind/dht/dht.py:__del__ asks for it, also of one whose making was interrupted
 
     def __init__(
@@ -69,6 +70,13 @@ class DHT(Restarting, hivemind.DHT):
         loop.run_until_complete(self._serve())
         loop.close()
 
+    async def replicate_p2p(self) -> P2P:
+        # Replaces hivemind/dht/dht.py:replicate_p2p, which knows hivemind's own P2P class only.
+        if self._p2p_replica is None or self._origin_pid != os.getpid():
+            self._origin_pid = os.getpid()
+            self._p2p_replica = await TiedP2P.replicate(self.run_coroutine(DHT._get_p2p_daemon_listen_maddr))
+        return self._p2p_replica
+
     async def _serve(self) -> None:
         try:
             self._node = await self._create_node()
@@ -94,7 +102,7 @@ class DHT(Restarting, hivemind.DHT):
         node_kwargs = {name: value for name, value in self.kwargs.items() if name in _NODE_PARAMETERS}
         initial_peers = self.initial_peers
         if self._daemon_listen_maddr is not None:
-            p2p = await P2P.replicate(self._daemon_listen_maddr)
+            p2p = await TiedP2P.replicate(self._daemon_listen_maddr)
         else:
             p2p_kwargs = {name: value for name, value in self.kwargs.items() if name not in _NODE_PARAMETERS}
             if node_kwargs.get("client_mode"):
