@@ -225,9 +225,14 @@ class Swarm:
         :raises SwarmError: if the swarm is closed
         """
         with self._lock:
-            leads_here = (encode_invite(self.addresses, self._secret),)
+            way_in = self._way_in
             local_peers = self._local_peers = self._local_peers or LocalPeers()
-        return local_peers.add(count, run, leads_here)  # without the lock: it takes its time, and close() may end it
+        return local_peers.add(count, run, way_in)  # without the lock: it takes its time, and close() may end it
+
+    @property
+    def _way_in(self) -> tuple[str, ...]:
+        """What a peer on this machine joins with; it knows the name of its run."""
+        return (encode_invite(self.addresses, self._secret),)
 
     def remove_local_peers(self, count: int | None = None, run: FollowedRun | None = None) -> None:
         """Let peers on this machine leave, the newest first.

@@ -24,6 +24,10 @@ PROVEN_WITHIN = 10.0
 REFUSAL = "this swarm is private: only peers of hivenb can join it, with its invite"
 
 
+#: What a peer without a guard, which takes a proof for a part of the request, most likely says of it.
+UNREADABLE = "DecodeError("
+
+
 class Refused(Exception):
     """A stranger has called. What hivemind sends of it is its ``repr``."""
 
@@ -67,8 +71,8 @@ class GuardedClient(WatchfulClient):
     async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
         try:
             answer = await super().call_unary_handler(peer_id, proto, self._guard.of_call(peer_id) + data)
-        except P2PHandlerError:
-            self.met_stranger |= not self.was_refused  # one without a guard cannot read what begins with a proof
+        except P2PHandlerError as e:
+            self.met_stranger |= UNREADABLE in str(e)
             raise
         if not self._guard.admits_answer(answer[:PROOF_BYTES], peer_id):
             self.met_stranger = True

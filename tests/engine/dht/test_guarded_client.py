@@ -15,7 +15,7 @@ import hivemind
 import psutil
 import pytest
 import torch
-from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, PeerID, ServicerBase
 from hivemind.p2p.p2p_daemon_bindings.control import P2PHandlerError
 from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
@@ -152,6 +152,19 @@ def test_what_a_stranger_answers_is_not_taken() -> None:
                 await streamed(to_liar, "who are you?")
         finally:
             await lying.shutdown()
+
+    talk(SECRET, SECRET, conversation)
+
+
+@pytest.mark.process
+def test_a_member_that_cannot_answer_is_no_stranger() -> None:
+    async def conversation(server: Echo, stub: Any, calling: P2P) -> None:
+        assert isinstance(calling, TiedP2P)
+        absent = Echo.get_stub(calling, stub._peer, namespace="not there")
+        with pytest.raises((P2PHandlerError, P2PDaemonError)):
+            await absent.rpc_once(part("anybody?"))
+        assert not calling.met_stranger
+        assert not calling.was_refused
 
     talk(SECRET, SECRET, conversation)
 
