@@ -35,6 +35,10 @@ class ProcessEndedError(SwarmError, RuntimeError):
         return type(self), (str(self), self.title)
 
 
+class NotInvitedError(SwarmError):
+    """A private swarm does not let this peer in, whose secret is missing or another one."""
+
+
 class InviteError(SwarmError, ValueError):
     """An invite or a peer address cannot be read."""
 

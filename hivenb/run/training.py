@@ -15,7 +15,7 @@ from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import History
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import Followers
-from hivenb.run.arguments import check_arguments
+from hivenb.run.arguments import check_arguments, in_invited_run
 from hivenb.run.fit import Fit, prepare_fit
 from hivenb.run.recorder import Recorder
 from hivenb.run.run_folder import RunFolder
@@ -53,6 +53,7 @@ class TrainingRun:
 
     def __init__(self, model: Any, data: Any, *, swarm: Swarm, options: Options, **trainer_kwargs: Any):
         check_arguments(model, swarm, options, trainer_kwargs)
+        options = in_invited_run(options, swarm)
         self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
         self.history, self.roster = History(), Roster()
         #: those who train with the options of this run, from when it begins: its local peers

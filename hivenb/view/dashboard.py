@@ -154,6 +154,7 @@ class _View:
                 "resume": self._handing_in(run.resume),
                 "stop": self._handing_in(lambda: run.stop(wait=False)),
             },
+            run.swarm.who_can_join,
         )
         self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model), buffer_bytes(run.model))
         self.peers_panel = PeersPanel(self._ask_for_local_peers)
