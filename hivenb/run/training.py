@@ -104,9 +104,7 @@ class TrainingRun:
             if self._state.is_active:
                 self._stage.enter(RunState.STOPPING)
                 if self._fit is not None:
-                    self._fit.trainer.should_stop = True
-                    if self._fit.optimizer is not None:
-                        self._fit.optimizer.retire()
+                    self._fit.end()
             if not wait or self._is_trainer_thread():
                 return
             self._stage.wait_until(lambda: not self._state.is_active)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
-from hivemind.utils import get_dht_time
+from hivemind.utils import MSGPackSerializer, get_dht_time, get_logger
+
+logger = get_logger(__name__)
 
 #: Seconds for which a node stores to those that it has found to be nearest to a key, while it meets nobody new.
 NEAREST_KNOWN_FOR = 30.0
@@ -104,11 +107,25 @@ class Node(DHTNode):
 
 
 class SignatureValidator(RSASignatureValidator):
-    """``hivemind``'s validator of signatures that checks each record once, however many nodes it comes from."""
+    """``hivemind``'s validator of signatures that checks each record once, however many nodes it comes from.
+
+    It refuses what cannot be read, at which hivemind's node raises instead of skipping it: whoever has asked for the
+    key would never get an answer.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._validate = lru_cache(REMEMBERED_SIGNATURES)(super().validate)
+        self._validate = lru_cache(REMEMBERED_SIGNATURES)(self._check)
 
     def validate(self, record: DHTRecord) -> bool:
         return self._validate(record)
+
+    def _check(self, record: DHTRecord) -> bool:
+        try:
+            if not super().validate(record):
+                return False
+            MSGPackSerializer.loads(self.strip_value(record))
+        except (ValueError, TypeError, UnsupportedAlgorithm, RecursionError) as e:
+            logger.debug(f"A record that cannot be read was refused: {e!r}")
+            return False
+        return True

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hivemind
 import torch
 
+from hivenb.engine.dht.checked_values import raw, sequence, text, whole
 from hivenb.engine.dht.record_board import ANSWER_TIMEOUT, RECORD_BYTES, RecordBoard
 from hivenb.engine.progress.peer_reports import read_peers
 from hivenb.errors import SwarmError
@@ -26,6 +27,11 @@ RENEWAL = 60.0
 
 #: Bytes of a description in one record, which also says how many records there are.
 _PART_BYTES = RECORD_BYTES - 16
+
+#: Records of a description, and parameters in it, at most: a megabyte tells of some ten thousand.
+MAX_PARTS, MAX_PARAMETERS = 512, 100_000
+
+_MAX_DIMENSIONS, _MAX_TYPE = 64, 32
 
 #: Name and shape of a parameter; and its type, where that is averaged in another than single precision.
 ParameterShape = tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], str]
@@ -102,17 +108,27 @@ def declared_model(
     :raises SwarmError: if the DHT does not answer in time
     """
     records = RecordBoard(dht, _key(run_id), timeout=timeout).read()
+    return parse_description({subkey: record.value for subkey, record in records.items()})
+
+
+def parse_description(records: Mapping[Any, Any]) -> tuple[ParameterShape, ...] | None:
+    """The description of a model, as it was found.
+
+    :param records: what stands under the numbers of its parts
+    :returns: ``None`` if it is none, or not whole: anybody may write to a DHT
+    """
     try:
-        count = records[0].value[0]
-        text = b"".join(records[number].value[1] for number in range(count))
-        return tuple(_read(*entry) for entry in json.loads(text))
-    except (KeyError, IndexError, TypeError, ValueError):  # anybody may write to a DHT
+        count, _ = sequence(records[0], 2, least=2)
+        parts = (sequence(records[number], 2, least=2)[1] for number in range(whole(count, 1, MAX_PARTS)))
+        described = json.loads(b"".join(raw(part, RECORD_BYTES) for part in parts))
+        return tuple(_parse_entry(*sequence(entry, 3, least=2)) for entry in sequence(described, MAX_PARAMETERS))
+    except (KeyError, ValueError, RecursionError):
         return None
 
 
-def _read(name: Any, shape: Any, averaged_in: Any = "") -> ParameterShape:
-    own = str(name), tuple(int(size) for size in shape)
-    return (*own, str(averaged_in)) if averaged_in else own
+def _parse_entry(name: Any, shape: Any, averaged_in: Any = "") -> ParameterShape:
+    own = text(name, RECORD_BYTES), tuple(whole(size) for size in sequence(shape, _MAX_DIMENSIONS))
+    return (*own, averaged_in) if text(averaged_in, _MAX_TYPE) else own
 
 
 class ModelDeclaration:

@@ -12,6 +12,7 @@ from itertools import islice
 
 import hivemind
 
+from hivenb.engine.dht.checked_values import PEER_ID_LENGTH
 from hivenb.engine.dht.record_board import RecordBoard
 
 #: Characters of a name that are kept.
@@ -67,6 +68,7 @@ class PublicNames:
     def _read(self) -> dict[str, str]:
         names = {self._peer_id: self._own} if self._own else {}
         for peer_id, record in islice(self._board.read().items(), MAX_NAMES):
-            if isinstance(peer_id, str) and peer_id not in names and (name := clean(record.value)):
-                names[peer_id] = name
+            is_id = isinstance(peer_id, str) and len(peer_id) <= PEER_ID_LENGTH
+            if is_id and peer_id not in names and (name := clean(record.value)):
+                names[str(peer_id)] = name
         return names

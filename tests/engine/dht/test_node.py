@@ -12,8 +12,9 @@ import hivemind
 import pytest
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
-from hivemind.utils import get_dht_time
+from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from tiny import LOOPBACK
 
@@ -192,3 +193,24 @@ class TestSignatures:
         assert not validator.validate(forged)
         assert not validator.validate(later)
         assert not validator.validate(forged), "nor later on"
+
+
+async def write_rubbish(dht: hivemind.DHT, node: DHTNode) -> list[bool]:
+    """Store what is no message and what is one, as a stranger does who checks nothing; whether each was taken."""
+    key, taken = DHTID.generate("rubbish"), []
+    for number, value in enumerate([b"", b"\xc1", b"\x91" * 2000, b"\x01\x02", MSGPackSerializer.dumps("good")]):
+        for peer in list(node.protocol.routing_table.peer_id_to_uid):
+            stored = await node.protocol.call_store(peer, [key], [value], [get_dht_time() + 60], [number])
+            taken.append((number, bool(stored and stored[0])))
+    return taken
+
+
+def test_what_cannot_be_read_is_refused_and_whoever_asks_gets_the_rest(swarm: list[DHT]) -> None:
+    stranger = hivemind.DHT(start=True, initial_peers=[str(a) for a in swarm[0].get_visible_maddrs()], **LOOPBACK)
+    try:
+        taken = stranger.run_coroutine(write_rubbish)
+    finally:
+        stranger.shutdown()
+    assert {number for number, was_taken in taken if was_taken} == {4}
+    found = swarm[1].get("rubbish", latest=True, return_future=True).result(10)
+    assert {subkey: one.value for subkey, one in found.value.items()} == {4: "good"}

@@ -20,6 +20,7 @@ from hivenb.swarm.agreement.model_record import (
     declared_model,
     describe_parameters,
     first_difference,
+    parse_description,
 )
 
 OURS = (("a.weight", (3, 4)), ("a.bias", (3,)))
@@ -150,6 +151,39 @@ def test_a_dht_that_does_not_answer_is_an_error_at_whichever_read(swarm, eventua
                 os.kill(guest.dht.pid, signal.SIGCONT)
         monkeypatch.undo()
         agree_on_model(guest.dht, "slow", OURS)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        {},
+        {0: None},
+        {0: [1e999, b"[]"]},
+        {0: [True, b"[]"]},
+        {0: [10**9, b"[]"], 1: [10**9, b"[]"]},
+        {0: [1, "[]"]},
+        {0: [1, b"[" * 2000]},
+        {0: [1, b"\xff"]},
+        {0: [1, b'[["a",[1e999]]]']},
+        {0: [1, b'[["a",[-1]]]']},
+        {0: [1, b'[["a",[true]]]']},
+        {0: [1, b'[["a",{"0":1}]]']},
+        {0: [1, b'[["a",[3],7]]']},
+        {0: [1, b'[["a",[3],"x","y"]]']},
+        {0: [1, b'[[["a"],[3]]]']},
+        {0: [1, b'{"a":[3]}']},
+        {0: [1, b'[["a",[' + b"1," * 64 + b"1]]]"]},
+    ],
+)
+def test_what_is_no_description_is_passed_over(records):
+    assert parse_description(records) is None
+
+
+def test_a_description_is_read_as_it_was_written():
+    assert parse_description({0: [2, b'[["a",[3,4]],'], 1: [2, b'["b",[],"float64"]]']}) == (
+        ("a", (3, 4)),
+        ("b", (), "float64"),
+    )
 
 
 def test_a_description_that_is_not_whole_is_none(swarm):
