@@ -34,6 +34,10 @@ _FLAGS = (
     "auxiliary",
 )
 _MAYBE_FLAGS = ("delay_optimizer_step", "offload_optimizer", "client_mode")
+
+#: The largest number of samples or epochs, and of bytes in a part of what is averaged, which is one message.
+MOST, MOST_IN_PART = 2**40, 2**24
+
 _COUNTS = {"target_batch_size": "samples", "batch_size": "samples", "average_state_every": "epochs"}
 _SECONDS = (
     "matchmaking_time",
@@ -138,8 +142,8 @@ def find_problems(values: Mapping[str, Any]) -> list[str]:
 def _wrong_values(values: Mapping[str, Any]) -> Iterator[str]:
     for name, unit in _COUNTS.items():
         value = values[name]
-        if not (_is_integer(value) and value > 0) and not (value is None and name in _MAY_BE_NONE):
-            yield f"{name}={value!r}: give a whole number of {unit}, at least 1."
+        if not (_is_integer(value) and 0 < value <= MOST) and not (value is None and name in _MAY_BE_NONE):
+            yield f"{name}={value!r}: give a whole number of {unit}, at least 1 and at most {MOST:,}."
     for name in _SECONDS:
         value = values[name]
         if not (_is_number(value) and 0 < value < math.inf) and not (value is None and name in _MAY_BE_NONE):
@@ -292,6 +296,9 @@ def _wrong_settings(values: Mapping[str, Any]) -> Iterator[str]:
     bits = settings.get("initial_group_bits", "")
     if not (isinstance(bits, str) and set(bits) <= set("01")):
         yield f"averager_opts['initial_group_bits']={bits!r}: give a string of 0 and 1."
+    part = settings.get("part_size_bytes")
+    if part is not None and not (_is_integer(part) and 0 < part <= MOST_IN_PART):
+        yield f"averager_opts['part_size_bytes']={part!r}: give a number of bytes, at most {MOST_IN_PART:,}."
     size = settings.get("target_group_size")
     if size is not None and not (_is_integer(size) and size >= 2):
         yield f"averager_opts['target_group_size']={size!r}: give 2 or more."

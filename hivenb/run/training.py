@@ -17,6 +17,7 @@ from hivenb.options.options import Options
 from hivenb.peers.followed_run import Followers
 from hivenb.run.arguments import check_arguments
 from hivenb.run.fit import Fit, prepare_fit
+from hivenb.run.followed_host import FollowsHost
 from hivenb.run.recorder import Recorder
 from hivenb.run.run_folder import RunFolder
 from hivenb.run.run_options import RunOptions
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from hivenb.strategy.hivemind_strategy import HivemindStrategy
 
 
-class TrainingRun:
+class TrainingRun(FollowsHost):
     """Trains a model with the peers of a swarm, in a background thread, through a real ``lightning.Trainer``.
 
     Nothing happens before :meth:`start`. All methods may be called from any thread.

@@ -20,6 +20,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from hivenb.engine.dht.addresses import is_loopback
 from hivenb.engine.dht.daemon import TiedP2P, start_daemon
+from hivenb.engine.dht.identity import prove
 from hivenb.engine.dht.node import Node, SignatureValidator
 from hivenb.engine.dht.restarts import Restarting
 from hivenb.engine.process.child_process import settle_as_child
@@ -60,6 +61,10 @@ class DHT(Restarting, hivemind.DHT):
             node_id=kwargs.pop("node_id", None) or DHTID.generate(),  # the same one when it is started anew
             **kwargs,
         )
+
+    def prove(self, statement: bytes) -> bytes:
+        """A proof that this peer has said something; empty if its identity is a file of the user's own."""
+        return b"" if self.kwargs.get("identity_path") else prove(self._libp2p_key, statement)
 
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and
