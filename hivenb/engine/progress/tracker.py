@@ -15,6 +15,7 @@ from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainin
 from hivemind.optim.progress_tracker import ProgressTracker as _ProgressTracker
 from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
+from hivenb.engine.dht.dht import know_run
 from hivenb.engine.progress.answer import UNANSWERED, answer_of
 from hivenb.engine.progress.estimate import seconds_left
 from hivenb.engine.progress.peer_list import OnLook, PeerList, reports_in
@@ -101,6 +102,7 @@ class ProgressTracker(_ProgressTracker):
             max_refresh_period=max_refresh_period,
             **kwargs,
         )
+        know_run(dht, self.prefix)
 
     def set_live(self, *, performance_ema_alpha: float, **settings: Any) -> None:
         """Change settings while it works.
@@ -228,13 +230,16 @@ class ProgressTracker(_ProgressTracker):
         # training, and an error when the loop is collected as garbage after its sockets
         try:
             asyncio.run(self._report_and_fetch())
-        except Exception as e:
-            self._failure = e  # surfaces at the next batch: nobody would follow the others any more
         finally:
             self.shutdown_complete.set()
 
     async def _report_and_fetch(self) -> None:
-        await asyncio.gather(self._progress_reporter(), self._progress_fetcher())
+        try:
+            await asyncio.gather(self._progress_reporter(), self._progress_fetcher())
+        except Exception as e:
+            self._failure = e  # surfaces at the next batch: nobody would follow the others any more
+            for event in (self.shutdown_triggered, self.should_report_progress, self.global_state_updated):
+                event.set()  # threads of the loop wait for them
 
     async def _progress_reporter(self) -> None:
         # Replaces hivemind/optim/progress_tracker.py:_progress_reporter, which cannot be told to withdraw its report
@@ -314,19 +319,20 @@ class ProgressTracker(_ProgressTracker):
             if not reading.done():
                 reading.cancel()
                 break
-            record = reading.result()
-            if record is UNANSWERED:
-                continue
-            reports = self.list.take_in(record, self._local_public_key, self.gone_after)
-            if not self.lock_global_progress.acquire(blocking=False):
-                continue  # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
-            try:
-                # parsed under the locks, against the epoch and the samples that this peer has reached by now
-                with self._lock_counting:
-                    self.global_progress = self._estimate(reports)
-                self.fetched_global_progress_this_epoch.set()
-            finally:
-                self.lock_global_progress.release()
+            if reading.result() is not UNANSWERED:
+                self._take_in(reading.result())
+
+    def _take_in(self, record: Any) -> None:
+        reports = self.list.take_in(record, self._local_public_key, self.gone_after)
+        if not self.lock_global_progress.acquire(blocking=False):
+            return  # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
+        try:
+            # parsed under the locks, against the epoch and the samples that this peer has reached by now
+            with self._lock_counting:
+                self.global_progress = self._estimate(reports)
+            self.fetched_global_progress_this_epoch.set()
+        finally:
+            self.lock_global_progress.release()
 
 
 #: What of a tracker can be changed while it works, with the defaults.
