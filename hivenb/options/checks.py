@@ -38,6 +38,9 @@ _MAYBE_FLAGS = ("delay_optimizer_step", "offload_optimizer", "client_mode")
 #: The largest number of samples or epochs, and of bytes in a part of what is averaged, which is one message.
 MOST, MOST_IN_PART = 2**40, 2**24
 
+#: Seconds for which a peer may let its records stand; the others take no other (hivenb/engine/dht/record_rules.py).
+_LONGEST_RECORDS = {("averager_opts", "declare_state_period"): 600, ("tracker_opts", "metadata_expiration"): 120}
+
 _COUNTS = {"target_batch_size": "samples", "batch_size": "samples", "average_state_every": "epochs"}
 _SECONDS = (
     "matchmaking_time",
@@ -290,6 +293,10 @@ def _wrong_settings(values: Mapping[str, Any]) -> Iterator[str]:
             else:
                 yield f"{name} holds {key!r}, which hivemind does not know: it takes {', '.join(known)}."
     settings = _settings(values, "averager_opts")
+    for (name, key), most in _LONGEST_RECORDS.items():
+        seconds = _settings(values, name).get(key, 1.0)
+        if not (_is_number(seconds) and 0 < seconds <= most):
+            yield f"{name}[{key!r}]={seconds!r}: give a number of seconds above 0, at most {most}; peers take no other."
     bandwidth = settings.get("bandwidth")
     if bandwidth is not None and not (_is_number(bandwidth) and 0 <= bandwidth < 2**127):
         yield f"averager_opts['bandwidth']={bandwidth!r}: give a number, at least 0, or leave it out."

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import hivemind
 import tiny
-from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.dht.validation import RecordValidatorBase
 
 import hivenb
 
@@ -31,15 +30,18 @@ def swarms(count: int) -> Iterator[list[hivenb.Swarm]]:
 
 
 @contextlib.contextmanager
-def stranger(swarm: hivenb.Swarm, key: RSAPrivateKey | None = None) -> Iterator[hivemind.DHT]:
-    """A DHT of plain hivemind that checks nothing of what it stores.
+def stranger(
+    swarm: hivenb.Swarm, validators: Sequence[RecordValidatorBase] = (), **kwargs: Any
+) -> Iterator[hivemind.DHT]:
+    """A DHT of plain hivemind.
 
     :param swarm: that it joins
-    :param key: with which it signs, if it does
+    :param validators: that check, and sign, what it stores
+    :param kwargs: of the DHT
     """
     addresses = [str(address) for address in swarm.dht.get_visible_maddrs()]
-    validators = [] if key is None else [RSASignatureValidator(key)]
-    dht = hivemind.DHT(initial_peers=addresses, record_validators=validators, start=True, **tiny.LOOPBACK)
+    network = kwargs if kwargs.get("client_mode") else {**tiny.LOOPBACK, **kwargs}
+    dht = hivemind.DHT(initial_peers=addresses, record_validators=validators, start=True, **network)
     try:
         yield dht
     finally:
@@ -89,8 +91,13 @@ def require(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
         raise TimeoutError(f"the victims were not ready within {seconds:.0f} s")
 
 
-def epochs_in(run: hivenb.TrainingRun, seconds: float) -> int:
-    """How many epochs a run ends in so many seconds."""
-    before = run.status.epoch
+def rounds_in(run: hivenb.TrainingRun, seconds: float) -> int:
+    """How many rounds a run averages with others in so many seconds."""
+
+    def rounds() -> int:
+        sizes = run.history.snapshot().series.get("group_size")
+        return 0 if sizes is None else int((sizes.values > 1).sum())
+
+    before = rounds()
     time.sleep(seconds)
-    return run.status.epoch - before
+    return rounds() - before

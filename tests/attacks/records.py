@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import Any
 
-from attacks.attacked_runs import RUN_ID, happens, make_run, require, stranger, swarms, training
+from attacks.attacked_runs import RUN_ID, happens, make_run, require, rounds_in, stranger, swarms, training
 from attacks.case import Attack, Outcome
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.validation import DHTRecord
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
+from hivenb.engine.dht import protocol, signatures
+from hivenb.engine.dht.identity import id_of, new_identity
 from hivenb.engine.dht.record_board import owner_of
+from hivenb.engine.progress import failure_detector
 from hivenb.run.status import RunState
 from hivenb.swarm.agreement import host, options_record, seniority
 
@@ -32,7 +39,7 @@ def _believe_numbers() -> None:
 
 def _number_out_of_bounds() -> Outcome:
     key = RSAPrivateKey()
-    with swarms(2) as (first, second), stranger(first, key) as attacker:
+    with swarms(2) as (first, second), stranger(first, [RSASignatureValidator(key)]) as attacker:
         run, newcomer = make_run(first), make_run(second)
         with training(run):
             _declare(attacker, key, seconds=25.0, version=float("inf"))
@@ -58,7 +65,7 @@ def _believe_claims() -> None:
 
 def _forged_host() -> Outcome:
     key, forged = RSAPrivateKey(), 64
-    with swarms(3) as (first, second, third), stranger(first, key) as attacker:
+    with swarms(3) as (first, second, third), stranger(first, [RSASignatureValidator(key)]) as attacker:
         founder, member = make_run(first), make_run(second)
         newcomer = make_run(third)
         with training(founder, member):
@@ -79,7 +86,7 @@ def _follow_anywhere() -> None:
 
 def _mad_host() -> Outcome:
     key = RSAPrivateKey()
-    with swarms(2) as (first, second), stranger(first, key) as attacker:
+    with swarms(2) as (first, second), stranger(first, [RSASignatureValidator(key)]) as attacker:
         shared = {"target_batch_size": 256}
         _declare(attacker, key, seconds=25.0, steps=[[0, shared]])
         with training(make_run(first), run := make_run(second)):
@@ -88,6 +95,87 @@ def _mad_host() -> Outcome:
             adopted = happens(lambda: run.options.target_batch_size == 1, 8.0)
         figure = f"with a host of its own ({first_peers_follow is not None}), 256 samples become "
         return Outcome(not adopted, figure + str(run.options.target_batch_size))
+
+
+# -- keys that are taken ----------------------------------------------------------------------------------------------
+
+
+def _take_all() -> None:
+    protocol.Protocol.take_over = lambda made: None
+    signatures.why_refused = lambda record, value, kind: None
+
+
+def _taken_keys() -> Outcome:
+    with swarms(2) as (first, second), stranger(first) as attacker:
+        founder, member = make_run(first), make_run(second)
+        with training(founder, member):
+            for averager in ("grad_averager", "state_averager"):
+                for key in ("0b", "all_averagers"):
+                    expires = get_dht_time() + 3600
+                    attacker.store(f"{RUN_ID}_{averager}.{key}", value=1.0, expiration_time=expires)
+            rounds = rounds_in(founder, 10.0)
+        return Outcome(rounds >= 3, f"{rounds} rounds of two in 10 s")
+
+
+def _silenced() -> Outcome:
+    # one that runs a node of its own answers whoever asks, too: against that, private swarms sign such records
+    with swarms(2) as (first, second), stranger(first, client_mode=True) as attacker:
+        founder, member = make_run(first), make_run(second)
+        with training(founder, member):
+            for swarm in (first, second):
+                for averager in ("grad_averager", "state_averager"):
+                    key, expires = f"{RUN_ID}_{averager}.0b", get_dht_time() + 500
+                    attacker.store(key, subkey=swarm.dht.peer_id.to_bytes(), value=False, expiration_time=expires)
+            rounds = rounds_in(founder, 10.0)
+        return Outcome(rounds >= 3, f"{rounds} rounds of two in 10 s")
+
+
+# -- peers that are none ----------------------------------------------------------------------------------------------
+
+
+class _ManyKeys(RSASignatureValidator):
+    """Signs with as many keys as it likes."""
+
+    def __init__(self, count: int):
+        super().__init__(RSAPrivateKey())
+        self.signers = {owner_of(key): RSASignatureValidator(key) for key in (RSAPrivateKey() for _ in range(count))}
+
+    def validate(self, record: DHTRecord) -> bool:
+        return True
+
+    def sign_value(self, record: DHTRecord) -> bytes:
+        signer = next((one for owner, one in self.signers.items() if owner in record.subkey), None)
+        return record.value if signer is None else signer.sign_value(record)
+
+
+def _count_everybody() -> None:
+    failure_detector.MAX_UNREACHED = failure_detector.MOST_FAILURES = failure_detector.FLOOD = 10**9
+    _take_all()
+
+
+def _bogus_peers() -> Outcome:
+    signer = _ManyKeys(150)
+    with swarms(2) as (first, second), stranger(first, [signer]) as attacker:
+        founder, member = make_run(first), make_run(second)
+        with training(founder, member):
+            ids = {owner: id_of(new_identity()) for owner in signer.signers}
+            ended = threading.Event()
+
+            def report() -> None:
+                while not ended.wait(2.0):
+                    for owner, peer_id in ids.items():
+                        told = {"peer_id": peer_id, "epoch": founder.status.epoch, "samples_accumulated": 0}
+                        told |= {"samples_per_second": 0.001, "time": get_dht_time(), "client_mode": False}
+                        expires = get_dht_time() + 60
+                        attacker.store(f"{RUN_ID}_progress", told, expires, subkey=owner, return_future=True)
+
+            reporting = threading.Thread(target=report)
+            reporting.start()
+            time.sleep(8.0)
+            rounds = rounds_in(founder, 10.0)
+            ended.set()
+            reporting.join()
+        return Outcome(rounds >= 8, f"{rounds} rounds of two in 10 s, after 8 s")
 
 
 ATTACKS = [
@@ -108,5 +196,23 @@ ATTACKS = [
         "came first, and then decides on epochs of one sample instead of 256",
         _follow_anywhere,
         _mad_host,
+    ),
+    Attack(
+        "keys-that-are-taken",
+        "stores plain values for an hour where peers look for each other and for states",
+        _take_all,
+        _taken_keys,
+    ),
+    Attack(
+        "peers-that-are-silenced",
+        "says in the name of each peer, for minutes, that it looks for no group",
+        _take_all,
+        _silenced,
+    ),
+    Attack(
+        "peers-that-are-none",
+        "reports the progress of 150 peers that do not exist, each under a key of its own",
+        _count_everybody,
+        _bogus_peers,
     ),
 ]

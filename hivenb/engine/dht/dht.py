@@ -21,8 +21,10 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivenb.engine.dht.addresses import is_loopback
 from hivenb.engine.dht.daemon import TiedP2P, start_daemon
 from hivenb.engine.dht.identity import prove
-from hivenb.engine.dht.node import Node, SignatureValidator
+from hivenb.engine.dht.node import Node
+from hivenb.engine.dht.record_rules import RunRecords
 from hivenb.engine.dht.restarts import Restarting
+from hivenb.engine.dht.signatures import SignatureValidator
 from hivenb.engine.process.child_process import settle_as_child
 
 logger = get_logger(__name__)
@@ -54,6 +56,7 @@ class DHT(Restarting, hivemind.DHT):
         **kwargs: Any,
     ):
         self.private_key = RSAPrivateKey()
+        self._runs: set[str] = set()
         super().__init__(
             *args,
             startup_timeout=startup_timeout,
@@ -61,6 +64,17 @@ class DHT(Restarting, hivemind.DHT):
             node_id=kwargs.pop("node_id", None) or DHTID.generate(),  # the same one when it is started anew
             **kwargs,
         )
+
+    def add_validators(self, record_validators: Iterable[RecordValidatorBase]) -> None:
+        validators = list(record_validators)
+        self._record_validator.extend(validators)  # for the process that is started anew
+        super().add_validators(validators)
+
+    def know_run(self, run_id: str) -> None:
+        """Let this node know the keys of a run: what stands there is its peers', each its own. Waits for the DHT."""
+        if run_id not in self._runs:
+            self._runs.add(run_id)
+            self.add_validators([RunRecords(run_id)])
 
     def prove(self, statement: bytes) -> bytes:
         """A proof that this peer has said something; empty if its identity is a file of the user's own."""
@@ -145,6 +159,12 @@ class DHT(Restarting, hivemind.DHT):
                 # An averager that died takes along the descriptors of the messages it had sent: nobody waits for
                 # their answer any more. Anything else in here came from the caller's own process.
                 logger.debug(f"Dropped a message that cannot be read: {e!r}")
+
+
+def know_run(dht: hivemind.DHT, run_id: str) -> None:
+    """Let a node know the keys of a run, if it is one of ours."""
+    if isinstance(dht, DHT):
+        dht.know_run(run_id)
 
 
 def _finish(tasks: set[asyncio.Task], task: asyncio.Task) -> None:

@@ -40,13 +40,18 @@ def prove(identity: bytes, statement: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(key.data[:32]).sign(_PURPOSE + statement)
 
 
+def can_prove(peer_id: bytes) -> bool:
+    """Whether the id of a peer holds its key, as those do that the daemon or hivenb makes; not that of an RSA key."""
+    return len(peer_id) == len(_ED25519_ID) + 32 and peer_id.startswith(_ED25519_ID)
+
+
 def is_proven(peer_id: bytes, statement: bytes, proof: bytes) -> bool:
     """Whether a peer has said something, whoever has passed it on.
 
     :param peer_id: its id, which holds its public key; that of a peer with a key of another kind does not
     :param proof: what :func:`prove` gave
     """
-    if len(peer_id) != len(_ED25519_ID) + 32 or not peer_id.startswith(_ED25519_ID):
+    if not can_prove(peer_id):
         return False
     try:
         Ed25519PublicKey.from_public_bytes(peer_id[len(_ED25519_ID) :]).verify(proof, _PURPOSE + statement)

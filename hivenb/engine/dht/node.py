@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, cast
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from hivemind.dht import DHTNode
-from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
-from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
-from hivemind.utils import MSGPackSerializer, get_dht_time, get_logger
+from hivemind.utils import get_dht_time
 
-logger = get_logger(__name__)
+from hivenb.engine.dht.protocol import Protocol
 
 #: Seconds for which a node stores to those that it has found to be nearest to a key, while it meets nobody new.
 NEAREST_KNOWN_FOR = 30.0
-
-#: Records whose signatures a node remembers to have checked.
-REMEMBERED_SIGNATURES = 1024
 
 #: By default, nothing is cached. hivemind's node reads a dictionary from the whole swarm anew after each record that it
 #: stores in it, and copies what it has read to another node; here, records change once a second.
@@ -58,7 +51,9 @@ class Node(DHTNode):
     @classmethod
     async def create(cls, *args: Any, **kwargs: Any) -> Node:
         """Takes the parameters of ``DHTNode.create``, with other defaults of those that begin with ``cache``."""
-        return cast(Node, await super().create(*args, **{**_CACHING, **kwargs}))
+        node = cast(Node, await super().create(*args, **{**_CACHING, **kwargs}))
+        Protocol.take_over(node.protocol)
+        return node
 
     async def find_nearest_nodes(
         self,
@@ -104,28 +99,3 @@ class Node(DHTNode):
             for query, nearest in self._nearest.items()
             if nearest.acquaintances == acquaintances and nearest.until > now
         }
-
-
-class SignatureValidator(RSASignatureValidator):
-    """``hivemind``'s validator of signatures that checks each record once, however many nodes it comes from.
-
-    It refuses what cannot be read, at which hivemind's node raises instead of skipping it: whoever has asked for the
-    key would never get an answer.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._validate = lru_cache(REMEMBERED_SIGNATURES)(self._check)
-
-    def validate(self, record: DHTRecord) -> bool:
-        return self._validate(record)
-
-    def _check(self, record: DHTRecord) -> bool:
-        try:
-            if not super().validate(record):
-                return False
-            MSGPackSerializer.loads(self.strip_value(record))
-        except (ValueError, TypeError, UnsupportedAlgorithm, RecursionError) as e:
-            logger.debug(f"A record that cannot be read was refused: {e!r}")
-            return False
-        return True

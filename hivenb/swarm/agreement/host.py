@@ -63,6 +63,7 @@ class Hosting:
 
     def __init__(self, dht: DHT, peers: Callable[[], Sequence[PeerInfo]], run_id: str, may_host: bool = True):
         self._dht, self._peers, self._run_id, self._may_host = dht, peers, run_id, may_host
+        dht.know_run(run_id)
         self._records = Records(dht, run_id)
         self._proof = dht.prove(self._records.owner)
         self._lock = threading.RLock()

@@ -11,15 +11,11 @@ from typing import Any
 import hivemind
 import pytest
 from hivemind.dht import DHTNode
-from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
-from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer, get_dht_time
-from hivemind.utils.crypto import RSAPrivateKey
 from tiny import LOOPBACK
 
 from hivenb.engine.dht.dht import DHT
-from hivenb.engine.dht.node import SignatureValidator
 
 #: Nodes that hold a record, and nodes in a swarm that is larger.
 REPLICAS, MANY = 5, 7
@@ -163,36 +159,6 @@ class TestReading:
     def test_it_asks_the_majority_of_those_that_hold_a_record(self, swarm: list[DHT]) -> None:
         searches, _ = calls(swarm[4], partial(read, "majority"), before=partial(meet, "majority"))
         assert searches == REPLICAS // 2 + 1
-
-
-class TestSignatures:
-    @pytest.fixture
-    def key(self) -> RSAPrivateKey:
-        return RSAPrivateKey()
-
-    def signed(self, key: RSAPrivateKey, value: bytes) -> DHTRecord:
-        signer = RSASignatureValidator(key)
-        record = DHTRecord(b"run", signer.local_public_key, value, 100.0)
-        return DHTRecord(record.key, record.subkey, signer.sign_value(record), record.expiration_time)
-
-    def test_each_record_is_checked_once(self, key: RSAPrivateKey, monkeypatch: pytest.MonkeyPatch) -> None:
-        checked: list[DHTRecord] = []
-        upstream = RSASignatureValidator.validate
-        monkeypatch.setattr(
-            RSASignatureValidator, "validate", lambda self, record: checked.append(record) or upstream(self, record)
-        )
-        validator, record = SignatureValidator(RSAPrivateKey()), self.signed(key, b"1")
-        assert [validator.validate(record) for _ in range(3)] == [True] * 3
-        assert checked == [record]
-
-    def test_what_was_forged_is_none_of_them(self, key: RSAPrivateKey) -> None:
-        validator, genuine = SignatureValidator(RSAPrivateKey()), self.signed(key, b"1")
-        assert validator.validate(genuine)
-        forged = DHTRecord(genuine.key, genuine.subkey, genuine.value.replace(b"1", b"2", 1), 100.0)
-        later = DHTRecord(genuine.key, genuine.subkey, genuine.value, 200.0)
-        assert not validator.validate(forged)
-        assert not validator.validate(later)
-        assert not validator.validate(forged), "nor later on"
 
 
 async def write_rubbish(dht: hivemind.DHT, node: DHTNode) -> list[bool]:
