@@ -17,6 +17,7 @@ from hivenb.options.options import Options
 from hivenb.peers.followed_run import Followers
 from hivenb.run.arguments import check_arguments, in_invited_run
 from hivenb.run.fit import Fit, prepare_fit
+from hivenb.run.followed_host import FollowsHost
 from hivenb.run.recorder import Recorder
 from hivenb.run.run_folder import RunFolder
 from hivenb.run.run_options import RunOptions
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from hivenb.strategy.hivemind_strategy import HivemindStrategy
 
 
-class TrainingRun:
+class TrainingRun(FollowsHost):
     """Trains a model with the peers of a swarm, in a background thread, through a real ``lightning.Trainer``.
 
     Nothing happens before :meth:`start`. All methods may be called from any thread.
@@ -105,9 +106,7 @@ class TrainingRun:
             if self._state.is_active:
                 self._stage.enter(RunState.STOPPING)
                 if self._fit is not None:
-                    self._fit.trainer.should_stop = True
-                    if self._fit.optimizer is not None:
-                        self._fit.optimizer.retire()
+                    self._fit.end()
             if not wait or self._is_trainer_thread():
                 return
             self._stage.wait_until(lambda: not self._state.is_active)
