@@ -213,12 +213,13 @@ class Swarm:
 
     # -- peers on this machine ----------------------------------------------------------------------------------
 
-    def add_local_peers(self, count: int, run: FollowedRun) -> tuple[LocalPeer, ...]:
+    def add_local_peers(self, count: int, run: FollowedRun, *, restart: bool = False) -> tuple[LocalPeer, ...]:
         """Start further peers of a run as processes on this machine; they end with this process.
 
         :param count: how many
         :param run: whose model, data and options they take, each with its own shuffle of the data. It need not have
           been started
+        :param restart: whether one that dies is started again, three times a minute at most
         :returns: the new peers
         :raises LocalPeerError: if one cannot be started, or the swarm is closed before they all have
         :raises SwarmError: if the swarm is closed
@@ -226,7 +227,13 @@ class Swarm:
         with self._lock:
             addresses = self.addresses
             local_peers = self._local_peers = self._local_peers or LocalPeers()
-        return local_peers.add(count, run, addresses)  # without the lock: it takes its time, and close() may end it
+        # without the lock: it takes its time, and close() may end it
+        return local_peers.add(count, run, addresses, restart=restart)
+
+    def restart_local_peers(self, run: FollowedRun, restart: bool = True) -> None:
+        """Start the peers of a run on this machine again when they die, three times a minute at most; or no longer."""
+        if self._local_peers is not None:
+            self._local_peers.start_again_if_dead(restart, run, self.addresses)
 
     def remove_local_peers(self, count: int | None = None, run: FollowedRun | None = None) -> None:
         """Let peers on this machine leave, the newest first.

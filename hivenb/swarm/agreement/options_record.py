@@ -21,6 +21,7 @@ from hivenb.engine.dht.record_board import RECORD_BYTES, RecordBoard, Subkey, is
 from hivenb.errors import OptionsError
 from hivenb.options.options import Options
 from hivenb.options.swarm_wide import Shared, with_shared_part
+from hivenb.swarm.agreement.agreed_return import Return
 
 #: Seconds for which a declaration counts after its last renewal: one that leaves without a goodbye is host that long.
 EXPIRATION = 30.0
@@ -34,10 +35,12 @@ class Plan:
 
     :param version: how often it was changed
     :param steps: what counts from which epoch of the swarm on; oldest first, and at least one
+    :param returned: the last return to an earlier state, if there was any
     """
 
     version: int
     steps: tuple[tuple[int, Shared], ...]
+    returned: Return | None = None
 
     @property
     def newest(self) -> Shared:
@@ -62,7 +65,11 @@ class Plan:
         """
         before = [(epoch, one) for epoch, one in self.steps if now < epoch < since]
         steps = (*([(0, self.at(now))] if since > now else []), *before, (since, shared))
-        return Plan(self.version + 1, steps[-_MAX_STEPS:])
+        return replace(self, version=self.version + 1, steps=steps[-_MAX_STEPS:])
+
+    def with_return(self, returned: Return) -> Plan:
+        """With another return to an earlier state."""
+        return replace(self, version=self.version + 1, returned=returned)
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,14 @@ class Declaration:
 
     def pack(self) -> bytes:
         """As it travels."""
-        fields = {"peer": self.peer_id, "since": self.since, "version": self.plan.version, "steps": self.plan.steps}
+        fields: dict[str, Any] = {
+            "peer": self.peer_id,
+            "since": self.since,
+            "version": self.plan.version,
+            "steps": self.plan.steps,
+        }
+        if self.plan.returned is not None:
+            fields["returned"] = self.plan.returned.pack()
         return json.dumps(fields, separators=(",", ":")).encode()
 
     def require_short(self) -> None:
@@ -111,6 +125,7 @@ def parse(owner: Any, value: Any) -> Declaration | None:
         fields = json.loads(value)
         peer_id, since, version = fields["peer"], float(fields["since"]), int(fields["version"])
         steps = tuple((int(epoch), dict(shared)) for epoch, shared in fields["steps"])
+        returned = Return.parse(fields.get("returned"))
         for _, shared in steps:
             _check(shared)
     except (KeyError, TypeError, ValueError, RecursionError):  # OptionsError is a ValueError
@@ -118,7 +133,7 @@ def parse(owner: Any, value: Any) -> Declaration | None:
     ascending = [epoch for epoch, _ in steps] == sorted({epoch for epoch, _ in steps})
     if not (isinstance(peer_id, str) and math.isfinite(since) and 0 < len(steps) <= _MAX_STEPS and ascending):
         return None
-    return Declaration(owner, peer_id, since, Plan(version, steps))
+    return Declaration(owner, peer_id, since, Plan(version, steps, returned))
 
 
 def host_of(declarations: Iterable[Declaration]) -> Declaration | None:
