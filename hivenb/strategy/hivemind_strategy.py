@@ -35,6 +35,7 @@ from hivenb.strategy.reconfiguration import check_change, engine_settings, recon
 from hivenb.strategy.recovery import Recovers
 from hivenb.strategy.rolling_back import RollsBack
 from hivenb.strategy.samples_in_batch import SampleCount
+from hivenb.strategy.shared_memory import require_room_for
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_trainer
 from hivenb.strategy.trainer_registry import make_known
@@ -243,6 +244,7 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
             raise error
 
     def _make_first_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
+        require_room_for(optimizer, self.options)
         kwargs = {**engine_settings(self.options), "optimizer": optimizer, "scheduler": scheduler}
         if self.options.offload_optimizer:
             kwargs |= {"optimizer": factory_like(optimizer), "params": optimizer.param_groups}
