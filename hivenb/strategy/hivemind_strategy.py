@@ -289,11 +289,7 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's training step; an auxiliary peer, which only helps the others to average, makes none."""
-        if self.options.auxiliary:
-            return None
-        output = super().training_step(*args, **kwargs)
-        self.see_loss(output)
-        return output
+        return None if self.options.auxiliary else super().training_step(*args, **kwargs)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         if self.options.auxiliary:

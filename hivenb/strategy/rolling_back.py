@@ -57,6 +57,12 @@ class RollsBack:
 
     # -- the last good state --------------------------------------------------------------------------------------
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's training step; its loss is looked at."""
+        output = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        self.see_loss(output)
+        return output
+
     def see_loss(self, output: Any) -> None:
         """Look at what a training step gave, before anything else changes the parameters that it is of."""
         loss = output.get("loss") if isinstance(output, Mapping) else output
