@@ -86,6 +86,27 @@ class TrainingStateAverager(
         host = torch.empty(source_tensor.shape, dtype=dtype).copy_(source_tensor.detach())
         return host.share_memory_().requires_grad_(source_tensor.requires_grad)
 
+    @property
+    def is_in_a_step(self) -> bool:
+        """Whether the optimizer is in the middle of a step, or was when that failed."""
+        return self._is_half_done
+
+    @property
+    def epoch_of_parameters(self) -> int:
+        """The epoch of the swarm whose step the parameters have; in the background, it may be still to come."""
+        return self.local_epoch - self._steps_to_come
+
+    def take_over_parameters(self) -> None:
+        """Let the model and the averaging buffers have the parameters that the torch optimizer has been given."""
+        if self.offload_optimizer:
+            self._apply_optimizer_parameters_()
+        if not self.reuse_tensors:
+            self._load_local_tensors_into_averager_()
+
+    def move_schedulers(self) -> None:
+        """Move the schedulers to the present epoch."""
+        self._update_scheduler()
+
     def let_go_of_optimizer(self) -> None:
         """Take the hooks off the torch optimizer, which another averager is to go on with."""
         for hook in self._hooks:
