@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
+from hivemind.p2p import PeerID
 
 from hivenb.engine.averagers.buffer_averaging import AveragesBuffers, DownloadsBuffers
 from hivenb.engine.averagers.step_failure import FailsWithItsSteps
@@ -56,6 +58,9 @@ class TrainingStateAverager(
     title = "the averager of the state"
 
     _is_step_left_out = False
+
+    def _largest_weights(self, senders: Sequence[PeerID]) -> list[float]:
+        return [1.0] * len(senders)  # each has one state, however many samples it has seen
 
     def _init_components(
         self,

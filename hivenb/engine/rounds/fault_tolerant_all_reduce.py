@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from hivenb.engine.rounds.exact_tensors import ExactKey
 from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.refused_parts import NO_WEIGHT, CheckedParts, Gathered
+from hivenb.engine.rounds.sender_weights import SampleReports, SenderWeights
 from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_parts, left_open
 
 logger = get_logger(__name__)
@@ -41,9 +42,16 @@ class FaultTolerantRunner(AllReduceRunner):
     twice as long.
 
     :param matchmaking: which knows who that is, and who is not one of plain hivemind
+    :param largest_weights: gives those of senders
     """
 
-    def __init__(self, *, matchmaking: EpochMatchmaking, **kwargs: Any):
+    def __init__(
+        self,
+        *,
+        matchmaking: EpochMatchmaking,
+        largest_weights: Callable[[Sequence[PeerID]], list[float]],
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         self._matchmaking = matchmaking
         self._exchanges: dict[PeerID, asyncio.Task[None]] = {}
@@ -59,8 +67,11 @@ class FaultTolerantRunner(AllReduceRunner):
         types = [part.dtype for part in self.parts_for_local_averaging]
         parts = self.tensor_part_container._input_parts_by_peer[self.ordered_peer_ids.index(self.peer_id)]
         largest = {number for number, (_, info) in enumerate(parts) if info.key == ExactKey(takes_largest=True)}
+        weights = largest_weights(self.sender_peer_ids)
+        if self.peer_id in self.sender_peer_ids:
+            weights[self.sender_peer_ids.index(self.peer_id)] = math.inf
         self.tensor_part_reducer = FaultTolerantReducer(
-            made.part_shapes, made.num_senders, types, largest, on_refused=self._refuse_sender
+            made.part_shapes, made.num_senders, types, largest, weights, self._refuse_sender
         )
 
     def _refuse_sender(self, sender_index: int, reason: str) -> None:
@@ -206,7 +217,18 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     def __init__(self, *args: Any, **kwargs: Any):
         #: when it was last said that a peer was refused
         self._said_at: dict[PeerID, float] = {}
+        self._sender_weights = SenderWeights()
         super().__init__(*args, **kwargs)
+
+    def note_reports(self, reports: SampleReports) -> None:
+        """Let senders count for no more than this. In the process that trains, on any thread."""
+        self._outer_pipe.send(("_note_reports", [reports], {}))
+
+    async def _note_reports(self, reports: SampleReports) -> None:
+        self._sender_weights.note(reports)
+
+    def _largest_weights(self, senders: Sequence[PeerID]) -> list[float]:
+        return self._sender_weights.largest(senders)
 
     @contextlib.contextmanager
     def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
@@ -253,5 +275,10 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     ) -> FaultTolerantRunner:
         own = {"p2p": self._p2p, "prefix": self.prefix, "servicer_type": type(self), "matchmaking": self._matchmaking}
         return FaultTolerantRunner(
-            group_id=group.group_id, ordered_peer_ids=group.peer_ids, tensors=tensors, **own, **settings
+            group_id=group.group_id,
+            ordered_peer_ids=group.peer_ids,
+            tensors=tensors,
+            largest_weights=self._largest_weights,
+            **own,
+            **settings,
         )

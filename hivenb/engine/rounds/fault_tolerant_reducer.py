@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ class FaultTolerantReducer(TensorPartReducer):
 
     :param types: of the parts, in which they are added up, in single precision at least
     :param largest: numbers of the parts of which it makes the largest value instead of the mean
+    :param largest_weights: of the senders; what one claims beyond that does not count
     :param on_refused: called with the number of a sender whose part was not taken, and why
     """
 
@@ -29,9 +31,11 @@ class FaultTolerantReducer(TensorPartReducer):
         num_senders: int,
         types: Sequence[torch.dtype] = (),
         largest: Collection[int] = (),
+        largest_weights: Sequence[float] = (),
         on_refused: Callable[[int, str], None] = lambda sender_index, reason: None,
     ):
         self._types, self._largest, self._on_refused = types, largest, on_refused
+        self._largest_weights = largest_weights or (math.inf,) * num_senders
         super().__init__(part_shapes, num_senders)
 
     def reset_accumulators(self) -> None:
@@ -52,7 +56,7 @@ class FaultTolerantReducer(TensorPartReducer):
     ) -> torch.Tensor:
         # before hivemind counts it as received: a group would wait for what could not be added
         try:
-            weight = self._checked(part_index, tensor_part, weight)
+            weight = min(self._checked(part_index, tensor_part, weight), self._largest_weights[sender_index])
         except RefusedPart as e:
             self._on_refused(sender_index, str(e))
             raise

@@ -70,3 +70,16 @@ def test_beside_any_other_a_weight_of_zero_is_one() -> None:
 def test_a_part_that_asks_for_gradients_costs_nobody_the_average() -> None:
     average, _ = reduce(torch.ones(2), torch.ones(2, requires_grad=True))
     assert average == [1.0, 1.0]
+
+
+def test_what_a_sender_claims_beyond_its_largest_weight_does_not_count() -> None:
+    async def run() -> list[float]:
+        reducer = FaultTolerantReducer([SHAPE], 2, [torch.float32], largest_weights=[math.inf, 3.0])
+        parts = torch.zeros(2), torch.full((2,), 8.0)
+        sent = [
+            reducer.accumulate_part(n, 0, part, weight)
+            for n, part, weight in zip((0, 1), parts, (1.0, 1e9), strict=True)
+        ]
+        return (await asyncio.gather(*sent))[0].tolist()
+
+    assert asyncio.run(run()) == [6.0, 6.0]
