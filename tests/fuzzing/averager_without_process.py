@@ -36,7 +36,17 @@ def loop() -> asyncio.AbstractEventLoop:
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """In the loop that all inputs share; whatever of it is not over by then is a finding."""
-    return loop().run_until_complete(asyncio.wait_for(coroutine, PATIENCE))
+    return loop().run_until_complete(_alone(coroutine))
+
+
+async def _alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await asyncio.wait_for(coroutine, PATIENCE)
+    finally:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 @cache
