@@ -174,9 +174,9 @@ class BlockwiseQuantization(_PlainWhenBetter, upstream_quantization.BlockwiseQua
 
     def extract(self, serialized_tensor: Any) -> torch.Tensor:
         """Decode; ``quantization.py:185`` has the same int() of an array as the other two."""
+        check_message(serialized_tensor)  # before a message of others has that imported, which takes seconds
         from bitsandbytes.functional import dequantize_blockwise
 
-        check_message(serialized_tensor)
         buffer = memoryview(serialized_tensor.buffer)
         scales_end = 16 + 4 * _count_at(buffer, 0)
         table_end = scales_end + 4 * _count_at(buffer, 8)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p import P2PContext, P2PDaemonError, PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
@@ -56,10 +56,21 @@ def averager() -> GradientAverager:
     return GradientAverager([torch.nn.Parameter(torch.zeros(COUNT))], dht=dht, prefix="run", start=False, **settings)
 
 
+class NobodyReached:
+    """In place of libp2p: nobody is there."""
+
+    peer_id = OWN
+
+    async def iterate_protobuf_handler(self, *args: Any) -> Any:
+        raise P2PDaemonError("nobody is reached")
+
+    call_protobuf_handler = iterate_protobuf_handler
+
+
 def anew() -> GradientAverager:
     """The averager as its process begins; to be called in the loop."""
     own = averager()
-    own._p2p = SimpleNamespace(peer_id=OWN)
+    own._p2p = NobodyReached()
     own._matchmaking = None
     own._running_groups.clear()
     own._state_updated, own._pending_groups_registered = asyncio.Event(), asyncio.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import numpy as np
@@ -11,6 +12,9 @@ from hivemind.proto import runtime_pb2
 from fuzzing.target import Choices, Target
 from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - as in each averager's process
 from hivenb.errors import DamagedTensorError
+
+with contextlib.suppress(ImportError):
+    import bitsandbytes.functional  # noqa: F401 - takes seconds, of the first input otherwise
 
 TYPES = (
     "float32", "float16", "bfloat16", "float64", "int64", "bool", "uint8", "complex64", "uint16",
