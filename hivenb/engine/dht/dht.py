@@ -18,6 +18,7 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
+from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what stands in records ends no process
 from hivenb.engine.dht.addresses import is_loopback
 from hivenb.engine.dht.daemon import Admission, TiedP2P, start_daemon
 from hivenb.engine.dht.guard import Secret, as_secret
