@@ -43,6 +43,10 @@ class InviteError(SwarmError, ValueError):
     """An invite or a peer address cannot be read."""
 
 
+class DamagedTensorError(HivenbError, ValueError):
+    """What a peer has sent is no tensor, or not the one that it says it is."""
+
+
 class TrainingError(HivenbError, RuntimeError):
     """A training run cannot do what was asked of it in its present state."""
 

@@ -214,12 +214,13 @@ class Swarm:
 
     # -- peers on this machine ----------------------------------------------------------------------------------
 
-    def add_local_peers(self, count: int, run: FollowedRun) -> tuple[LocalPeer, ...]:
+    def add_local_peers(self, count: int, run: FollowedRun, *, restart: bool = False) -> tuple[LocalPeer, ...]:
         """Start further peers of a run as processes on this machine; they end with this process.
 
         :param count: how many
         :param run: whose model, data and options they take, each with its own shuffle of the data. It need not have
           been started
+        :param restart: whether one that dies is started again, three times a minute at most
         :returns: the new peers
         :raises LocalPeerError: if one cannot be started, or the swarm is closed before they all have
         :raises SwarmError: if the swarm is closed
@@ -227,7 +228,13 @@ class Swarm:
         with self._lock:
             way_in = self._way_in
             local_peers = self._local_peers = self._local_peers or LocalPeers()
-        return local_peers.add(count, run, way_in)  # without the lock: it takes its time, and close() may end it
+        # without the lock: it takes its time, and close() may end it
+        return local_peers.add(count, run, way_in, restart=restart)
+
+    def restart_local_peers(self, run: FollowedRun, restart: bool = True) -> None:
+        """Start the peers of a run on this machine again when they die, three times a minute at most; or no longer."""
+        if self._local_peers is not None:
+            self._local_peers.start_again_if_dead(restart, run, self._way_in)
 
     @property
     def _way_in(self) -> tuple[str, ...]:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 ENABLED: Mapping[str, frozenset[str]] = {
     "ready": frozenset({"start"}),
     "starting": frozenset({"stop"}),
-    "training": frozenset({"pause", "stop"}),
-    "paused": frozenset({"resume", "stop"}),
+    "training": frozenset({"pause", "stop", "roll_back"}),
+    "paused": frozenset({"resume", "stop", "roll_back"}),
     "stopping": frozenset(),
-    "stopped": frozenset({"start"}),
-    "finished": frozenset({"start"}),
-    "failed": frozenset({"start"}),
+    "stopped": frozenset({"start", "roll_back"}),
+    "finished": frozenset({"start", "roll_back"}),
+    "failed": frozenset({"start", "roll_back"}),
 }
 
 SWARM_CLOSED = "The swarm is closed: nobody can join any more, and the run cannot be started."
@@ -34,6 +34,7 @@ _BUTTONS = (
     ("pause", "Pause", "pause", "hold on after this batch and stay in the swarm: run.pause()"),
     ("resume", "Resume", "step-forward", "go on: run.resume()"),
     ("stop", "Stop", "stop", "stop after this batch and leave the swarm's rounds: run.stop()"),
+    ("roll_back", "Roll back", "undo", "return to the last good state, once there is one: run.roll_back()"),
 )
 
 
@@ -43,8 +44,8 @@ class RunPanel:
     The line for messages is always there, so that none of them moves what is below.
 
     :param invite: to the swarm; no box for it when empty
-    :param actions: what each of ``start``, ``pause``, ``resume`` and ``stop`` does; called by the front end's
-        handlers, so each must return at once
+    :param actions: what each of ``start``, ``pause``, ``resume``, ``stop`` and ``roll_back`` does; called by the front
+        end's handlers, so each must return at once
     :param who_can_join: the swarm, in words
     """
 
@@ -88,10 +89,17 @@ class RunPanel:
         enabled = ENABLED.get(str(now.status.state.value), frozenset()) if now.standing.swarm_is_open else frozenset()
         for name, button in self.buttons.items():
             button.disabled = name not in enabled
+        self._offer_return(now.standing.kept_epoch)
         if not self._is_closed:
             self._invite.value = self._shown_invite if now.standing.swarm_is_open else note(SWARM_CLOSED)
         troubles = "\n".join(text for text in (now.status.error, trouble) if text)
         self.say(troubles or remark, is_trouble=bool(troubles))
+
+    def _offer_return(self, epoch: int | None) -> None:
+        button = self.buttons["roll_back"]
+        button.disabled = button.disabled or epoch is None
+        where = "the last good state, once there is one" if epoch is None else f"the good state of epoch {epoch:,}"
+        button.tooltip = f"return to {where}: run.roll_back()"
 
     def say(self, text: str, is_trouble: bool) -> None:
         """Show a message; none when empty."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
-from hivemind.p2p import P2P, P2PDaemonError, PeerID
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
@@ -19,6 +19,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivenb.engine.dht.guard import Guard, Secret
 from hivenb.engine.dht.guarded_client import GuardedClient, WatchfulClient
 from hivenb.engine.dht.identity import identity_file, same_ports
+from hivenb.engine.dht.protocol import caller
 from hivenb.engine.process.end_with_parent import tied_to_parent
 
 logger = get_logger(__name__)
@@ -83,6 +84,15 @@ class TiedP2P(P2P):
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
         return tied_to_parent(P2P._make_process_args(*args, **kwargs))
+
+    async def _add_protobuf_unary_handler(
+        self, handle_name: str, handler: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any
+    ) -> None:
+        async def of_caller(request: Any, context: P2PContext) -> Any:
+            caller.set(context.remote_id)  # each request is handled in a task, and a context, of its own
+            return await handler(request, context)
+
+        await super()._add_protobuf_unary_handler(handle_name, of_caller, *args, **kwargs)
 
 
 class SelfishP2P(TiedP2P):

@@ -18,11 +18,15 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
+from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what stands in records ends no process
 from hivenb.engine.dht.addresses import is_loopback
 from hivenb.engine.dht.daemon import Admission, TiedP2P, start_daemon
 from hivenb.engine.dht.guard import Secret, as_secret
-from hivenb.engine.dht.node import Node, SignatureValidator
+from hivenb.engine.dht.identity import prove
+from hivenb.engine.dht.node import Node
+from hivenb.engine.dht.record_rules import RunRecords
 from hivenb.engine.dht.restarts import Restarting
+from hivenb.engine.dht.signatures import SignatureValidator
 from hivenb.engine.process.child_process import settle_as_child
 from hivenb.errors import NotInvitedError
 
@@ -63,6 +67,7 @@ class DHT(Restarting, hivemind.DHT):
     ):
         self.private_key = RSAPrivateKey()
         self._admission = Admission(as_secret(secret), secret is None if relay_service is None else relay_service)
+        self._runs: set[str] = set()
         super().__init__(
             *args,
             startup_timeout=startup_timeout,
@@ -70,6 +75,21 @@ class DHT(Restarting, hivemind.DHT):
             node_id=kwargs.pop("node_id", None) or DHTID.generate(),  # the same one when it is started anew
             **kwargs,
         )
+
+    def add_validators(self, record_validators: Iterable[RecordValidatorBase]) -> None:
+        validators = list(record_validators)
+        self._record_validator.extend(validators)  # for the process that is started anew
+        super().add_validators(validators)
+
+    def know_run(self, run_id: str) -> None:
+        """Let this node know the keys of a run: what stands there is its peers', each its own. Waits for the DHT."""
+        if run_id not in self._runs:
+            self._runs.add(run_id)
+            self.add_validators([RunRecords(run_id)])
+
+    def prove(self, statement: bytes) -> bytes:
+        """A proof that this peer has said something; empty if its identity is a file of the user's own."""
+        return b"" if self.kwargs.get("identity_path") else prove(self._libp2p_key, statement)
 
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and
@@ -176,6 +196,12 @@ def _why_not(p2p: TiedP2P, secret: Secret | None) -> str:
         "the swarm has another secret than the one given. Has it been closed and opened anew since the invite was "
         "made? Ask for a new invite, and copy it whole"
     )
+
+
+def know_run(dht: hivemind.DHT, run_id: str) -> None:
+    """Let a node know the keys of a run, if it is one of ours."""
+    if isinstance(dht, DHT):
+        dht.know_run(run_id)
 
 
 def _finish(tasks: set[asyncio.Task], task: asyncio.Task) -> None:
