@@ -35,6 +35,10 @@ class ProcessEndedError(SwarmError, RuntimeError):
         return type(self), (str(self), self.title)
 
 
+class UnbelievedStateError(SwarmError):
+    """No peer sends a state that can be taken over: not finite, of an impossible epoch, or contradicted by others."""
+
+
 class InviteError(SwarmError, ValueError):
     """An invite or a peer address cannot be read."""
 
