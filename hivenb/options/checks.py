@@ -30,6 +30,7 @@ _FLAGS = (
     "delay_grad_averaging",
     "reuse_grad_buffers",
     "average_buffers",
+    "roll_back",
     "use_local_updates",
     "auxiliary",
 )
@@ -41,7 +42,12 @@ MOST, MOST_IN_PART = 2**40, 2**24
 #: Seconds for which a peer may let its records stand; the others take no other (hivenb/engine/dht/record_rules.py).
 _LONGEST_RECORDS = {("averager_opts", "declare_state_period"): 600, ("tracker_opts", "metadata_expiration"): 120}
 
-_COUNTS = {"target_batch_size": "samples", "batch_size": "samples", "average_state_every": "epochs"}
+_COUNTS = {
+    "target_batch_size": "samples",
+    "batch_size": "samples",
+    "average_state_every": "epochs",
+    "keep_state_every": "epochs",
+}
 _SECONDS = (
     "matchmaking_time",
     "averaging_timeout",
@@ -50,7 +56,8 @@ _SECONDS = (
     "load_state_timeout",
     "shutdown_timeout",
 )
-_MAY_BE_NONE = ("batch_size", "allreduce_timeout", "next_chunk_timeout")
+#: Numbers that need not be given.
+MAY_BE_NONE = ("batch_size", "keep_state_every", "allreduce_timeout", "next_chunk_timeout")
 
 # What hivemind.Optimizer passes to its averagers by another name than that of the option which sets it.
 _SET_ELSEWHERE = {
@@ -145,11 +152,11 @@ def find_problems(values: Mapping[str, Any]) -> list[str]:
 def _wrong_values(values: Mapping[str, Any]) -> Iterator[str]:
     for name, unit in _COUNTS.items():
         value = values[name]
-        if not (_is_integer(value) and 0 < value <= MOST) and not (value is None and name in _MAY_BE_NONE):
+        if not (_is_integer(value) and 0 < value <= MOST) and not (value is None and name in MAY_BE_NONE):
             yield f"{name}={value!r}: give a whole number of {unit}, at least 1 and at most {MOST:,}."
     for name in _SECONDS:
         value = values[name]
-        if not (_is_number(value) and 0 < value < math.inf) and not (value is None and name in _MAY_BE_NONE):
+        if not (_is_number(value) and 0 < value < math.inf) and not (value is None and name in MAY_BE_NONE):
             yield f"{name}={value!r}: give a number of seconds above 0."
     alpha = values["performance_ema_alpha"]
     if not (_is_number(alpha) and 0 < alpha < 1):

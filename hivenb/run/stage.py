@@ -69,6 +69,11 @@ class Stage:
             self._tasks.append(task)
             self.changed.notify_all()
 
+    @property
+    def has_tasks(self) -> bool:
+        """Whether anything was handed in that is not done."""
+        return bool(self._tasks)
+
     def do_tasks(self) -> None:
         """Do all that was handed in; to be called by the thread that trains."""
         while self._tasks:

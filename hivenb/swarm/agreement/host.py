@@ -16,6 +16,7 @@ from hivemind.utils import get_dht_time
 from hivenb.errors import OptionsError
 from hivenb.options.largest_change import too_large_a_change
 from hivenb.options.swarm_wide import Shared
+from hivenb.swarm.agreement.agreed_return import Return
 from hivenb.swarm.agreement.options_record import EXPIRATION, Declaration, Plan, Records
 from hivenb.swarm.agreement.seniority import Seniority
 from hivenb.swarm.peer_id import short_id
@@ -87,6 +88,12 @@ class Hosting:
     def plan(self) -> Plan | None:
         """What is agreed on; ``None`` while nobody has declared anything."""
         return self._plan
+
+    @property
+    def returned(self) -> Return | None:
+        """The last return to an earlier state that was decided on; ``None`` if there was none."""
+        plan = self._plan
+        return None if plan is None else plan.returned
 
     @property
     def is_alone(self) -> bool:
@@ -189,6 +196,24 @@ class Hosting:
         """
         with self._lock:
             self._declare_changed(shared, epoch, epoch)
+
+    def decide_return(self, to: int, epoch: int) -> int:
+        """As the host, let all peers return to an earlier state. Does not wait.
+
+        :param to: the epoch of that state
+        :param epoch: that the swarm has reached
+        :returns: the epoch at which they go on with it, which none of them has reached before it knows of this
+        :raises OptionsError: if another peer is the host
+        """
+        with self._lock:
+            if self._plan is None or self._seniority.since is None or self.why_not_host is not None:
+                raise OptionsError(f"this peer cannot let all return to an earlier state: {self.why_not_host}")
+            at = max(epoch, self._swarm_epoch) + epochs_ahead(None, self._pace)
+            plan = self._plan.with_return(Return(to, at))
+            self._declaration(plan).require_short()
+            self._declare(plan)
+            self._plan = plan
+            return at
 
     def take_early(self) -> None:
         """What was decided for a coming epoch is in force here already."""

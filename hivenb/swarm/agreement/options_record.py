@@ -24,6 +24,7 @@ from hivenb.engine.dht.record_board import RECORD_BYTES, RecordBoard, Subkey, is
 from hivenb.errors import OptionsError
 from hivenb.options.options import Options
 from hivenb.options.swarm_wide import Shared, with_shared_part
+from hivenb.swarm.agreement.agreed_return import Return
 
 #: Seconds for which a declaration counts after its last renewal: one that leaves without a goodbye is host that long.
 EXPIRATION = 30.0
@@ -48,10 +49,12 @@ class Plan:
 
     :param version: how often it was changed
     :param steps: what counts from which epoch of the swarm on; oldest first, and at least one
+    :param returned: the last return to an earlier state, if there was any
     """
 
     version: int
     steps: tuple[tuple[int, Shared], ...]
+    returned: Return | None = None
 
     @property
     def newest(self) -> Shared:
@@ -76,7 +79,11 @@ class Plan:
         """
         before = [(epoch, one) for epoch, one in self.steps if now < epoch < since]
         steps = (*([(0, self.at(now))] if since > now else []), *before, (since, shared))
-        return Plan(self.version + 1, steps[-_MAX_STEPS:])
+        return replace(self, version=self.version + 1, steps=steps[-_MAX_STEPS:])
+
+    def with_return(self, returned: Return) -> Plan:
+        """With another return to an earlier state."""
+        return replace(self, version=self.version + 1, returned=returned)
 
 
 @dataclass(frozen=True)
@@ -115,8 +122,16 @@ class Declaration:
 
     def pack(self) -> bytes:
         """As it travels."""
-        fields = {"peer": self.peer_id, "since": self.since, "version": self.plan.version, "steps": self.plan.steps}
-        fields |= {"order": self.order[:_MAX_ORDER], "proof": self.proof.hex()}
+        fields: dict[str, Any] = {
+            "peer": self.peer_id,
+            "since": self.since,
+            "version": self.plan.version,
+            "steps": self.plan.steps,
+            "order": self.order[:_MAX_ORDER],
+            "proof": self.proof.hex(),
+        }
+        if self.plan.returned is not None:
+            fields["returned"] = self.plan.returned.pack()
         return json.dumps(fields, separators=(",", ":")).encode()
 
     def require_short(self) -> None:
@@ -146,12 +161,13 @@ def parse(owner: Any, value: Any) -> Declaration | None:
         steps = tuple(_parse_step(*sequence(one, 2, least=2)) for one in sequence(fields["steps"], _MAX_STEPS, least=1))
         order = tuple(text(label, _LABEL) for label in sequence(fields.get("order", []), _MAX_ORDER))
         proof = bytes.fromhex(text(fields.get("proof", ""), _PROOF))
+        returned = Return.parse(fields.get("returned"))
         for _, shared in steps:
             _check(shared)
     except _UNREADABLE:
         return None
     ascending = [epoch for epoch, _ in steps] == sorted({epoch for epoch, _ in steps})
-    declared = Declaration(owner, peer_id, since, Plan(version, steps), order, proof)
+    declared = Declaration(owner, peer_id, since, Plan(version, steps, returned), order, proof)
     return declared if is_owned(owner) and ascending else None
 
 
