@@ -10,6 +10,7 @@ from hivemind.averaging.control import AveragingStage
 from hivemind.utils import get_dht_time
 
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
+from hivenb.engine.rounds.sender_weights import SampleReports
 
 
 class FakeRound(Future):
@@ -36,6 +37,7 @@ class FakeAverager:
         self.scheduled: list[FakeRound] = []
         self.expected: list[ExpectedPeers] = []
         self.given_up: list[float] = []
+        self.told: list[SampleReports] = []
         self.waited = 0
 
     def schedule_step(self, gather: int, timeout: float) -> FakeRound:
@@ -44,6 +46,9 @@ class FakeAverager:
 
     def expect_peers(self, peers: ExpectedPeers) -> None:
         self.expected.append(peers)
+
+    def note_reports(self, reports: SampleReports) -> None:
+        self.told.append(reports)
 
     def give_up_searches(self, before: float) -> bool:
         self.given_up.append(before)
@@ -72,6 +77,7 @@ def participant(**changes: Any) -> Any:
         "is_synchronized_with_peers": lambda: True,
         "tracker": SimpleNamespace(
             global_epoch=4,
+            target_batch_size=64,
             global_progress=SimpleNamespace(num_peers=2),
             local_progress=SimpleNamespace(epoch=4),
             estimated_next_update_time=get_dht_time() + 1.0,

@@ -103,6 +103,16 @@ class Gate(Callback):
     def __init__(self, stage: Stage, began: Callable[[], None], step_aside: Callable[[], None]):
         self._stage, self._began, self._step_aside = stage, began, step_aside
 
+    def stop(self, end: Callable[[], None]) -> None:
+        """Let training come to its end, from any thread.
+
+        :param end: lets the Trainer know
+        """
+        with self._stage.changed:
+            if self._stage.state.is_active:
+                self._stage.enter(RunState.STOPPING)
+                end()
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         with self._stage.changed:
             if self._stage.state is RunState.STOPPING:

@@ -15,8 +15,9 @@ from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import History
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import Followers
-from hivenb.run.arguments import check_arguments
+from hivenb.run.arguments import check_arguments, in_invited_run
 from hivenb.run.fit import Fit, prepare_fit
+from hivenb.run.followed_host import FollowsHost
 from hivenb.run.recorder import Recorder
 from hivenb.run.rolling_back import RollingBack
 from hivenb.run.run_folder import RunFolder
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from hivenb.strategy.hivemind_strategy import HivemindStrategy
 
 
-class TrainingRun(ShowsOptions):
+class TrainingRun(ShowsOptions, FollowsHost):
     """Trains a model with the peers of a swarm, in a background thread, through a real ``lightning.Trainer``.
 
     Nothing happens before :meth:`start`. All methods may be called from any thread.
@@ -55,6 +56,7 @@ class TrainingRun(ShowsOptions):
 
     def __init__(self, model: Any, data: Any, *, swarm: Swarm, options: Options, **trainer_kwargs: Any):
         check_arguments(model, swarm, options, trainer_kwargs)
+        options = in_invited_run(options, swarm)
         self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
         self.history, self.roster = History(), Roster()
         #: those who train with the options of this run, from when it begins: its local peers
@@ -108,9 +110,7 @@ class TrainingRun(ShowsOptions):
             if self._state.is_active:
                 self._stage.enter(RunState.STOPPING)
                 if self._fit is not None:
-                    self._fit.trainer.should_stop = True
-                    if self._fit.optimizer is not None:
-                        self._fit.optimizer.retire()
+                    self._fit.end()
             if not wait or self._is_trainer_thread():
                 return
             self._stage.wait_until(lambda: not self._state.is_active)

@@ -12,7 +12,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim.lr_scheduler import LRScheduler
 
-from hivenb.engine.dht.dht import reachable_addresses
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
 from hivenb.engine.optimizer.handover import give_back
@@ -30,7 +29,7 @@ from hivenb.strategy.lightning_schedulers import (
 )
 from hivenb.strategy.module_hooks import ModuleHooks
 from hivenb.strategy.one_device import OneDeviceStrategy
-from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
+from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings, how_to_join, invited_run
 from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
 from hivenb.strategy.recovery import Recovers
 from hivenb.strategy.rolling_back import RollsBack
@@ -83,7 +82,9 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
       environment variable ``INITIAL_PEERS``
     :param dht: a running DHT to borrow; the strategy then neither starts nor ends one
     :param optimizer_kwargs: further keyword arguments of ``hivemind.Optimizer`` and, when the strategy starts its
-      own DHT, of ``hivemind.DHT``
+      own DHT, of ``hivemind.DHT``, with ``secret`` beside them: at least 32 characters that all peers have to know,
+      by default those of the invite or of the environment variable ``HIVENB_SECRET``. Without one the run is open to
+      all who can reach a peer
     :raises MisconfigurationException: if options are wrong or do not go together
     """
 
@@ -116,7 +117,7 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
             further = sort_keywords(optimizer_kwargs)
             self.options = Options(
                 target_batch_size=target_batch_size,
-                run_id=run_id,
+                run_id=invited_run(run_id, initial_peers, borrows=dht is not None),
                 batch_size=batch_size,
                 delay_state_averaging=delay_state_averaging,
                 delay_optimizer_step=delay_optimizer_step,
@@ -162,8 +163,7 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
         """
         if self._dht is None:
             self._dht = start_dht(self._dht_kwargs)
-            addresses = ",".join(reachable_addresses(self._dht))
-            rank_zero_info(f"Other machines can join this run with the same command and\nINITIAL_PEERS={addresses}")
+            rank_zero_info(how_to_join(self._dht, self._dht_kwargs["secret"]))
         return self._dht
 
     @property

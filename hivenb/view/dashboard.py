@@ -155,6 +155,7 @@ class _View:
                 "stop": self._handing_in(lambda: run.stop(wait=False)),
                 "roll_back": self._handing_in(self._roll_back),
             },
+            run.swarm.who_can_join,
         )
         self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model), buffer_bytes(run.model))
         self.peers_panel = PeersPanel(self._ask_for_local_peers, self._restart_local_peers)

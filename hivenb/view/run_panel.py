@@ -46,15 +46,16 @@ class RunPanel:
     :param invite: to the swarm; no box for it when empty
     :param actions: what each of ``start``, ``pause``, ``resume``, ``stop`` and ``roll_back`` does; called by the front
         end's handlers, so each must return at once
+    :param who_can_join: the swarm, in words
     """
 
-    def __init__(self, invite: str, actions: Mapping[str, Callable[[], None]]) -> None:
+    def __init__(self, invite: str, actions: Mapping[str, Callable[[], None]], who_can_join: str = "") -> None:
         widgets = require_ipywidgets()
         self._status = widgets.HTML(layout=widgets.Layout(width="100%", margin="0"))
         self._message = widgets.HTML(layout=widgets.Layout(width="100%", margin="0", min_height="24px"))
-        self._invite_to, self._is_closed = invite, False
+        self._shown_invite, self._is_closed = invite_html(invite, who_can_join), False
         self._invite = widgets.HTML(
-            invite_html(invite), layout=widgets.Layout(flex="1 1 260px", min_width="0", margin="2px")
+            self._shown_invite, layout=widgets.Layout(flex="1 1 260px", min_width="0", margin="2px")
         )
         self.buttons = {}
         for name, label, icon, tooltip in _BUTTONS:
@@ -90,7 +91,7 @@ class RunPanel:
             button.disabled = name not in enabled
         self._offer_return(now.standing.kept_epoch)
         if not self._is_closed:
-            self._invite.value = invite_html(self._invite_to) if now.standing.swarm_is_open else note(SWARM_CLOSED)
+            self._invite.value = self._shown_invite if now.standing.swarm_is_open else note(SWARM_CLOSED)
         troubles = "\n".join(text for text in (now.status.error, trouble) if text)
         self.say(troubles or remark, is_trouble=bool(troubles))
 
@@ -153,14 +154,15 @@ def _times(length: Length) -> str:
     return f"{trained}{rest}" if trained else ""
 
 
-def invite_html(invite: str) -> str:
-    """The invite in a box with a button that copies it."""
+def invite_html(invite: str, who_can_join: str = "") -> str:
+    """The invite in a box with a button that copies it, and who can join."""
     if not invite:
         return ""
+    who = f'<span class="hivenb-note" style="white-space: nowrap">{safe(who_can_join)}</span>' if who_can_join else ""
     return (
         '<div class="hivenb-invite"><span class="hivenb-note">invite</span>'
         f'<input readonly aria-label="invite" data-lm-suppress-shortcuts="true" value="{safe(invite)}" '
-        f'onclick="this.select()">{copy_button("copy the invite")}</div>'
+        f'onclick="this.select()">{copy_button("copy the invite")}{who}</div>'
     )
 
 

@@ -477,6 +477,7 @@ def test_code_is_a_plain_lightning_script() -> None:
         "from hivenb.compression import Float16Compression\n"
         "\n"
         "# `model` is your LightningModule, `train_loader, validation_loader` your data.\n"
+        "# Open to all as it stands: initial_peers= an invite joins a private swarm, secret= starts one.\n"
         "strategy = HivemindStrategy(\n"
         "    target_batch_size=256,\n"
         "    scheduler_fn=partial(StepLR, step_size=10, gamma=0.5),\n"

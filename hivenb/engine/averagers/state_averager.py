@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
+from hivemind.p2p import PeerID
 
 from hivenb.engine.averagers.buffer_averaging import AveragesBuffers, DownloadsBuffers
 from hivenb.engine.averagers.step_failure import FailsWithItsSteps
@@ -54,6 +56,11 @@ class TrainingStateAverager(
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
 
     title = "the averager of the state"
+
+    _is_step_left_out = False
+
+    def _largest_weights(self, senders: Sequence[PeerID]) -> list[float]:
+        return [1.0] * len(senders)  # each has one state, however many samples it has seen
 
     def _init_components(
         self,
@@ -112,15 +119,20 @@ class TrainingStateAverager(
         for hook in self._hooks:
             hook.remove()
 
+    def leave_out_step(self) -> None:
+        """Let the next step of the optimizer change nothing; the epoch and the learning rate go on."""
+        self._is_step_left_out = True
+
     def _leave_out_frozen_parameters(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         # hivemind/optim/grad_averager.py gives each parameter a gradient, of zeros if need be, and weight decay
         # would change those that are not to be trained
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._left_out = []
         for main, parameter in zip(self.main_parameters, parameters, strict=True):
-            if not main.requires_grad:
+            if self._is_step_left_out or not main.requires_grad:
                 self._left_out.append((parameter, parameter.grad))
                 parameter.grad = None
+        self._is_step_left_out = False
 
     def _put_gradients_back(self, *args: Any) -> None:
         for parameter, gradient in self._left_out:

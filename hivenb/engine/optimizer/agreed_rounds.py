@@ -15,6 +15,7 @@ from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome, is
 from hivenb.engine.optimizer.participant import Participant
 from hivenb.engine.rounds.expected_peers import AttendanceList, ExpectedPeers
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING, Round
+from hivenb.engine.rounds.sender_weights import SampleReports
 
 
 class AgreedRounds:
@@ -31,6 +32,7 @@ class AgreedRounds:
         self.last = RoundOutcome()
         self.attendance = AttendanceList()
         self._state_to_come: Round | None = None
+        self._told: tuple[SampleReports, Any] | None = None
 
     # -- who is there ---------------------------------------------------------------------------------------------
 
@@ -52,6 +54,16 @@ class AgreedRounds:
                     averager.give_up_searches(before=over + min(ahead, 0))
                 if own.tracker.local_progress.epoch >= newest - 1:
                     averager.expect_peers(ExpectedPeers(present, gone, ahead, follows))
+        self._tell_samples(reports)
+
+    def _tell_samples(self, reports: Sequence[LocalTrainingProgress]) -> None:
+        """Let the averager of gradients know how much its senders may count for, if that has changed."""
+        own = self._participant
+        told = SampleReports.of(own.tracker.target_batch_size, reports)
+        averager = getattr(own, "grad_averager", None)
+        if averager is not None and (told, averager) != self._told:
+            self._told = told, averager
+            averager.note_reports(told)
 
     @property
     def gradients_ahead(self) -> int:

@@ -23,8 +23,8 @@ from hivenb.engine.process.end_with_parent import wait_for_exit
 from hivenb.errors import ProcessEndedError, SwarmError
 from hivenb.swarm import Swarm
 
-#: Seconds within which a DHT is to work again; much less where the machine is not busy.
-BACK_WITHIN = 20.0
+#: Seconds within which an end is noticed and a DHT works again; much less where the machine is not busy.
+BACK_WITHIN = 10.0
 
 KILLED = r"(the process of the DHT|p2pd, the daemon of the DHT) \(process \d+\),? was killed by signal 9"
 
