@@ -94,4 +94,5 @@ def prepare_fit(
     )
     monitor.on_look = on_look
     monitor.tracker = lambda: strategy.optimizer and strategy.optimizer.tracker
+    monitor.left_out = lambda: strategy.optimizer.rounds.reasons if strategy.optimizer else {}
     return Fit(trainer, strategy, monitor, train, validation)

@@ -45,7 +45,9 @@ class Scene:
         self.trainer_kwargs: dict[str, object] = {}
         self.options = Options(target_batch_size=2048)
         self.log: tuple[str, ...] = ()
-        self.swarm = SimpleNamespace(invite="hivenb://invite", local_peers=(), is_open=True, onlookers=Onlookers())
+        self.swarm = SimpleNamespace(
+            invite="hivenb://invite", local_peers=(), is_open=True, onlookers=Onlookers(), blocked=()
+        )
         self.trainer: Any = None
         self.local_peers: tuple[Any, ...] = ()
         self.roster = SimpleNamespace(members=())

@@ -19,6 +19,7 @@ from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
 from hivenb.engine.dht.addresses import is_loopback
+from hivenb.engine.dht.blocked_peers import BlockedPeers
 from hivenb.engine.dht.daemon import TiedP2P, start_daemon
 from hivenb.engine.dht.node import Node, SignatureValidator
 from hivenb.engine.dht.restarts import Restarting
@@ -53,6 +54,8 @@ class DHT(Restarting, hivemind.DHT):
         **kwargs: Any,
     ):
         self.private_key = RSAPrivateKey()
+        #: to which nothing is answered, here and in the averagers that use this DHT
+        self.blocked_peers = BlockedPeers()
         super().__init__(
             *args,
             startup_timeout=startup_timeout,
@@ -74,7 +77,9 @@ class DHT(Restarting, hivemind.DHT):
         # Replaces hivemind/dht/dht.py:replicate_p2p, which knows hivemind's own P2P class only.
         if self._p2p_replica is None or self._origin_pid != os.getpid():
             self._origin_pid = os.getpid()
-            self._p2p_replica = await TiedP2P.replicate(self.run_coroutine(DHT._get_p2p_daemon_listen_maddr))
+            p2p = await TiedP2P.replicate(self.run_coroutine(DHT._get_p2p_daemon_listen_maddr))
+            p2p.blocked = self.blocked_peers
+            self._p2p_replica = p2p
         return self._p2p_replica
 
     async def _serve(self) -> None:
@@ -112,6 +117,7 @@ class DHT(Restarting, hivemind.DHT):
         if self._earlier is not None:
             node_kwargs["ensure_bootstrap_success"] = False  # those who were there may have gone
         try:
+            p2p.blocked = self.blocked_peers
             node = await Node.create(
                 p2p=p2p,
                 initial_peers=initial_peers,

@@ -224,7 +224,11 @@ class FaultTolerantAllReduce(DecentralizedAverager):
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         self._unreached: set[PeerID] = set()
-        gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+        began = time.monotonic()
+        try:
+            gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+        finally:
+            self._matchmaking.note_exchange(group_info, self._unreached, time.monotonic() - began)
         return {peer: value for peer, value in gathered.items() if peer not in self._unreached}
 
     async def _run_allreduce_inplace_(
