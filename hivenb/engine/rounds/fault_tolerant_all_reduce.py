@@ -239,9 +239,12 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         self._unreached: set[PeerID] = set()
         self._refused: dict[PeerID, str] = {}
+        began = time.monotonic()
         try:
             gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
         finally:
+            seconds = time.monotonic() - began
+            self._matchmaking.note_exchange(group_info, self._unreached, self._refused, seconds)
             self._note_refused(self._refused)
         return Gathered({peer: value for peer, value in gathered.items() if peer not in self._unreached}, self._refused)
 
