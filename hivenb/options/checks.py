@@ -40,7 +40,10 @@ _MAYBE_FLAGS = ("delay_optimizer_step", "offload_optimizer", "client_mode")
 MOST, MOST_IN_PART = 2**40, 2**24
 
 #: Seconds for which a peer may let its records stand; the others take no other (hivenb/engine/dht/record_rules.py).
-_LONGEST_RECORDS = {("averager_opts", "declare_state_period"): 600, ("tracker_opts", "metadata_expiration"): 120}
+_LONGEST_RECORDS = {("averager_opts", "declare_state_period"): 590, ("tracker_opts", "metadata_expiration"): 120}
+
+#: Seconds for which a peer may look for others at a time, for the same reason.
+MOST_MATCHMAKING = 590
 
 _COUNTS = {
     "target_batch_size": "samples",
@@ -158,6 +161,8 @@ def _wrong_values(values: Mapping[str, Any]) -> Iterator[str]:
         value = values[name]
         if not (_is_number(value) and 0 < value < math.inf) and not (value is None and name in MAY_BE_NONE):
             yield f"{name}={value!r}: give a number of seconds above 0."
+    if _is_number(matchmaking := values["matchmaking_time"]) and MOST_MATCHMAKING < matchmaking < math.inf:
+        yield f"matchmaking_time={matchmaking!r}: give at most {MOST_MATCHMAKING} seconds; peers take no such records."
     alpha = values["performance_ema_alpha"]
     if not (_is_number(alpha) and 0 < alpha < 1):
         yield f"performance_ema_alpha={alpha!r}: give a number between 0 and 1."
