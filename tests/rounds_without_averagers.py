@@ -12,6 +12,7 @@ from hivemind.utils import get_dht_time
 from hivenb.engine.dht.blocked_peers import BlockedPeers
 from hivenb.engine.rounds.account import Account
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
+from hivenb.engine.rounds.sender_weights import SampleReports
 
 
 class FakeRound(Future):
@@ -39,6 +40,7 @@ class FakeAverager:
         self.expected: list[ExpectedPeers] = []
         self.given_up: list[float] = []
         self.accounts: list[Account] = []
+        self.told: list[SampleReports] = []
         self.waited = 0
 
     def schedule_step(self, gather: int, timeout: float) -> FakeRound:
@@ -51,6 +53,9 @@ class FakeAverager:
     def take_accounts(self) -> list[Account]:
         taken, self.accounts = self.accounts, []
         return taken
+
+    def note_reports(self, reports: SampleReports) -> None:
+        self.told.append(reports)
 
     def give_up_searches(self, before: float) -> bool:
         self.given_up.append(before)
@@ -80,6 +85,7 @@ def participant(**changes: Any) -> Any:
         "is_synchronized_with_peers": lambda: True,
         "tracker": SimpleNamespace(
             global_epoch=4,
+            target_batch_size=64,
             global_progress=SimpleNamespace(num_peers=2),
             local_progress=SimpleNamespace(epoch=4),
             estimated_next_update_time=get_dht_time() + 1.0,

@@ -67,6 +67,10 @@ class Monitor:
         self.left_out: Callable[[], Mapping[str, str]] = dict
         #: gives the run's tracker; ``None`` while there is none
         self.tracker: Callable[[], ProgressTracker | None] = lambda: None
+        #: what has ended this thread before its time, an error of hivenb's own
+        self.error: Exception | None = None
+        #: called then, on this thread
+        self.on_error: Callable[[], None] = lambda: None
         self._ended = threading.Event()
         self._troubled_at = -math.inf
         self._peers: tuple[PeerInfo, ...] = ()
@@ -101,6 +105,13 @@ class Monitor:
         self._roster.stop_watching()
 
     def _watch(self) -> None:
+        try:
+            self._watch_until_closed()
+        except Exception as e:  # surfaces as the end of the run: nobody would follow the host any more
+            self.error = e
+            self.on_error()
+
+    def _watch_until_closed(self) -> None:
         while not self._ended.is_set():
             started = time.monotonic()
             try:

@@ -18,7 +18,7 @@ from hivenb.options.checks import CODEC_FIELDS
 from hivenb.options.options import FIELDS, Options
 
 #: Options of which the engine's optimizer knows nothing.
-_NOT_THE_ENGINES = ("batch_size", "scheduler_fn")
+_NOT_THE_ENGINES = ("batch_size", "scheduler_fn", "keep_state_every", "roll_back")
 
 #: Where the classes of a codec must come from, so that the process of an averager that runs already knows them.
 _KNOWN_HOMES = ("hivemind.", "hivenb.")

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from hivenb.engine.process import child_process
 from hivenb.system.log_lines import CAPACITY, LogLines, is_deprecation_in_a_library, is_noise
+from hivenb.system.printable import printable
 
 #: Loggers whose records are collected. hivemind's all come from threads and processes of its own.
 _ALWAYS = ("hivemind", "hivenb")
@@ -76,6 +77,7 @@ class LogCollector(logging.Handler):
             os.write(self._write_end, line.encode(errors="replace")[: PIPE_BUF - 1] + b"\n")
 
     def _keep(self, line: str) -> None:
+        line = printable(line)
         with self.lock or contextlib.nullcontext():
             is_new = self._lines.add(line)
             self.version += 1

@@ -66,11 +66,13 @@ class Standing:
     :param name: of the run
     :param length: how long it has trained, and how far it is
     :param swarm_is_open: otherwise the run cannot be started any more
+    :param kept_epoch: of the last good state, to which it can return; ``None`` while there is none
     """
 
     name: str
     length: Length = field(default_factory=Length)
     swarm_is_open: bool = True
+    kept_epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class DashboardState:
         length = length_of(run.trainer, snapshot, status.state.is_active)
         now = cls(
             status,
-            Standing(run.options.run_id, length, run.swarm.is_open),
+            Standing(run.options.run_id, length, run.swarm.is_open, run.kept_epoch),
             snapshot,
             run.roster.members,
             LocalPeersNow.of(run),

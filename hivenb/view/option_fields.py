@@ -9,7 +9,7 @@ from typing import Any
 
 from hivenb.compression import CODECS, missing_package
 from hivenb.figures.predicted_traffic import encoded_size
-from hivenb.options.checks import CODEC_FIELDS
+from hivenb.options.checks import CODEC_FIELDS, MAY_BE_NONE
 from hivenb.options.gradient_averager_choice import PowerSGD, power_sgd
 from hivenb.options.options import FIELDS
 from hivenb.view import words
@@ -100,7 +100,7 @@ def _number(name: str) -> Field:
         return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
     def value(entry: str) -> Any:
-        if entry == "" and info.default is None:
+        if entry == "" and name in MAY_BE_NONE:
             return None
         try:
             return kind(entry)

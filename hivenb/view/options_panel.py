@@ -35,10 +35,11 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
         "grad_averager_factory",
         "average_buffers",
         "use_local_updates",
+        "roll_back",
     ),
     "rounds": ("matchmaking_time", "averaging_timeout", "allreduce_timeout", "next_chunk_timeout"),
     "other": ("load_state_compression", "load_state_timeout", "shutdown_timeout", "performance_ema_alpha"),
-    "peer": ("client_mode", "auxiliary", "verbose"),
+    "peer": ("keep_state_every", "client_mode", "auxiliary", "verbose"),
 }
 
 #: The groups of those that are needed now and then, in a tab of their own.

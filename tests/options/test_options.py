@@ -101,7 +101,7 @@ def test_options_cover_hiveminds_optimizer() -> None:
     upstream_names = set(inspect.signature(hivemind.Optimizer.__init__).parameters)
     renamed = {"batch_size_per_step": "batch_size", "scheduler": "scheduler_fn"}
     elsewhere = {"self", "dht", "params", "optimizer", "extra_tensors"}
-    own = {"average_buffers"}  # of the module, which hivemind does not know
+    own = {"average_buffers", "keep_state_every", "roll_back"}  # of which hivemind knows nothing
     assert {renamed.get(name, name) for name in upstream_names - elsewhere} == set(FIELDS) - own
 
 
@@ -477,6 +477,7 @@ def test_code_is_a_plain_lightning_script() -> None:
         "from hivenb.compression import Float16Compression\n"
         "\n"
         "# `model` is your LightningModule, `train_loader, validation_loader` your data.\n"
+        "# Open to all as it stands: initial_peers= an invite joins a private swarm, secret= starts one.\n"
         "strategy = HivemindStrategy(\n"
         "    target_batch_size=256,\n"
         "    scheduler_fn=partial(StepLR, step_size=10, gamma=0.5),\n"

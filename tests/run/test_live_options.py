@@ -150,6 +150,8 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
         lambda o: o.grad_averager.allreduce_kwargs["part_size_bytes"],
         2**17,
     ),
+    ({"keep_state_every": 5}, lambda o: None, None),
+    ({"roll_back": True}, lambda o: None, None),
     ({"average_buffers": False}, lambda o: o.state_averager.module_buffers, None),
     ({"average_buffers": True}, lambda o: len(o.state_averager.module_buffers), 1),
     ({"tracker_opts": {"min_refresh_period": 0.25}}, lambda o: o.tracker.min_refresh_period, 0.25),

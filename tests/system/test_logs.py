@@ -44,6 +44,12 @@ def test_records_are_collected_and_not_printed(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_what_steers_a_terminal_is_written_out():
+    collector = collect_logs()
+    logging.getLogger("hivemind.p2p").warning("peer said \x1b]0;title\x07\u202e")
+    assert collector.tail()[-1].endswith(r"peer said \x1b]0;title\x07\u202e")
+
+
 @pytest.mark.process
 def test_children_that_were_forked_are_heard(eventually, capfd):
     collector = collect_logs()

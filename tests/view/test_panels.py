@@ -26,11 +26,12 @@ def words_of(html: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html)).strip()
 
 
+BUTTONS = ("start", "pause", "resume", "stop", "roll_back")
+
+
 def run_panel(invite: str = "hivenb://invite", pressed: list[str] | None = None) -> RunPanel:
     calls = [] if pressed is None else pressed
-    return RunPanel(
-        invite, {name: lambda name=name: calls.append(name) for name in ("start", "pause", "resume", "stop")}
-    )
+    return RunPanel(invite, {name: lambda name=name: calls.append(name) for name in BUTTONS})
 
 
 def test_the_status_says_every_number_with_its_unit(status: Any) -> None:
@@ -47,6 +48,7 @@ def test_the_bar_stays_in_its_frame(status: Any, samples: int) -> None:
 @pytest.mark.parametrize("state", list(RunState))
 def test_buttons_follow_the_state(scene: Any, state: RunState) -> None:
     panel = run_panel()
+    scene.kept_epoch = 10
     scene.set(state=state)
     panel.update(DashboardState.of(scene), "")
     enabled = {name for name, button in panel.buttons.items() if not button.disabled}
@@ -62,7 +64,7 @@ def test_buttons_call_what_they_stand_for() -> None:
     panel = run_panel(pressed=pressed)
     for button in panel.buttons.values():
         button.click()
-    assert pressed == ["start", "pause", "resume", "stop"]
+    assert pressed == list(BUTTONS)
 
 
 def test_errors_are_shown_in_words_and_go_away(scene: Any) -> None:
@@ -117,6 +119,16 @@ def test_a_peers_id_and_its_name_never_become_html(members: Any) -> None:
     assert "<script" not in html
     assert "<img" not in html
     assert "<b>x" not in html
+
+
+def test_peers_that_die_are_started_again_if_asked_to(scene: Any) -> None:
+    asked: list[bool] = []
+    panel = PeersPanel(lambda count: None, asked.append)
+    panel.restart.value = True
+    panel.restart.value = False
+    assert asked == [True, False]
+    panel.close()
+    assert panel.restart.disabled
 
 
 def test_the_slider_asks_for_peers_and_follows_what_code_does(scene: Any) -> None:
@@ -201,6 +213,7 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "grad_averager_factory": "none",
         "average_buffers": True,
         "use_local_updates": False,
+        "roll_back": False,
         "matchmaking_time": "5",
         "averaging_timeout": "30",
         "allreduce_timeout": "",
@@ -208,6 +221,7 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "load_state_timeout": "600",
         "shutdown_timeout": "5",
         "performance_ema_alpha": "0.1",
+        "keep_state_every": "10",
         "client_mode": False,
         "auxiliary": False,
         "verbose": False,

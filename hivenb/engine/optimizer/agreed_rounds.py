@@ -17,6 +17,7 @@ from hivenb.engine.optimizer.participant import Participant
 from hivenb.engine.rounds.conduct import Conduct, LeftOut, blocked_by_hand
 from hivenb.engine.rounds.expected_peers import AttendanceList, ExpectedPeers
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING, Round
+from hivenb.engine.rounds.sender_weights import SampleReports
 
 
 class AgreedRounds:
@@ -36,6 +37,7 @@ class AgreedRounds:
         #: the others for whom no round waits, as of the last look; for any thread to read
         self.left_out: tuple[LeftOut, ...] = ()
         self._state_to_come: Round | None = None
+        self._told: tuple[SampleReports, Any] | None = None
 
     # -- who is there ---------------------------------------------------------------------------------------------
 
@@ -61,6 +63,16 @@ class AgreedRounds:
                     averager.give_up_searches(before=over + min(ahead, 0))
                 if own.tracker.local_progress.epoch >= newest - 1:
                     averager.expect_peers(ExpectedPeers(present, gone, ahead, follows, names, avoided))
+        self._tell_samples(reports)
+
+    def _tell_samples(self, reports: Sequence[LocalTrainingProgress]) -> None:
+        """Let the averager of gradients know how much its senders may count for, if that has changed."""
+        own = self._participant
+        told = SampleReports.of(own.tracker.target_batch_size, reports)
+        averager = getattr(own, "grad_averager", None)
+        if averager is not None and (told, averager) != self._told:
+            self._told = told, averager
+            averager.note_reports(told)
 
     def _look_at_conduct(self) -> tuple[LeftOut, ...]:
         for name in ("grad_averager", "state_averager"):

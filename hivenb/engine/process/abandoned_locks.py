@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Iterable
 from concurrent.futures import InvalidStateError
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hivemind.utils import MPFuture, get_logger
 
 logger = get_logger(__name__)
 
 #: Seconds after which a lock that the living hold for microseconds is held by the dead.
-_HELD_BY_THE_DEAD = 1.0
+_HELD_BY_THE_DEAD = 2.0
+
+#: How often this process has released each lock that it did not hold, which the lock counts as if it had.
+_released: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+#: Two threads that find the same lock abandoned would release it twice, the second time from somebody living.
+_one_frees = threading.Lock()
+
+
+def _begin_as_child() -> None:
+    global _one_frees
+    _one_frees = threading.Lock()  # a fork copies it as it is, maybe held
+
+
+os.register_at_fork(after_in_child=_begin_as_child)
 
 
 def free_abandoned(locks: Iterable[Any]) -> list[Any]:
@@ -21,15 +38,20 @@ def free_abandoned(locks: Iterable[Any]) -> list[Any]:
     :param locks: of ``multiprocessing``; one that a thread of this process holds stays as it is
     :returns: those that were released
     """
-    freed = []
-    for lock in locks:
-        if lock.acquire(timeout=_HELD_BY_THE_DEAD):
-            lock.release()
-        elif not lock._semlock._count():  # of those, a semaphore knows in this process only
-            logger.warning("A process was killed while it held a lock that others need; the lock is free again")
-            lock.release()
-            freed.append(lock)
-    return freed
+    with _one_frees:
+        return [lock for lock in locks if _free_if_abandoned(lock)]
+
+
+def _free_if_abandoned(lock: Any) -> bool:
+    if lock.acquire(timeout=_HELD_BY_THE_DEAD):
+        lock.release()
+        return False
+    if lock._semlock._count() + _released.get(lock, 0):  # of those that hold it, it knows in this process only
+        return False
+    logger.warning("A process was killed while it held a lock that others need; the lock is free again")
+    _released[lock] = _released.get(lock, 0) + 1
+    lock.release()
+    return True
 
 
 def listen_anew(error: Exception) -> None:

@@ -22,6 +22,7 @@ from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 
 from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - a peer without one decodes others' messages, too
+from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what others say ends no process
 from hivenb.engine.dht.daemon import remove_socket
 from hivenb.engine.dht.message_limits import limit_for
 from hivenb.engine.dht.restarts import ending_with

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
 import hivemind
@@ -127,10 +127,13 @@ class EpochMatchmaking(Matchmaking):
             return frozenset()
         return self._expected.of_round(None if step is None else epoch_of(step.data_for_gather))
 
-    def note_exchange(self, group: GroupInfo, unreached: Collection[PeerID], seconds: float) -> None:
+    def note_exchange(
+        self, group: GroupInfo, unreached: Collection[PeerID], refused: Mapping[PeerID, str], seconds: float
+    ) -> None:
         """Tell who has taken part in a round, and who has let it wait.
 
         :param unreached: whose data, or whose averages, have not arrived
+        :param refused: why what peers have sent was not taken
         :param seconds: that it took
         """
         own = [gather for peer, gather in zip(group.peer_ids, group.gathered, strict=True) if peer == self.peer_id]
@@ -139,8 +142,9 @@ class EpochMatchmaking(Matchmaking):
         self.tell(
             Account(
                 epoch=epoch_of(marked(own[0])) or 0,  # by now, the group's records have lost their marks
-                took_part=frozenset(peer.to_bytes() for peer in others.difference(unreached)),
-                stalled=frozenset(peer.to_bytes() for peer in stalled),
+                took_part=frozenset(peer.to_bytes() for peer in others.difference(unreached, refused)),
+                stalled=frozenset(peer.to_bytes() for peer in stalled if peer not in refused),
+                refused=tuple((peer.to_bytes(), reason) for peer, reason in refused.items()),
                 seconds=seconds if stalled else 0.0,
             )
         )

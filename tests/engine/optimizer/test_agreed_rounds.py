@@ -152,6 +152,14 @@ class TestWhoIsThere:
         assert own.grad_averager.expected[0].avoided == {b"a"}
         assert [str(one) for one in rounds.left_out] == ["blocked by hand"]
 
+    def test_the_averager_of_gradients_is_told_what_each_has_reported_once(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        for epoch in (4, 4, 5):
+            rounds.see_swarm([report(b"a", epoch)], frozenset())
+        assert [(one.target_batch_size, one.told[b"a"].epoch) for one in own.grad_averager.told] == [(64, 4), (64, 5)]
+        assert own.state_averager.told == []
+
     def test_before_averagers_are_made_nobody_is_told(self) -> None:
         own = participant()
         del own.state_averager, own.grad_averager

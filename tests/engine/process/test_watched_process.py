@@ -102,13 +102,17 @@ def test_one_that_is_ended_on_purpose_is_no_news(service: Service, end: Any) -> 
 
 
 @pytest.mark.process
-def test_a_lock_that_it_took_along_is_free_again(service: Service) -> None:
-    assert service.ask("hold a lock").result(AT_ONCE) == "held"
-    assert service.pid is not None
-    os.kill(service.pid, signal.SIGKILL)
-    assert service.told.wait(2 * AT_ONCE)
-    assert SharedBytes._lock.acquire(timeout=AT_ONCE), "nothing of hivemind's would ever answer again"
-    SharedBytes._lock.release()
+def test_a_lock_that_it_took_along_is_free_again_each_time() -> None:
+    for _ in range(3):
+        service = Service()
+        service.start()
+        service._ready.result(20)
+        assert service.ask("hold a lock").result(AT_ONCE) == "held"
+        assert service.pid is not None
+        os.kill(service.pid, signal.SIGKILL)
+        assert service.told.wait(2 * AT_ONCE)
+        assert SharedBytes._lock.acquire(timeout=AT_ONCE), "nothing of hivemind's would ever answer again"
+        SharedBytes._lock.release()
 
 
 @pytest.mark.process
@@ -124,8 +128,15 @@ def test_one_that_is_killed_in_the_middle_of_an_answer_leaves_the_others_heard(s
         other.kill()
 
 
-def test_a_lock_that_the_living_hold_stays_theirs() -> None:
+@pytest.mark.process
+@pytest.mark.parametrize("times_abandoned", [0, 1, 2])
+def test_a_lock_that_the_living_hold_stays_theirs(times_abandoned: int) -> None:
     lock = mp.Lock()
+    for _ in range(times_abandoned):
+        process = mp.get_context("fork").Process(target=lock.acquire)
+        process.start()
+        process.join()
+        assert free_abandoned([lock]) == [lock]
     with lock:
         free_abandoned([lock])
         assert not lock.acquire(block=False)

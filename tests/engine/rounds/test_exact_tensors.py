@@ -9,7 +9,7 @@ import torch
 from hivemind.compression import CompressionInfo, Float16Compression, deserialize_torch_tensor
 
 from hivenb.engine.rounds.exact_tensors import ExactKey, LargestOfAll, SendsExactly
-from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantReducer
+from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer
 
 
 def test_a_codec_is_for_all_but_them() -> None:
