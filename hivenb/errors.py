@@ -35,6 +35,10 @@ class ProcessEndedError(SwarmError, RuntimeError):
         return type(self), (str(self), self.title)
 
 
+class UnbelievedStateError(SwarmError):
+    """No peer sends a state that can be taken over: not finite, of an impossible epoch, or contradicted by others."""
+
+
 class NotInvitedError(SwarmError):
     """A private swarm does not let this peer in, whose secret is missing or another one."""
 

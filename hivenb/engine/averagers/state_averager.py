@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
+from hivemind.optim.state_averager import dump_optimizer_state
 from hivemind.p2p import PeerID
 
 from hivenb.engine.averagers.buffer_averaging import AveragesBuffers, DownloadsBuffers
+from hivenb.engine.averagers.module_buffers import ModuleBuffers
+from hivenb.engine.averagers.state_download import DownloadsStates
 from hivenb.engine.averagers.step_failure import FailsWithItsSteps
 from hivenb.engine.averagers.torch_optimizer_state import (
     group_settings,
@@ -30,6 +33,13 @@ class _CheckedDownload(AveragerBase):
 
     optimizer: torch.optim.Optimizer
     extra_tensors: Any
+    main_parameters: Any
+    module_buffers: ModuleBuffers | None
+
+    def numbers_in_state(self) -> float:
+        _, statistics = dump_optimizer_state(self.optimizer)
+        buffers = 0 if self.module_buffers is None else self.module_buffers.numbers
+        return buffers + sum(one.numel() for one in (*self.main_parameters, *self.extra_tensors, *statistics))
 
     def load_state_from_peers(self, *args: Any, **kwargs: Any) -> Any:
         # hivemind/optim/state_averager.py:load_optimizer_state checks nothing: with a scheduler at one peer and none
@@ -52,6 +62,7 @@ class TrainingStateAverager(
     _TrainingStateAverager,
     _CheckedDownload,
     DownloadsBuffers,
+    DownloadsStates,
 ):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
 
@@ -147,7 +158,7 @@ class TrainingStateAverager(
             metadata["epoch"] -= self._steps_to_come
             return metadata, tuple(tensor.clone() for tensor in tensors), infos
 
-    def load_state_from_peers(self, **kwargs: Any) -> None:
+    def load_state_from_peers(self, **kwargs: Any) -> None:  # type: ignore[override]
         # hivemind/optim/state_averager.py:load_state_from_peers takes over the peer's learning rate, and then steps
         # the scheduler from there once for each epoch: ExponentialLR, for one, would decay twice
         scheduler, self.scheduler = self.scheduler, None

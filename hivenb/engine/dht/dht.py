@@ -23,7 +23,7 @@ from hivenb.engine.dht.addresses import is_loopback
 from hivenb.engine.dht.blocked_peers import BlockedPeers
 from hivenb.engine.dht.daemon import Admission, TiedP2P, start_daemon
 from hivenb.engine.dht.guard import Secret, as_secret
-from hivenb.engine.dht.identity import prove
+from hivenb.engine.dht.identity import identity_in, new_identity, prove
 from hivenb.engine.dht.node import Node
 from hivenb.engine.dht.record_rules import RunRecords
 from hivenb.engine.dht.restarts import Restarting
@@ -66,15 +66,20 @@ class DHT(Restarting, hivemind.DHT):
         relay_service: bool | None = None,
         **kwargs: Any,
     ):
-        self.private_key = RSAPrivateKey()
+        self.private_key, self._libp2p_key = RSAPrivateKey(), new_identity()
         #: to which nothing is answered, here and in the averagers that use this DHT
         self.blocked_peers = BlockedPeers()
         self._admission = Admission(as_secret(secret), secret is None if relay_service is None else relay_service)
         self._runs: set[str] = set()
+        path = kwargs.get("identity_path")
+        self._proving_key = self._libp2p_key if path is None else identity_in(path)
+        # peers of plain hivemind's, who sign nothing, are in open swarms alone
+        all_sign = self._admission.secret is not None
+        signatures = SignatureValidator(self.private_key, self._proving_key if all_sign else None, all_sign)
         super().__init__(
             *args,
             startup_timeout=startup_timeout,
-            record_validators=[SignatureValidator(self.private_key), *record_validators],
+            record_validators=[signatures, *record_validators],
             node_id=kwargs.pop("node_id", None) or DHTID.generate(),  # the same one when it is started anew
             **kwargs,
         )
@@ -91,8 +96,8 @@ class DHT(Restarting, hivemind.DHT):
             self.add_validators([RunRecords(run_id)])
 
     def prove(self, statement: bytes) -> bytes:
-        """A proof that this peer has said something; empty if its identity is a file of the user's own."""
-        return b"" if self.kwargs.get("identity_path") else prove(self._libp2p_key, statement)
+        """A proof that this peer has said something; empty if its identity is an RSA key in a file."""
+        return b"" if self._proving_key is None else prove(self._proving_key, statement)
 
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and

@@ -15,6 +15,11 @@ from hivemind.proto import crypto_pb2
 #: Before what a peer's identity signs, which libp2p signs other things with.
 _PURPOSE = b"hivenb:"
 
+#: What the file of such a key begins with: the type, and the length of the private and the public key.
+_ED25519_KEY = bytes.fromhex("08011240")
+
+_LARGEST_FILE = 65536
+
 #: What the id of a peer with a key of that kind begins with (libp2p's specification of peer ids): it is not hashed.
 _ED25519_ID = bytes.fromhex("002408011220")
 
@@ -27,6 +32,16 @@ def new_identity() -> bytes:
     public = key.public_key().public_bytes(raw, serialization.PublicFormat.Raw)
     key_type = crypto_pb2.KeyType.Ed25519
     return bytes(crypto_pb2.PrivateKey(key_type=key_type, data=private + public).SerializeToString())
+
+
+def identity_in(path: str | os.PathLike[str]) -> bytes | None:
+    """The private key in a file, if it is there and can prove something."""
+    try:
+        with open(path, "rb") as file:
+            identity = file.read(_LARGEST_FILE)
+    except OSError:
+        return None
+    return identity if identity.startswith(_ED25519_KEY) and len(identity) == len(_ED25519_KEY) + 64 else None
 
 
 def id_of(identity: bytes) -> bytes:

@@ -17,7 +17,6 @@ from hivemind.dht import DHTNode
 from hivemind.utils import MPFuture, get_logger
 
 from hivenb.engine.dht.daemon import DaemonRecord, Earlier, addresses_of
-from hivenb.engine.dht.identity import new_identity
 from hivenb.engine.process.end_with_parent import wait_for_exit
 from hivenb.engine.process.restart_count import RestartCount
 from hivenb.engine.process.watched_process import LOOK_EVERY, WatchedProcess, how_it_ended
@@ -46,7 +45,6 @@ class Restarting(WatchedProcess):
         self._restarts = RestartCount()
         self._restarting = threading.Lock()
         self._restarter: threading.Thread | None = None
-        self._libp2p_key = new_identity()
         self._daemon = DaemonRecord()
         self._earlier: Earlier | None = None
         self._neighbours: MPFuture | None = None

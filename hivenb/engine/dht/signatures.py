@@ -29,12 +29,13 @@ class SignatureValidator(RSASignatureValidator):
     hivemind's node raises at what cannot be read: whoever has asked for its key would never get an answer.
 
     :param private_key: with which this peer signs what stands under its public key
-    :param identity: the peer's own, if all peers sign what stands under their ids; plain hivemind's do not
+    :param identity: the peer's own, if it signs what stands under its id
+    :param all_sign: whether all peers do so whose ids hold their keys; plain hivemind's do not
     """
 
-    def __init__(self, private_key: RSAPrivateKey | None = None, identity: bytes | None = None):
+    def __init__(self, private_key: RSAPrivateKey | None = None, identity: bytes | None = None, all_sign: bool = False):
         super().__init__(private_key)
-        self._identity = identity
+        self._identity, self._all_sign = identity, all_sign
         self._own_id = None if identity is None else MSGPackSerializer.dumps(id_of(identity))
         self.kinds: dict[bytes, Kind] = {}
         self._validate = lru_cache(REMEMBERED)(self._check)
@@ -78,7 +79,7 @@ class SignatureValidator(RSASignatureValidator):
 
     def _is_of_its_peer(self, record: DHTRecord) -> bool:
         """Whether what stands under a peer's id is signed by it, where all peers do so."""
-        if self._identity is None:
+        if not self._all_sign:
             return True
         subkey: Any = MSGPackSerializer.loads(record.subkey) if record.subkey else None
         if not is_peer_id(subkey) or not can_prove(subkey):

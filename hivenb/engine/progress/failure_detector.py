@@ -122,6 +122,11 @@ class FailureDetector:
         return frozenset(self._unreached[MAX_UNREACHED:])
 
     @property
+    def answering(self) -> int:
+        """How many have ever answered."""
+        return sum(one.was_reached for one in self._sightings.values())
+
+    @property
     def _unreached(self) -> list[bytes]:
         return [peer for peer, one in self._sightings.items() if not one.was_reached]
 

@@ -12,7 +12,7 @@ from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
 
-from hivenb.engine.progress.failure_detector import FailureDetector
+from hivenb.engine.progress.failure_detector import FLOOD, FailureDetector
 from hivenb.engine.progress.peer_reports import Look, as_infos, parse_reports
 
 OnLook = Callable[[Sequence[LocalTrainingProgress], frozenset[bytes]], None]
@@ -57,6 +57,11 @@ class PeerList:
         for key, report in reports.items():
             self._keys.setdefault(report.peer_id, key)
         return {key: report for key, report in reports.items() if self._keys[report.peer_id] == key}
+
+    @property
+    def busy(self) -> int:
+        """How many peers have each other's reports checked, a flood of those that are none left aside."""
+        return 1 + FLOOD + self._detector.answering
 
     def look_for_the_gone(self, gone_after: float) -> None:
         """See whether somebody has gone since the last look; a peer that does not answer holds up the next one."""

@@ -221,7 +221,8 @@ class ProgressTracker(_ProgressTracker):
             # hivemind would wait for max_refresh_period: it finds a peer, which is this one, or peers that have just
             # begun and whose speed is not known yet, and whose first epoch is over by then
             progress.next_fetch_time = get_dht_time() + self.default_refresh_period
-        soonest = min(REFRESH_PERIOD_OF_PEER * progress.num_peers, self.max_refresh_period)
+        reporting = min(progress.num_peers, self.list.busy)
+        soonest = min(REFRESH_PERIOD_OF_PEER * reporting, self.max_refresh_period)
         progress.next_fetch_time = max(progress.next_fetch_time, get_dht_time() + soonest)
         return progress
 

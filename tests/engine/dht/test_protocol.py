@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 from hivemind.dht import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from tiny import LOOPBACK
 
 from hivenb.engine.dht import protocol
 from hivenb.engine.dht.dht import DHT
+from hivenb.engine.dht.guard import Secret
 from hivenb.engine.dht.identity import id_of, new_identity
 from hivenb.engine.dht.protocol import MAX_BYTES, MAX_KEYS, MAX_RECORDS, Storage
 from hivenb.engine.dht.record_board import owner_of
@@ -71,6 +74,10 @@ def stranger(swarm: DHT) -> Iterator[hivemind.DHT]:
 async def send(records: list[tuple[str, Any, Any, float]], dht: hivemind.DHT, node: DHTNode) -> list[bool]:
     """Store records at all other nodes, as a stranger does who checks nothing; whether they were taken."""
     (peer,) = node.protocol.routing_table.peer_id_to_uid
+    return await send_to(peer, records, dht, node)
+
+
+async def send_to(peer: PeerID, records: list[tuple[str, Any, Any, float]], dht: hivemind.DHT, node: Any) -> list[bool]:
     keys = [DHTID.generate(key) for key, *_ in records]
     values = [MSGPackSerializer.dumps(value) for *_, value, _ in records]
     return [
@@ -150,3 +157,20 @@ def test_of_an_answer_what_is_good_is_taken_and_no_more_than_one_looks_at(swarm:
 
 def test_nobody_is_the_caller_of_what_a_node_asks_itself() -> None:
     assert protocol.caller.get() is None
+
+
+def test_in_a_private_swarm_all_sign_what_stands_under_their_ids() -> None:
+    secret = Secret.random()
+    with ExitStack() as opened:
+        members: list[DHT] = []
+        for _ in range(3):
+            addresses = [str(one) for one in members[0].get_visible_maddrs()] if members else None
+            members.append(DHT(start=True, initial_peers=addresses, secret=secret, **LOOPBACK))
+            opened.callback(members[-1].shutdown)
+        own = members[1].peer_id.to_bytes()
+        assert members[1].store("private", True, subkey=own, expiration_time=later())
+        found = members[2].get("private", latest=True)
+        assert {subkey: one.value for subkey, one in found.value.items()} == {own: True}
+        # the member itself, but without a signature
+        unsigned = [("private", own, False, later(90))]
+        assert members[1].run_coroutine(partial(send_to, members[0].peer_id, unsigned)) == [False]

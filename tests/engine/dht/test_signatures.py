@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import CompositeValidator, DHTRecord
+from hivemind.p2p import P2P
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
-from hivenb.engine.dht.identity import id_of, is_proven, new_identity, prove
+from hivenb.engine.dht.identity import id_of, identity_in, is_proven, new_identity, prove
 from hivenb.engine.dht.record_rules import RunRecords
 from hivenb.engine.dht.signatures import SignatureValidator
 
@@ -83,9 +85,17 @@ class TestPeers:
             assert not is_proven(bad, b"so", proof)
         assert not is_proven(id_of(self.IDENTITY), b"so", b"")
 
+    def test_an_identity_in_a_file_proves_as_much_if_it_is_of_that_kind(self, tmp_path: Path) -> None:
+        path = tmp_path / "identity"
+        assert identity_in(path) is None
+        path.write_bytes(self.IDENTITY)
+        assert identity_in(path) == self.IDENTITY
+        P2P.generate_identity(str(tmp_path / "rsa"))
+        assert identity_in(tmp_path / "rsa") is None
+
     def test_where_all_sign_nobody_writes_under_the_id_of_another(self, make: Make) -> None:
         own = make(True, id_of(self.IDENTITY), identity=self.IDENTITY)
-        reader = SignatureValidator(RSAPrivateKey(), self.OTHER)
+        reader = SignatureValidator(RSAPrivateKey(), self.OTHER, all_sign=True)
         assert reader.validate(own)
         assert MSGPackSerializer.loads(reader.strip_value(own)) is True
         forged = make(False, id_of(self.IDENTITY), identity=self.OTHER)
@@ -94,7 +104,9 @@ class TestPeers:
         assert [reader.validate(one) for one in (forged, taken, elsewhere)] == [False] * 3
 
     def test_one_whose_id_holds_no_key_cannot_sign(self, make: Make) -> None:
-        assert SignatureValidator(RSAPrivateKey(), self.OTHER).validate(make(True, b"\x12\x20" + b"x" * 32))
+        assert SignatureValidator(RSAPrivateKey(), self.OTHER, all_sign=True).validate(
+            make(True, b"\x12\x20" + b"x" * 32)
+        )
 
     def test_in_open_swarms_peers_of_plain_hivemind_write_without_a_signature(self, make: Make) -> None:
         assert SignatureValidator(RSAPrivateKey()).validate(make(True, id_of(self.IDENTITY)))

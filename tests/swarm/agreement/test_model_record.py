@@ -217,7 +217,7 @@ def test_only_the_peer_itself_counts_as_the_one_that_has_invited(swarm):
         for dht, owner, inviting in (
             (swarm.dht, own, swarm.peer_id),
             (guest.dht, own, ""),
-            (swarm.dht, others, ""),
+            (guest.dht, others, ""),
         ):
             record = parse_record(owner, ["digest", swarm.peer_id, dht.prove(owner)])
             assert record == ModelRecord(owner, "digest", inviting)
