@@ -250,20 +250,18 @@ class _View:
         if not self._is_closed:
             local_peer_count(self._run).ask_for(count)
 
+    def _block(self, peer_id: str, is_blocked: bool) -> None:
+        def change() -> None:
+            swarm = self._run.swarm
+            (swarm.block if is_blocked else swarm.unblock)(peer_id)
+
+        self._handing_in(change)()
+
     def _restart_local_peers(self, restart: bool) -> None:
         def change() -> None:
             local_peer_count(self._run).restart = restart
 
         self._handing_in(change)()
-
-    def _block(self, peer_id: str, is_blocked: bool) -> None:
-        def change() -> None:
-            swarm = self._run.swarm
-            (swarm.block if is_blocked else swarm.unblock)(peer_id)
-            self._troubles["action"] = ""
-
-        if not self._is_closed:
-            self._refresher.submit(change)
 
     def _follow_advice(self, changes: Mapping[str, Any]) -> None:
         def change() -> None:

@@ -70,6 +70,6 @@ def test_why_no_round_waits_for_a_peer_is_said_and_is_no_html(shown: DashboardSt
     html = peers_html([replace(members[1], left_out=EVIL)])
     assert "<script" not in html
     assert "<img" not in html
-    panel = PeersPanel(lambda count: None, lambda *what: None)
+    panel = PeersPanel(lambda count: None, block=lambda *what: None)
     panel.update(replace(shown, members=(replace(members[1], name=EVIL, left_out=EVIL),)))
     assert "<script" not in panel._table.value
