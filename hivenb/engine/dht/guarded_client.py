@@ -23,7 +23,6 @@ PROVEN_WITHIN = 10.0
 #: All that a stranger gets, and plain hivemind logs.
 REFUSAL = "this swarm is private: only peers of hivenb can join it, with its invite"
 
-
 #: What a peer without a guard, which takes a proof for a part of the request, most likely says of it.
 UNREADABLE = "DecodeError("
 

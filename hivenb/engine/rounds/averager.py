@@ -24,9 +24,11 @@ from hivemind.utils.asyncio import achain, as_aiter
 from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - a peer without one decodes others' messages, too
 from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what others say ends no process
 from hivenb.engine.dht.daemon import remove_socket
+from hivenb.engine.dht.message_limits import limit_for
 from hivenb.engine.dht.restarts import ending_with
 from hivenb.engine.process.watched_process import WatchedProcess
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
+from hivenb.engine.rounds.kept_tasks import complain_unless_cancelled, keep_tasks_alive
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking, marked
 from hivenb.engine.rounds.round import Round
 from hivenb.engine.rounds.stale_handlers import forget_handlers
@@ -207,9 +209,10 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         self._own_matchmaking = EpochMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
         )
+        self._p2p.longest_message = limit_for(self.allreduce_kwargs.get("part_size_bytes"))
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
-        _keep_tasks_alive()
+        keep_tasks_alive()
         self._listens_at.value = str(p2p._client_listen_maddr).encode()
         await super().add_p2p_handlers(p2p, *args, **kwargs)
 
@@ -225,6 +228,7 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         for name, value in attributes.items():
             setattr(self, name, value)
         self.allreduce_kwargs.update(allreduce)
+        self._p2p.longest_message = limit_for(self.allreduce_kwargs.get("part_size_bytes"))
         for name, value in matchmaking.items():
             setattr(self._matchmaking, name, value)
             setattr(self._matchmaking.potential_leaders, name, value)
@@ -241,7 +245,7 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         # (_run, in _run_internal, is the loop that waits for this very task)
         others = {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") != "_run"}
         others -= {asyncio.current_task()}
-        asyncio.get_running_loop().set_exception_handler(_complain_unless_cancelled)
+        asyncio.get_running_loop().set_exception_handler(complain_unless_cancelled)
         for task in others:
             task.cancel()
         if others:
@@ -294,7 +298,7 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         return stub
 
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
-        _keep_tasks_alive()  # a client has no handlers
+        keep_tasks_alive()  # a client has no handlers
         step._data_for_gather = marked(step.data_for_gather)
         try:
             await super()._step(step=step, future_for_init=future_for_init)
@@ -319,32 +323,3 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
                 break
         except (P2PDaemonError, P2PHandlerError, OSError, EOFError) as e:
             logger.debug(f"{peer} could not be told that this peer has left a group: {e!r}")
-
-
-def _complain_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Of an error that nobody else has seen.
-
-    Before Python 3.12, asyncio/streams.py takes a request that is cancelled for such an error.
-    """
-    if not isinstance(context.get("exception"), asyncio.CancelledError):
-        loop.default_exception_handler(context)
-
-
-def _keep_tasks_alive() -> None:
-    """Let the running loop hold each of its tasks until it is done; may be called again.
-
-    asyncio holds them weakly, and hivemind/averaging/averager.py:_run_internal only the newest one. A round that has
-    met its peers and waits for its trigger, or a peer's request that waits for that round, would be collected as
-    garbage: the peer then waits for averaging_timeout, and the others for a peer that has never really left.
-    """
-    asyncio.get_running_loop().set_task_factory(_make_kept_task)
-
-
-_kept_tasks: set[asyncio.Task[Any]] = set()
-
-
-def _make_kept_task(loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
-    task = asyncio.Task(coro, loop=loop, **kwargs)
-    _kept_tasks.add(task)
-    task.add_done_callback(_kept_tasks.discard)
-    return task
