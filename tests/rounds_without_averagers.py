@@ -39,8 +39,8 @@ class FakeAverager:
         self.scheduled: list[FakeRound] = []
         self.expected: list[ExpectedPeers] = []
         self.given_up: list[float] = []
-        self.accounts: list[Account] = []
         self.told: list[SampleReports] = []
+        self.accounts: list[Account] = []
         self.waited = 0
 
     def schedule_step(self, gather: int, timeout: float) -> FakeRound:
@@ -50,12 +50,12 @@ class FakeAverager:
     def expect_peers(self, peers: ExpectedPeers) -> None:
         self.expected.append(peers)
 
+    def note_reports(self, reports: SampleReports) -> None:
+        self.told.append(reports)
+
     def take_accounts(self) -> list[Account]:
         taken, self.accounts = self.accounts, []
         return taken
-
-    def note_reports(self, reports: SampleReports) -> None:
-        self.told.append(reports)
 
     def give_up_searches(self, before: float) -> bool:
         self.given_up.append(before)

@@ -25,6 +25,13 @@ PREREQUISITES: Mapping[str, tuple[str, ...]] = {
     "delay_optimizer_step": ("offload_optimizer", "delay_state_averaging"),
 }
 
+#: Rules by which what peers send is averaged, with their names in words.
+AGGREGATIONS: Mapping[str, str] = {
+    "none": "none: any finite numbers count",
+    "norm_bound": "bound on norms",
+    "centered_clipping": "centered clipping",
+}
+
 _FLAGS = (
     "delay_state_averaging",
     "delay_grad_averaging",
@@ -40,7 +47,10 @@ _MAYBE_FLAGS = ("delay_optimizer_step", "offload_optimizer", "client_mode")
 MOST, MOST_IN_PART = 2**40, 2**24
 
 #: Seconds for which a peer may let its records stand; the others take no other (hivenb/engine/dht/record_rules.py).
-_LONGEST_RECORDS = {("averager_opts", "declare_state_period"): 600, ("tracker_opts", "metadata_expiration"): 120}
+_LONGEST_RECORDS = {("averager_opts", "declare_state_period"): 590, ("tracker_opts", "metadata_expiration"): 120}
+
+#: Seconds for which a peer may look for others at a time, for the same reason.
+MOST_MATCHMAKING = 590
 
 _COUNTS = {
     "target_batch_size": "samples",
@@ -158,12 +168,16 @@ def _wrong_values(values: Mapping[str, Any]) -> Iterator[str]:
         value = values[name]
         if not (_is_number(value) and 0 < value < math.inf) and not (value is None and name in MAY_BE_NONE):
             yield f"{name}={value!r}: give a number of seconds above 0."
+    if _is_number(matchmaking := values["matchmaking_time"]) and MOST_MATCHMAKING < matchmaking < math.inf:
+        yield f"matchmaking_time={matchmaking!r}: give at most {MOST_MATCHMAKING} seconds; peers take no such records."
     alpha = values["performance_ema_alpha"]
     if not (_is_number(alpha) and 0 < alpha < 1):
         yield f"performance_ema_alpha={alpha!r}: give a number between 0 and 1."
     for name in (*_FLAGS, *_MAYBE_FLAGS, "verbose"):
         if not isinstance(values[name], bool) and not (values[name] is None and name in _MAYBE_FLAGS):
             yield f"{name}={values[name]!r}: give True or False{', or None' if name in _MAYBE_FLAGS else ''}."
+    if values["robust_aggregation"] not in (*AGGREGATIONS,):
+        yield f"robust_aggregation={values['robust_aggregation']!r}: give one of {', '.join(AGGREGATIONS)}."
     run_id = values["run_id"]
     if not isinstance(run_id, str) or not run_id.strip():
         yield f"run_id={run_id!r}: give the run a name."

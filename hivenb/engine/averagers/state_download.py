@@ -51,13 +51,13 @@ class Wanted:
     :param newest: the newest epoch that a peer can be at; a higher priority counts no more
     :param refused: ids of peers whose states are not to be had
     :param most_bytes: of a state
-    :param timeout: seconds between two of its messages; ``None`` for as long as it takes
+    :param is_limited: whether the next message of a state is waited for only as long as any chunk
     """
 
     newest: float
     refused: frozenset[bytes]
     most_bytes: float
-    timeout: float | None
+    is_limited: bool
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class DownloadsStates(AveragerBase):
         refused: dict[bytes, str] = {}
         for _ in range(MOST_SOURCES):
             most_bytes = 16 * self.numbers_in_state() + SLACK
-            wanted = Wanted(self._newest() + 1, frozenset(refused), most_bytes, self._pause_within(timeout))
+            wanted = Wanted(self._newest() + 1, frozenset(refused), most_bytes, timeout is not None)
             loaded: Download | None = self._ask_process("_download_state", [wanted], timeout)
             if loaded is None:
                 break
@@ -170,11 +170,6 @@ class DownloadsStates(AveragerBase):
     def _newest(self, expected: int = 0) -> float:
         return math.inf if self.newest_epoch is None else self.newest_epoch(expected)
 
-    def _pause_within(self, timeout: float | None) -> float | None:
-        if timeout is None:
-            return None
-        return self.request_timeout if self.next_chunk_timeout is None else float(self.next_chunk_timeout)
-
     def _ask_process(self, method: str, args: list[Any], timeout: float | None) -> Any:
         answer: MPFuture[Any] = MPFuture()
         self._outer_pipe.send((method, args, {"answer": answer}))
@@ -211,10 +206,11 @@ class DownloadsStates(AveragerBase):
         logger.info(f"Downloading the state of peer {peer}")
         stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
         stream = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
+        chunk_timeout = self.request_timeout if self.next_chunk_timeout is None else self.next_chunk_timeout
         metadata, size = None, 0
         tensors: list[torch.Tensor] = []
         parts: list[Any] = []
-        async for message in aiter_with_timeout(stream, timeout=wanted.timeout):
+        async for message in aiter_with_timeout(stream, timeout=chunk_timeout if wanted.is_limited else None):
             size += message.ByteSize()
             if size > wanted.most_bytes:
                 raise ValueError(f"it is larger than {wanted.most_bytes:.0f} bytes")

@@ -67,8 +67,6 @@ class DHT(Restarting, hivemind.DHT):
         **kwargs: Any,
     ):
         self.private_key, self._libp2p_key = RSAPrivateKey(), new_identity()
-        #: to which nothing is answered, here and in the averagers that use this DHT
-        self.blocked_peers = BlockedPeers()
         self._admission = Admission(as_secret(secret), secret is None if relay_service is None else relay_service)
         self._runs: set[str] = set()
         path = kwargs.get("identity_path")
@@ -76,6 +74,8 @@ class DHT(Restarting, hivemind.DHT):
         # peers of plain hivemind's, who sign nothing, are in open swarms alone
         all_sign = self._admission.secret is not None
         signatures = SignatureValidator(self.private_key, self._proving_key if all_sign else None, all_sign)
+        #: to which nothing is answered, here and in the averagers that use this DHT
+        self.blocked_peers = BlockedPeers()
         super().__init__(
             *args,
             startup_timeout=startup_timeout,

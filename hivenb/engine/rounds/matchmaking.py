@@ -130,10 +130,10 @@ class EpochMatchmaking(Matchmaking):
     def note_exchange(
         self, group: GroupInfo, unreached: Collection[PeerID], refused: Mapping[PeerID, str], seconds: float
     ) -> None:
-        """Tell who has taken part in a round, and who has let it wait.
+        """Tell who has taken part in a round, and who has let it wait or was refused.
 
         :param unreached: whose data, or whose averages, have not arrived
-        :param refused: why what peers have sent was not taken
+        :param refused: why what a peer has sent was not taken, by its id
         :param seconds: that it took
         """
         own = [gather for peer, gather in zip(group.peer_ids, group.gathered, strict=True) if peer == self.peer_id]
@@ -143,8 +143,8 @@ class EpochMatchmaking(Matchmaking):
             Account(
                 epoch=epoch_of(marked(own[0])) or 0,  # by now, the group's records have lost their marks
                 took_part=frozenset(peer.to_bytes() for peer in others.difference(unreached, refused)),
-                stalled=frozenset(peer.to_bytes() for peer in stalled if peer not in refused),
-                refused=tuple((peer.to_bytes(), reason) for peer, reason in refused.items()),
+                stalled=frozenset(peer.to_bytes() for peer in set(stalled).difference(refused)),
+                refused=tuple((peer.to_bytes(), reason) for peer, reason in refused.items() if peer in others),
                 seconds=seconds if stalled else 0.0,
             )
         )

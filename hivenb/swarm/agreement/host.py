@@ -140,14 +140,14 @@ class Hosting:
             self._seniority.meet(others, self._inviting)
             elders = self._seniority.elders(others)
             if self._may_host:
+                self._seniority.is_unsure = self._seniority.since is None and not others and self._others > 0
                 # whoever is there already is the elder, whatever this machine's clock says
                 self._seniority.come(max([get_dht_time(), *(one.since + 1e-3 for one in declarations)]))
-                self._seniority.is_unsure = not others and self._others > 0
                 self._unsure_until = time.monotonic() + EXPIRATION
                 # a host that comes back goes on with what was decided meanwhile
                 before = next(iter(elders or self._seniority.juniors(others)), None)
-                self._plan = Plan(0, ((0, shared),)) if before is None else before.plan
                 self._own_plan = Plan(0, ((0, shared),))
+                self._plan = self._own_plan if before is None else before.plan
                 self._declaration(self._plan).require_short()
             elif elders:
                 self._plan = elders[0].plan
@@ -287,7 +287,8 @@ class Hosting:
 
     def _follow(self, host: Declaration) -> None:
         """Take over what the host has decided, unless it is too large a change for one step."""
-        if self._plan is None or host.plan == self._plan:
+        # while it has agreed on nothing yet, there is nothing to be changed
+        if self._plan is None or self._plan is self._own_plan or host.plan == self._plan:
             self._plan, self.refusal = host.plan, None
             return
         present = self._plan.at(max(self._taken, self._swarm_epoch))

@@ -128,6 +128,14 @@ class TestWhoIsThere:
         rounds_of(own).see_swarm([report(b"a", 9)], frozenset())
         assert own.grad_averager.given_up == own.grad_averager.expected == []
 
+    def test_the_averager_of_gradients_is_told_what_each_has_reported_once(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        for epoch in (4, 4, 5):
+            rounds.see_swarm([report(b"a", epoch)], frozenset())
+        assert [(one.target_batch_size, one.told[b"a"].epoch) for one in own.grad_averager.told] == [(64, 4), (64, 5)]
+        assert own.state_averager.told == []
+
     def test_nobody_waits_for_who_has_missed_rounds_until_it_comes(self) -> None:
         own = participant()
         rounds = rounds_of(own)
@@ -151,14 +159,6 @@ class TestWhoIsThere:
         assert own.grad_averager.expected[0].of_round(4) == {b"b"}
         assert own.grad_averager.expected[0].avoided == {b"a"}
         assert [str(one) for one in rounds.left_out] == ["blocked by hand"]
-
-    def test_the_averager_of_gradients_is_told_what_each_has_reported_once(self) -> None:
-        own = participant()
-        rounds = rounds_of(own)
-        for epoch in (4, 4, 5):
-            rounds.see_swarm([report(b"a", epoch)], frozenset())
-        assert [(one.target_batch_size, one.told[b"a"].epoch) for one in own.grad_averager.told] == [(64, 4), (64, 5)]
-        assert own.state_averager.told == []
 
     def test_before_averagers_are_made_nobody_is_told(self) -> None:
         own = participant()
