@@ -159,6 +159,7 @@ def test_nobody_is_the_caller_of_what_a_node_asks_itself() -> None:
     assert protocol.caller.get() is None
 
 
+@pytest.mark.process
 def test_in_a_private_swarm_all_sign_what_stands_under_their_ids() -> None:
     secret = Secret.random()
     with ExitStack() as opened:
