@@ -79,14 +79,18 @@ class Protocol(DHTProtocol):
     def _validate_record(
         self, key_bytes: bytes, subkey_bytes: bytes, value_bytes: bytes, expiration_time: float
     ) -> bool:
-        if not super()._validate_record(key_bytes, subkey_bytes, value_bytes, expiration_time):
-            return False
         sender = caller.get()
         if sender is None or subkey_bytes in self.RESERVED_SUBKEYS:
-            return True
-        subkey = MSGPackSerializer.loads(subkey_bytes)
+            return bool(super()._validate_record(key_bytes, subkey_bytes, value_bytes, expiration_time))
         record = DHTRecord(key_bytes, subkey_bytes, value_bytes, expiration_time)
-        return self._is_of(sender, subkey, record) and self._may_bring(sender, key_bytes, subkey, expiration_time)
+        try:  # before signatures are looked at, which takes a hundred times as long
+            subkey = MSGPackSerializer.loads(subkey_bytes)
+            if not self._is_of(sender, subkey, record):
+                return False
+        except (ValueError, TypeError, RecursionError):  # it cannot be read
+            return False
+        is_valid = super()._validate_record(key_bytes, subkey_bytes, value_bytes, expiration_time)
+        return bool(is_valid) and self._may_bring(sender, key_bytes, subkey, expiration_time)
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
         with dictionary.freeze():
