@@ -9,6 +9,8 @@ from typing import Any
 from hivemind.averaging.control import AveragingStage
 from hivemind.utils import get_dht_time
 
+from hivenb.engine.dht.blocked_peers import BlockedPeers
+from hivenb.engine.rounds.account import Account
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
 from hivenb.engine.rounds.sender_weights import SampleReports
 
@@ -38,6 +40,7 @@ class FakeAverager:
         self.expected: list[ExpectedPeers] = []
         self.given_up: list[float] = []
         self.told: list[SampleReports] = []
+        self.accounts: list[Account] = []
         self.waited = 0
 
     def schedule_step(self, gather: int, timeout: float) -> FakeRound:
@@ -49,6 +52,10 @@ class FakeAverager:
 
     def note_reports(self, reports: SampleReports) -> None:
         self.told.append(reports)
+
+    def take_accounts(self) -> list[Account]:
+        taken, self.accounts = self.accounts, []
+        return taken
 
     def give_up_searches(self, before: float) -> bool:
         self.given_up.append(before)
@@ -64,6 +71,7 @@ class FakeAverager:
 def participant(**changes: Any) -> Any:
     """An optimizer that is at epoch 4 with one other peer, and whose epoch is about to end."""
     settings: dict[str, Any] = {
+        "dht": SimpleNamespace(blocked_peers=BlockedPeers()),
         "averaging_timeout": 0.2,
         "matchmaking_time": 5.0,
         "average_state_every": 1,

@@ -25,6 +25,13 @@ PREREQUISITES: Mapping[str, tuple[str, ...]] = {
     "delay_optimizer_step": ("offload_optimizer", "delay_state_averaging"),
 }
 
+#: Rules by which what peers send is averaged, with their names in words.
+AGGREGATIONS: Mapping[str, str] = {
+    "none": "none: any finite numbers count",
+    "norm_bound": "bound on norms",
+    "centered_clipping": "centered clipping",
+}
+
 _FLAGS = (
     "delay_state_averaging",
     "delay_grad_averaging",
@@ -169,6 +176,8 @@ def _wrong_values(values: Mapping[str, Any]) -> Iterator[str]:
     for name in (*_FLAGS, *_MAYBE_FLAGS, "verbose"):
         if not isinstance(values[name], bool) and not (values[name] is None and name in _MAYBE_FLAGS):
             yield f"{name}={values[name]!r}: give True or False{', or None' if name in _MAYBE_FLAGS else ''}."
+    if values["robust_aggregation"] not in (*AGGREGATIONS,):
+        yield f"robust_aggregation={values['robust_aggregation']!r}: give one of {', '.join(AGGREGATIONS)}."
     run_id = values["run_id"]
     if not isinstance(run_id, str) or not run_id.strip():
         yield f"run_id={run_id!r}: give the run a name."

@@ -160,6 +160,12 @@ ABOUT: Mapping[str, About] = MappingProxyType(
             "rounds",
             swarm_wide=True,
         ),
+        "robust_aggregation": About(
+            "robust averages",
+            "Against members who send garbage: a bound on norms, or centered clipping, for some time and memory.",
+            "rounds",
+            swarm_wide=True,
+        ),
         "use_local_updates": About(
             "local updates",
             "Each peer updates after every batch, and only parameters are averaged: no wait, less exact.",

@@ -107,6 +107,7 @@ def prepare_fit(
     )
     monitor.on_look = on_look
     monitor.tracker = lambda: strategy.optimizer and strategy.optimizer.tracker
+    monitor.left_out = lambda: strategy.optimizer.rounds.reasons if strategy.optimizer else {}
     fit = Fit(trainer, strategy, monitor, train, validation)
     monitor.on_error = lambda: gate.stop(fit.end)
     return fit

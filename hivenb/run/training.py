@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -251,7 +252,7 @@ class TrainingRun(ShowsOptions, FollowsHost):
         with self._stage.changed:
             state, error = self._state, self._exception
         optimizer = self._optimizer if state.is_active else None
-        return status_of(
+        status = status_of(
             state,
             error,
             recorder=self._recorder,
@@ -260,6 +261,7 @@ class TrainingRun(ShowsOptions, FollowsHost):
             peers=self.peers(),
             loss=self.history.snapshot().last("loss"),
         )
+        return replace(status, left_out_peers=self.roster.left_out)
 
     def __repr__(self) -> str:
         return f"TrainingRun({type(self.model).__name__}, {self._state.value}, run_id={self.options.run_id!r})"

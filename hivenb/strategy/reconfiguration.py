@@ -41,10 +41,12 @@ def engine_settings(options: Options) -> dict[str, Any]:
 def with_buffers(settings: Mapping[str, Any], module: Any) -> dict[str, Any]:
     """Keyword arguments of the engine's optimizer, among them the module's buffers, if they are to be averaged.
 
-    :param settings: such arguments, and ``average_buffers``
+    :param settings: such arguments, ``average_buffers`` and ``robust_aggregation``
     :param module: a ``torch.nn.Module`` on its device
     """
     settings = dict(settings)
+    if (rule := settings.pop("robust_aggregation", None)) is not None:
+        settings["averager_opts"] = {**(settings.get("averager_opts") or {}), "robust_aggregation": rule}
     if not settings.pop("average_buffers", False):
         return settings
     buffers = ModuleBuffers(module, without=settings.get("extra_tensors", ()))

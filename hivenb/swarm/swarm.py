@@ -17,6 +17,7 @@ from hivenb.options.options import DEFAULT_RUN_ID
 from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peers import LocalPeers
+from hivenb.swarm.blocking import BlocksPeers
 from hivenb.swarm.invite import encode_invite, read_addresses, read_invite
 from hivenb.swarm.onlookers import Onlookers
 from hivenb.swarm.settings import Settings, read_settings
@@ -32,7 +33,7 @@ class Stoppable(Protocol):
         """End training; returns when it has ended."""
 
 
-class Swarm:
+class Swarm(BlocksPeers):
     """The DHT of this process, where peers find each other. Starts at once, and runs until :meth:`close`.
 
     There is one swarm of a name in each process: running the same cell twice gives the same swarm.

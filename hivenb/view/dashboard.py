@@ -158,7 +158,7 @@ class _View:
             run.swarm.who_can_join,
         )
         self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model), buffer_bytes(run.model))
-        self.peers_panel = PeersPanel(self._ask_for_local_peers, self._restart_local_peers)
+        self.peers_panel = PeersPanel(self._ask_for_local_peers, self._restart_local_peers, self._block)
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
         self.chart_panel = ChartPanel(self._draw_charts_again)
@@ -250,6 +250,13 @@ class _View:
         if not self._is_closed:
             local_peer_count(self._run).ask_for(count)
 
+    def _block(self, peer_id: str, is_blocked: bool) -> None:
+        def change() -> None:
+            swarm = self._run.swarm
+            (swarm.block if is_blocked else swarm.unblock)(peer_id)
+
+        self._handing_in(change)()
+
     def _restart_local_peers(self, restart: bool) -> None:
         def change() -> None:
             local_peer_count(self._run).restart = restart
@@ -277,7 +284,7 @@ class _View:
         now = DashboardState.of(self._run)
         trouble = self._troubles["action"]
         trouble = "\n".join(words for words in (trouble, now.options.error) if words)
-        who = (now.members, now.local)
+        who = (now.members, now.local, now.blocked)
         seen = (now.snapshot.version, now.status, now.standing, who, now.options, now.log, trouble, self._remark)
         if seen != self._drawn:
             self._show(now, trouble)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,7 @@ class DashboardState:
     :param local: peers on this machine
     :param options: of the run
     :param log: its last lines, newest last
+    :param blocked: ids of the peers that a person has blocked
     """
 
     status: RunStatus
@@ -119,6 +120,7 @@ class DashboardState:
     local: LocalPeersNow
     options: OptionsState
     log: tuple[str, ...]
+    blocked: tuple[str, ...] = ()
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -132,7 +134,7 @@ class DashboardState:
         options = OptionsState.of(run)
         status, snapshot = run.status, run.history.snapshot()
         length = length_of(run.trainer, snapshot, status.state.is_active)
-        return cls(
+        now = cls(
             status,
             Standing(run.options.run_id, length, run.swarm.is_open, run.kept_epoch),
             snapshot,
@@ -141,3 +143,4 @@ class DashboardState:
             options,
             tuple(run.log),
         )
+        return replace(now, blocked=run.swarm.blocked)

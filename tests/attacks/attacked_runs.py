@@ -21,9 +21,9 @@ RUN_ID = "attacked"
 
 @contextlib.contextmanager
 def swarms(count: int) -> Iterator[list[hivenb.Swarm]]:
-    """Swarms of one machine that have met and are open to all; each is a peer."""
+    """Open swarms of one machine that have met; each is a peer."""
     with contextlib.ExitStack() as opened:
-        made = [opened.enter_context(hivenb.Swarm("victim-0", open=True))]
+        made = [opened.enter_context(hivenb.Swarm("victim-0", open=True))]  # so that a stranger gets in
         for number in range(1, count):
             made.append(opened.enter_context(hivenb.Swarm.join(made[0].invite, f"victim-{number}")))
         yield made

@@ -20,6 +20,7 @@ from hivenb.engine.optimizer.left_out_steps import LeavesOutSteps
 from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantRunner
 from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer
 from hivenb.engine.rounds.refused_parts import CheckedParts
+from hivenb.engine.rounds.robust_aggregation import CenteredClipping, NormBound
 from hivenb.engine.rounds.sender_weights import SenderWeights
 
 #: Of a model that has learned what there is to learn in the epochs of an attempt. It begins with one above 5.
@@ -67,11 +68,13 @@ def give_back(number: float) -> dict[str, Any]:
 
 
 def outcome(attacked: Attacked) -> Outcome:
-    """They have learned, in groups of more than one."""
-    together = all(max(victim.group_sizes, default=1) > 1 for victim in attacked.victims)
-    held = attacked.worst_loss < LEARNED and together
-    named = f", named by {attacked.named} of {len(attacked.victims)}" if attacked.named else ""
-    return Outcome(held, f"loss {attacked.worst_loss:.3g}{named}")
+    """They have learned together, and have accused nobody else."""
+    count = len(attacked.victims)
+    held = attacked.worst_loss < LEARNED and attacked.together == count and not attacked.innocent
+    words = [f"loss {attacked.worst_loss:.3g}", f"named by {attacked.named} of {count}" if attacked.named else ""]
+    words.append("" if attacked.together == count else f"only {attacked.together} of {count} have averaged")
+    words.append(f"{attacked.innocent} others named" if attacked.innocent else "")
+    return Outcome(held, ", ".join(filter(None, words)))
 
 
 def attempt(become_attacker: Callable[[], dict[str, Any]], **kwargs: Any) -> Outcome:
@@ -81,6 +84,23 @@ def attempt(become_attacker: Callable[[], dict[str, Any]], **kwargs: Any) -> Out
 def let_weights_in() -> None:
     """Let each sender count for as much as it says."""
     SenderWeights.largest = lambda self, senders: [math.inf] * len(senders)
+
+
+def take_bounds_away() -> None:
+    """Let all finite numbers count, whatever is usual."""
+    NormBound.check = lambda self, peer_index, norm, noise=1.0: None
+
+
+def average_as_ever() -> None:
+    """Have the mean where centered clipping is asked for."""
+    CenteredClipping.div_ = lambda self, total: (
+        sum(weight * part for weight, part in zip(self._weights, self._parts, strict=True)) / total
+    )
+
+
+def send_scaled(factor: float) -> dict[str, Any]:
+    send(GradientAverager, lambda tensor: tensor.mul_(factor))
+    return {"client_mode": True}
 
 
 def claim_samples(claimed: float) -> dict[str, Any]:
@@ -102,6 +122,22 @@ ATTACKS = [
         "sends gradients of the wrong sign, and says that they are of 10^9 samples",
         disarm=let_weights_in,
         attempt=partial(attempt, partial(claim_samples, 1e9)),
+    ),
+    Attack(
+        "scaled-gradients",
+        "sends gradients a million times as large as they are",
+        disarm=take_bounds_away,
+        attempt=partial(attempt, partial(send_scaled, 1e6)),
+    ),
+    Attack(
+        "turned-gradients",
+        "sends gradients of the wrong sign, five times as large, where centered clipping is chosen",
+        disarm=average_as_ever,
+        attempt=partial(
+            attempt,
+            partial(send_scaled, -5.0),
+            averager_opts={"robust_aggregation": "centered_clipping"},
+        ),
     ),
     *(
         Attack(

@@ -65,8 +65,18 @@ class Attacked:
 
     @property
     def named(self) -> int:
-        """Victims that have named the attacker, and nobody else."""
-        return sum(victim.refused == {self.attacker} for victim in self.victims)
+        """Victims that have named the attacker."""
+        return sum(self.attacker in victim.refused for victim in self.victims)
+
+    @property
+    def innocent(self) -> int:
+        """Others that were named."""
+        return len(set().union(*(victim.refused for victim in self.victims)) - {self.attacker})
+
+    @property
+    def together(self) -> int:
+        """Victims that have averaged with others."""
+        return sum(max(victim.group_sizes, default=1) > 1 for victim in self.victims)
 
 
 def attack(

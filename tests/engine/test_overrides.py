@@ -30,6 +30,7 @@ UPSTREAM = ("hivemind.", "lightning.", "torch.")
 #: Constructors with parameters of their own: only hivenb makes such objects.
 OWN_CONSTRUCTORS = {
     "EpochSchedulers.__init__",
+    "FaultTolerantReducer.__init__",
     "FaultTolerantRunner.__init__",
     "GuardedClient.__init__",
     "HivemindStrategy.__init__",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from strategy.peer import WideModel
 CLOCK = 180.0
 
 _CLONE_NEWNS = 0x00020000
+
+_FULL = f"{tempfile.gettempdir()}/hivenb-faults-full"
 
 
 class LargeModel(WideModel):
@@ -49,12 +52,10 @@ def limit_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 
 
-def limit_files() -> None:
-    """As on a disk that is full: no file can be longer than it is."""
-    import signal
-
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python does; then it is an OSError
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+def have_full_disk(folder: str) -> None:
+    """A folder on a disk of its own, on which there is room for a page and no more."""
+    os.makedirs(folder, exist_ok=True)
+    _mount(folder, "4k")
 
 
 def lose_temporary_folder() -> None:
@@ -64,11 +65,15 @@ def lose_temporary_folder() -> None:
 
 def have_little_shared_memory() -> None:
     """A ``/dev/shm`` of 64 MB of this process's own, as Docker gives one to each container."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS):
+    _mount("/dev/shm", "64m")
+
+
+def _mount(folder: str, size: str) -> None:
+    """Put memory of a size in the place of a folder, for this process alone and those that it starts."""
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", "/dev/shm"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
 
 
 def _needs_root() -> str | None:
@@ -98,6 +103,7 @@ def _fails(words: str, prepare: Callable[[], None], **settings: Any) -> Callable
         peer = field.add(prepare, wait=False, **settings)
         peer.process.join(90.0)
         field.forget(peer)
+        shutil.rmtree(_FULL, ignore_errors=True)
         log = Path(field.folder, f"{number}.log").read_text(errors="replace")
         if peer.process.exitcode != 1:
             raise BrokeError(f"it ended with {peer.process.exitcode}; the last it said: {log[-500:]}")
@@ -135,8 +141,9 @@ FAULTS = [
     Fault(
         "full-disk",
         "The disk of a peer is full when it saves a checkpoint: it ends by that error.",
-        _fails("File too large", limit_files),
+        _fails("No space left on device", partial(have_full_disk, _FULL), save=f"{_FULL}/saved"),
         repeats=False,
+        why_not=_needs_root,
     ),
     Fault(
         "small-dev-shm",

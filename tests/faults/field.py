@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class Field:
         number = len(self._numbers)
         # any of them will do, the first one may have left
         addresses = [address for peer in self.peers for address in peer.addresses]
-        whole = {**self._settings, **settings, "prepare": prepare, "save": f"{self.folder}/{number}"}
+        whole = {**self._settings, "save": f"{self.folder}/{number}", **settings, "prepare": prepare}
         target = functools.partial(trapped_peer.train, folder=self.folder)
         peer = self._start(number, whole, addresses=addresses, target=target)
         self._numbers[peer] = number
@@ -114,18 +114,17 @@ class Field:
     def doom(self, *peers: Peer) -> None:
         """All processes of these peers are to be gone soon."""
         for peer in peers:
-            main = psutil.Process(peer.process.pid)
-            self._doomed |= {main, *main.children(recursive=True)}
+            self._doomed |= _tree(peer)
             self.peers.remove(peer)
 
     def wait_for_death(self, seconds: float = 90.0) -> Peer:
         """Wait until one of the peers has died, all of whose processes are to be gone soon."""
-        trees = {peer: processes(peer) for peer in self.peers}
+        trees = {peer: _tree(peer) for peer in self.peers}
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for peer in self.peers:
                 if peer.process.exitcode is not None:
-                    self._doomed |= set(trees[peer])
+                    self._doomed |= trees[peer]
                     self.peers.remove(peer)
                     return peer
             time.sleep(0.02)
@@ -192,6 +191,12 @@ def check_checkpoint(path: str) -> None:
         raise BrokeError(f"the checkpoint cannot be loaded: {e!r}") from e
     if not all(math.isfinite(float(one.sum())) for one in state["state_dict"].values()):
         raise BrokeError("the checkpoint is not finite")
+
+
+def _tree(peer: Peer) -> set[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):  # it has died already
+        return set(processes(peer))
+    return set()
 
 
 def _is_there(process: psutil.Process) -> bool:

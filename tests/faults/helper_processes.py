@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from random import Random
 
 import psutil
@@ -15,7 +16,7 @@ from faults.trapped_peer import LOCKED, trap
 from strategy.peers import Peer
 
 #: What a helper is known by in its command line; those without are forked, and look like their parent.
-_COMMANDS = {"p2pd": "p2pd", "shm-manager": "torch_shm_manager", "resource-tracker": "resource_tracker"}
+_COMMANDS = {"p2pd": "p2pd", "shm-manager": "torch_shm_manager"}
 
 
 def _helpers(peer: Peer) -> dict[str, list[psutil.Process]]:
@@ -39,11 +40,21 @@ def _kill(name: str, which: int = 0) -> Callable[[Field, Random], str]:
         peer = chance.choice(field.peers)
         found = _helpers(peer).get(name, [])
         if len(found) <= which:
-            return f"peer {field.number(peer)} has no such process"
+            raise BrokeError(f"peer {field.number(peer)} has no such process")
         os.kill(found[which].pid, signal.SIGKILL)
         return f"of peer {field.number(peer)}"
 
     return inject
+
+
+def _kill_tracker(field: Field, chance: Random) -> str:
+    field.note()
+    time.sleep(chance.uniform(0.0, 2.0))
+    pid = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    if pid is None:
+        raise BrokeError("there is no such process")
+    os.kill(pid, signal.SIGKILL)
+    return "of all peers, which are forked from one server"
 
 
 def _die_with_a_lock(field: Field, chance: Random) -> str:
@@ -65,7 +76,7 @@ FAULTS = [
     Fault("state-averager-killed", "A peer's averager of the state is killed.", _kill("averager", 0)),
     Fault("gradient-averager-killed", "A peer's averager of gradients is killed.", _kill("averager", 1)),
     Fault("shm-manager-killed", "torch's manager of shared memory is killed.", _kill("shm-manager")),
-    Fault("resource-tracker-killed", "multiprocessing's tracker of resources is killed.", _kill("resource-tracker")),
+    Fault("resource-tracker-killed", "multiprocessing's tracker of resources is killed.", _kill_tracker),
     Fault(
         "killed-with-a-lock",
         "An averager is killed, as when memory runs out, with a lock that all processes of that peer share.",

@@ -57,9 +57,10 @@ def _interrupt(field: Field, chance: Random) -> str:
     field.note()
     time.sleep(chance.uniform(0.0, 2.0))
     peer = chance.choice(field.peers)
-    tree = processes(peer)
-    for one in tree:  # as a terminal or a kernel does: all of the group
-        os.kill(one.pid, signal.SIGINT)
+    group = os.getpgid(peer.process.pid)
+    for one in processes(peer):  # as a terminal or a kernel does: all of the group
+        if os.getpgid(one.pid) == group:
+            os.kill(one.pid, signal.SIGINT)
     peer = field.wait_for_death()
     return f"peer {field.number(peer)} has ended with {peer.process.exitcode}"
 

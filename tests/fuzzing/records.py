@@ -8,21 +8,26 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
-from hivemind.utils import ValueWithExpiration, get_dht_time
+from hivemind.utils import MSGPackSerializer, ValueWithExpiration, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from fuzzing.target import Choices, Target
+from hivenb.engine.dht import dht as _dht  # noqa: F401 - with the bounds that each process of ours has
 from hivenb.engine.dht.record_board import RECORD_BYTES, RecordBoard, owner_of
-from hivenb.engine.progress.peer_reports import Look, as_infos, parse_report
+from hivenb.engine.dht.record_rules import Kind, why_refused
+from hivenb.engine.progress.peer_reports import Look, as_infos, parse_report, parse_reports
 from hivenb.engine.rounds.expected_peers import AttendanceList
 from hivenb.options import Options
 from hivenb.options.swarm_wide import SHARED_FIELDS, shared_part, with_shared_part
-from hivenb.swarm.agreement.model_record import first_difference, parse_description, parse_record
+from hivenb.swarm.agreement.model_record import first_difference, parse_description, parse_record, whose_model
 from hivenb.swarm.agreement.options_record import Declaration, Plan, parse
-from hivenb.swarm.agreement.public_names import MAX_LENGTH, PublicNames
+from hivenb.swarm.agreement.public_names import MAX_LENGTH, parse_name
 from hivenb.swarm.roster import Roster
 from hivenb.view.peers_panel import peers_html
+from hivenb.view.style import safe
 from hivenb.view.text import peer_lines
 
 OWNER = owner_of(RSAPrivateKey())
@@ -40,13 +45,9 @@ class FoundRecords:
     """In place of a DHT: it has found these records under each key."""
 
     peer_id = OWN_ID
-    private_key = RSAPrivateKey()
 
     def __init__(self, records: Any):
         self._found = ValueWithExpiration(records, get_dht_time() + 60)
-
-    def prove(self, statement: bytes) -> bytes:
-        return b""
 
     def get(self, key: str, latest: bool, return_future: bool) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -132,8 +133,7 @@ def feed_declarations(data: bytes) -> None:
         return
     assert len(packed) <= RECORD_BYTES
     assert isinstance(declaration, Declaration)
-    again = declaration.pack()
-    assert len(again) > RECORD_BYTES or parse(OWNER, again) == declaration, "as this peer says it again"
+    assert parse(OWNER, declaration.pack()) == declaration, "as this peer says it again"
     _follow(declaration.plan)
 
 
@@ -153,17 +153,33 @@ def feed_models(data: bytes) -> None:
         packed = json.dumps(described, default=repr, skipkeys=True).encode("utf-8", "surrogatepass")
     else:
         packed = choices.raw(choices.number(256))
+    digest = hashlib.sha256(packed).hexdigest()
     count = choices.number(3) + 1
-    parts = [packed[start::count] if choices.now_and_then() else packed for start in range(count)]
-    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    parts = [packed[len(packed) * n // count : len(packed) * (n + 1) // count] for n in range(count)]
     records: dict[Any, Any] = {f"{digest}/{number}": [count, part] for number, part in enumerate(parts)}
     if choices.now_and_then():
-        records[choices.of((f"{digest}/0", f"{digest}/1", 0, b""))] = any_value(choices)
-    parse_record(choices.of((OWNER, b"", None)), choices.of((any_value(choices), [digest, choices.text(60), b"proof"])))
+        records[choices.of((f"{digest}/0", f"{digest}/1", OWNER))] = any_value(choices)
     described = parse_description(digest, records)
     if described is not None:
         first_difference((("layer.weight", (2, 4)), ("layer.bias", (2,))), described)
         first_difference(described, described)
+    said = [[digest, OWN_ID.to_base58(), choices.raw(32)], any_value(choices)]
+    found = [parse_record(owner, value) for owner in (OWNER, b"", None) for value in said]
+    whose_model([one for one in found if one is not None], frozenset({OWN_ID.to_base58()}))
+
+
+def feed_names(data: bytes) -> None:
+    choices = Choices(data)
+    ids = (OWN_ID.to_base58(), "1", "", "0OIl", "x" * 5000, "Zo\xeb", "12D3KooW" + "1" * 44)
+    record = {"peer": choices.of(ids), "name": choices.text(250), "proof": choices.raw(16)}
+    owner = choices.of((OWNER, b"", None, 0, "x"))
+    told = parse_name(owner, changed(choices, record))
+    if told is None:
+        return
+    _, name = told
+    assert len(name) <= MAX_LENGTH
+    assert name.isprintable()
+    assert "<" not in safe(name)
 
 
 def feed_boards(data: bytes) -> None:
@@ -171,11 +187,23 @@ def feed_boards(data: bytes) -> None:
     keys = (0, 1, OWN_ID.to_base58(), "x" * 200, b"", OWNER, True, 0.5)
     records: Any = {choices.of(keys): any_value(choices) for _ in range(choices.number(6))}
     found = _standing(records) if choices.number(4) else any_value(choices)
-    board = FoundRecords(found)
-    assert isinstance(RecordBoard(board, "run").read(), dict)
-    for name in PublicNames(board, "run", "").look().values():
-        assert len(name) <= MAX_LENGTH
-        assert name.isprintable()
+    read = RecordBoard(FoundRecords(found), "run").read()
+    assert all(isinstance(record, ValueWithExpiration) for record in read.values())
+    parse_reports(read)
+
+
+def feed_record_bytes(data: bytes) -> None:
+    """What a record's bytes are taken for by a node that is to keep them."""
+    choices = Choices(data)
+    kind = choices.of((*Kind, None))
+    subkey = choices.of((DHTProtocol.IS_REGULAR_VALUE, MSGPackSerializer.dumps(OWNER), b"", choices.raw(16)))
+    expires = choices.of((get_dht_time() + 10.0, *NUMBERS))
+    value = choices.rest()
+    record = DHTRecord(b"key", subkey, value, expires)
+    refused = why_refused(record, value, kind)
+    assert refused is None or isinstance(refused, str)
+    if refused is None:
+        MSGPackSerializer.loads(value)
 
 
 def _standing(records: dict[Any, Any]) -> dict[Any, Any]:
@@ -186,5 +214,7 @@ TARGETS = [
     Target("reports", "what peers report of themselves, and what the list of peers makes of it", feed_reports),
     Target("declarations", "what a host declares, and the options that are made of it", feed_declarations, 4096),
     Target("models", "descriptions of models, in parts", feed_models),
-    Target("boards", "boards of records, and the names on them", feed_boards),
+    Target("names", "names that peers give themselves", feed_names),
+    Target("boards", "boards of records, and the reports on them", feed_boards),
+    Target("record-bytes", "records as a node of the DHT is sent them", feed_record_bytes),
 ]

@@ -101,7 +101,7 @@ def test_options_cover_hiveminds_optimizer() -> None:
     upstream_names = set(inspect.signature(hivemind.Optimizer.__init__).parameters)
     renamed = {"batch_size_per_step": "batch_size", "scheduler": "scheduler_fn"}
     elsewhere = {"self", "dht", "params", "optimizer", "extra_tensors"}
-    own = {"average_buffers", "keep_state_every", "roll_back"}  # of which hivemind knows nothing
+    own = {"average_buffers", "keep_state_every", "robust_aggregation", "roll_back"}  # of which hivemind knows nothing
     assert {renamed.get(name, name) for name in upstream_names - elsewhere} == set(FIELDS) - own
 
 
@@ -136,6 +136,7 @@ def test_what_hivemind_takes_is_what_the_checks_know() -> None:
         *(("delay_state_averaging", value) for value in (None, 1, "yes")),
         *(("offload_optimizer", value) for value in (0, "no")),
         *(("verbose", value) for value in (None, 1)),
+        *(("robust_aggregation", value) for value in (None, True, "median", ["none"])),
         *(("run_id", value) for value in ("", "  ", "my.run", None, 3)),
         *(("average_opt_statistics", value) for value in ("exp_avg", (1,), None)),
         *(("grad_compression", value) for value in ("fp16", 16, upstream.Float16Compression)),

@@ -154,6 +154,12 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
     ({"roll_back": True}, lambda o: None, None),
     ({"average_buffers": False}, lambda o: o.state_averager.module_buffers, None),
     ({"average_buffers": True}, lambda o: len(o.state_averager.module_buffers), 1),
+    (
+        {"robust_aggregation": "centered_clipping"},
+        lambda o: (o.grad_averager.robust_aggregation, o.state_averager.robust_aggregation),
+        ("centered_clipping", "centered_clipping"),
+    ),
+    ({"robust_aggregation": "norm_bound"}, lambda o: o.grad_averager.robust_aggregation, "norm_bound"),
     ({"tracker_opts": {"min_refresh_period": 0.25}}, lambda o: o.tracker.min_refresh_period, 0.25),
     ({"tracker_opts": None}, lambda o: o.tracker.min_refresh_period, 0.1),
     ({"client_mode": True}, lambda o: (o.client_mode, o.grad_averager.client_mode), (True, True)),

@@ -51,6 +51,7 @@ class Scene:
             local_peers=(),
             is_open=True,
             onlookers=Onlookers(),
+            blocked=(),
         )
         self.trainer: Any = None
         self.local_peers: tuple[Any, ...] = ()

@@ -20,7 +20,7 @@ from hivemind.utils import get_logger
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
 from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.engine.rounds.exact_tensors import ExactKey, SendsExactly
-from hivenb.engine.rounds.matchmaking import is_marked
+from hivenb.engine.rounds.gathered import is_marked
 
 logger = get_logger(__name__)
 

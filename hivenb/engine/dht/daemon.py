@@ -16,6 +16,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
+from hivenb.engine.dht.blocked_peers import RefusesBlocked
 from hivenb.engine.dht.guard import Guard, Secret
 from hivenb.engine.dht.guarded_client import GuardedClient, WatchfulClient
 from hivenb.engine.dht.identity import identity_file, same_ports
@@ -53,7 +54,7 @@ class Earlier:
     neighbours: tuple[str, ...] = ()
 
 
-class TiedP2P(LimitsMessages, P2P):
+class TiedP2P(RefusesBlocked, LimitsMessages, P2P):
     """A libp2p daemon in a session of its own that dies with the process that started it.
 
     All that a peer sends and receives goes through this class: the DHT makes one, and each averager a replica of it.

@@ -20,6 +20,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what stands in records ends no process
 from hivenb.engine.dht.addresses import is_loopback
+from hivenb.engine.dht.blocked_peers import BlockedPeers
 from hivenb.engine.dht.daemon import Admission, TiedP2P, start_daemon
 from hivenb.engine.dht.guard import Secret, as_secret
 from hivenb.engine.dht.identity import identity_in, new_identity, prove
@@ -73,6 +74,8 @@ class DHT(Restarting, hivemind.DHT):
         # peers of plain hivemind's, who sign nothing, are in open swarms alone
         all_sign = self._admission.secret is not None
         signatures = SignatureValidator(self.private_key, self._proving_key if all_sign else None, all_sign)
+        #: to which nothing is answered, here and in the averagers that use this DHT
+        self.blocked_peers = BlockedPeers()
         super().__init__(
             *args,
             startup_timeout=startup_timeout,
@@ -115,6 +118,7 @@ class DHT(Restarting, hivemind.DHT):
     async def _replica_at(self, daemon_listen_maddr: Any) -> TiedP2P:
         p2p = await TiedP2P.replicate(daemon_listen_maddr)
         p2p.admit_only(self._admission.secret)
+        p2p.blocked = self.blocked_peers
         return p2p
 
     async def _serve(self) -> None:
@@ -154,6 +158,7 @@ class DHT(Restarting, hivemind.DHT):
         if self._earlier is not None:
             node_kwargs["ensure_bootstrap_success"] = False  # those who were there may have gone
         try:
+            p2p.blocked = self.blocked_peers
             node = await Node.create(
                 p2p=p2p,
                 initial_peers=initial_peers,

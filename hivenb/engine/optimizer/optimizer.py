@@ -344,4 +344,4 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, hivemind.Optimizer):
 
 
 #: What ``averager_opts`` may hold for both averagers; all else is for the one that averages the state.
-_OPTIONS_OF_ALL_AVERAGERS = frozenset(inspect.signature(DecentralizedAverager).parameters)
+_OPTIONS_OF_ALL_AVERAGERS = frozenset({*inspect.signature(DecentralizedAverager).parameters, "robust_aggregation"})

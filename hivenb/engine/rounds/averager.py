@@ -27,9 +27,11 @@ from hivenb.engine.dht.daemon import remove_socket
 from hivenb.engine.dht.message_limits import limit_for
 from hivenb.engine.dht.restarts import ending_with
 from hivenb.engine.process.watched_process import WatchedProcess
+from hivenb.engine.rounds.account import Account, AccountBook
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
+from hivenb.engine.rounds.gathered import marked
 from hivenb.engine.rounds.kept_tasks import complain_unless_cancelled, keep_tasks_alive
-from hivenb.engine.rounds.matchmaking import EpochMatchmaking, marked
+from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.round import Round
 from hivenb.engine.rounds.stale_handlers import forget_handlers
 from hivenb.engine.rounds.stream_ends import (
@@ -71,6 +73,7 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         self._retired = False
         #: whether the user has chosen ``target_group_size``, so that a large swarm averages in several groups
         self.group_size_is_fixed = kwargs.get("target_group_size") is not None
+        self._accounts = AccountBook()
         self._listens_at = RawArray(ctypes.c_char, 256)
         super().__init__(*args, **kwargs)
 
@@ -143,13 +146,18 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         A ``target_group_size`` of the user's own choice stays as it is. Nothing is expected from those that have gone.
         """
         # a look that finds nobody at all may have failed
-        if peers != self._expected and (peers.present or peers.gone):
+        if peers != self._expected and (peers.present or peers.gone or peers.left_out):
             self._expected = peers
             self._outer_pipe.send(("_expect_peers", [peers], {}))
         self._seen_alone = 0 if peers.present else self._seen_alone + 1
         if self._seen_alone >= ALONE_AFTER:
             for search in self._searches():
-                search.desert()
+                if search.triggered or not peers.left_out:  # one of them may come after all, until then
+                    search.desert()
+
+    def take_accounts(self) -> list[Account]:
+        """What the others did in its rounds, since the last call. For one thread."""
+        return self._accounts.take()
 
     def give_up_searches(self, before: float = math.inf) -> bool:
         """Cancel the rounds that look for a group, all those of epochs before one; whether there were any.
@@ -209,6 +217,7 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         self._own_matchmaking = EpochMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
         )
+        self._own_matchmaking.tell = self._accounts.tell
         self._p2p.longest_message = limit_for(self.allreduce_kwargs.get("part_size_bytes"))
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:

@@ -19,9 +19,10 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
 from hivenb.engine.rounds.exact_tensors import ExactKey
-from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer
+from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer, PartRules
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.refused_parts import NO_WEIGHT, CheckedParts, Gathered
+from hivenb.engine.rounds.robust_aggregation import CENTERED_CLIPPING, NONE, NORM_BOUND, NormBounds, UsualNorms
 from hivenb.engine.rounds.sender_weights import SampleReports, SenderWeights
 from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_parts, left_open
 
@@ -43,6 +44,9 @@ class FaultTolerantRunner(AllReduceRunner):
 
     :param matchmaking: which knows who that is, and who is not one of plain hivemind
     :param largest_weights: gives those of senders
+    :param rule: by which what is finite is averaged, one of :mod:`hivenb.engine.rounds.robust_aggregation`
+    :param usual: norms of the rounds before
+    :param phase: which of the rounds of a group it is
     """
 
     def __init__(
@@ -50,6 +54,9 @@ class FaultTolerantRunner(AllReduceRunner):
         *,
         matchmaking: EpochMatchmaking,
         largest_weights: Callable[[Sequence[PeerID]], list[float]],
+        rule: str,
+        usual: UsualNorms,
+        phase: bytes,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -61,18 +68,31 @@ class FaultTolerantRunner(AllReduceRunner):
         #: why a peer's parts or averages were not taken, in words
         self.refused: dict[PeerID, str] = {}
         self.weight = self.weight or NO_WEIGHT  # plain hivemind divides by zero if nobody else has one
-        CheckedParts.of(self.tensor_part_container, self._refuse_average)
+        self._bounds = None if rule == NONE else self._norm_bounds(usual, phase)
+        check_average = None if self._bounds is None else self._bounds.check_average
+        own_index = self.ordered_peer_ids.index(self.peer_id)
+        CheckedParts.of(self.tensor_part_container, self._refuse_average, check_average, own_index)
+        self.tensor_part_reducer = self._reducer(largest_weights(self.sender_peer_ids), rule == CENTERED_CLIPPING)
+
+    def _norm_bounds(self, usual: UsualNorms, phase: bytes) -> NormBounds:
+        parts = [[part for part, _ in some] for some in self.tensor_part_container._input_parts_by_peer]
+        weight = self.weight if self.peer_id in self.sender_peer_ids else 0.0
+        return NormBounds(usual, phase, parts, self.ordered_peer_ids.index(self.peer_id), weight)
+
+    def _reducer(self, weights: list[float], clips: bool) -> FaultTolerantReducer:
         made = self.tensor_part_reducer  # of hivemind's own class, and nothing was added to it yet
         made.finished.set()  # it would complain that it was sent nothing
         types = [part.dtype for part in self.parts_for_local_averaging]
         parts = self.tensor_part_container._input_parts_by_peer[self.ordered_peer_ids.index(self.peer_id)]
         largest = {number for number, (_, info) in enumerate(parts) if info.key == ExactKey(takes_largest=True)}
-        weights = largest_weights(self.sender_peer_ids)
         if self.peer_id in self.sender_peer_ids:
             weights[self.sender_peer_ids.index(self.peer_id)] = math.inf
-        self.tensor_part_reducer = FaultTolerantReducer(
-            made.part_shapes, made.num_senders, types, largest, weights, self._refuse_sender
-        )
+        rules = PartRules(types, largest, weights, self._check_sent, clips, self._refuse_sender)
+        return FaultTolerantReducer(made.part_shapes, made.num_senders, rules)
+
+    def _check_sent(self, sender_index: int, part_index: int, norm: float, weight: float) -> None:
+        if self._bounds is not None and self.sender_peer_ids[sender_index] != self.peer_id:
+            self._bounds.check_sent(sender_index, part_index, norm, weight)
 
     def _refuse_sender(self, sender_index: int, reason: str) -> None:
         self._refuse(self.sender_peer_ids[sender_index], f"what it sent to be averaged was refused: {reason}")
@@ -214,7 +234,10 @@ class FaultTolerantAllReduce(DecentralizedAverager):
 
     _matchmaking: EpochMatchmaking
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, robust_aggregation: str = NORM_BOUND, **kwargs: Any):
+        #: the rule by which what is finite is averaged
+        self.robust_aggregation = robust_aggregation
+        self._usual_norms = UsualNorms()
         #: when it was last said that a peer was refused
         self._said_at: dict[PeerID, float] = {}
         self._sender_weights = SenderWeights()
@@ -239,9 +262,12 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         self._unreached: set[PeerID] = set()
         self._refused: dict[PeerID, str] = {}
+        began = time.monotonic()
         try:
             gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
         finally:
+            seconds = time.monotonic() - began
+            self._matchmaking.note_exchange(group_info, self._unreached, self._refused, seconds)
             self._note_refused(self._refused)
         return Gathered({peer: value for peer, value in gathered.items() if peer not in self._unreached}, self._refused)
 
@@ -262,6 +288,7 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         group = dataclasses.replace(group_info, group_id=group_id or group_info.group_id)
         # hivemind/averaging/partition.py cuts what lies in memory in the order of its indices, which with
         # torch.channels_last it does not; others are sent that order whatever the layout is here
+        kwargs["phase"] = group.group_id[len(group_info.group_id) :]
         runner = self._runner_of(group, [tensor.contiguous() for tensor in tensors], kwargs)
         self._running_groups[group.group_id].set_result(runner)  # for those who send their parts
         try:
@@ -274,11 +301,11 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         self, group: GroupInfo, tensors: Sequence[torch.Tensor], settings: Mapping[str, Any]
     ) -> FaultTolerantRunner:
         own = {"p2p": self._p2p, "prefix": self.prefix, "servicer_type": type(self), "matchmaking": self._matchmaking}
+        own |= {"rule": self.robust_aggregation, "usual": self._usual_norms, "largest_weights": self._largest_weights}
         return FaultTolerantRunner(
             group_id=group.group_id,
             ordered_peer_ids=group.peer_ids,
             tensors=tensors,
-            largest_weights=self._largest_weights,
             **own,
             **settings,
         )

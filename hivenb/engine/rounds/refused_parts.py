@@ -74,18 +74,27 @@ class CheckedParts(TensorPartContainer):
     """
 
     on_refused: Callable[[int, str], None]
-    _failed_reducers: set[int]
+    _check: Callable[[int, float], None] | None
+    _trusted: set[int]
 
     @classmethod
-    def of(cls, made: Any, on_refused: Callable[[int, str], None]) -> CheckedParts:
+    def of(
+        cls,
+        made: Any,
+        on_refused: Callable[[int, str], None],
+        check: Callable[[int, float], None] | None = None,
+        own_index: int | None = None,
+    ) -> CheckedParts:
         """The same container, which hivemind has made already.
 
         :param made: to which no average was given yet
         :param on_refused: called with the place of a reducer in the group, and why
+        :param check: called with that place and the norm of each part; may refuse it
+        :param own_index: place of this peer, whose own averages are made of what was looked at
         """
         made.__class__ = cls
-        made.on_refused = on_refused
-        made._failed_reducers = set()
+        made.on_refused, made._check = on_refused, check
+        made._trusted = set() if own_index is None else {own_index}
         checked: CheckedParts = made
         return checked
 
@@ -97,10 +106,12 @@ class CheckedParts(TensorPartContainer):
         if part_index >= self.num_parts_by_peer[peer_index]:
             raise RefusedPart("it is one more than there are")
         sent = self._input_parts_by_peer[peer_index][part_index][0]
-        checked_norm(part, sent.shape, sent.dtype)
+        norm = checked_norm(part, sent.shape, sent.dtype)
+        if self._check is not None:
+            self._check(peer_index, norm)
 
     def register_processed_part(self, peer_index: int, part_index: int, part: torch.Tensor) -> None:
-        if peer_index not in self._failed_reducers and not self.finished.is_set():
+        if peer_index not in self._trusted and not self.finished.is_set():
             try:
                 self.check_part(peer_index, part_index, part)
             except RefusedPart as e:
@@ -109,7 +120,7 @@ class CheckedParts(TensorPartContainer):
         super().register_processed_part(peer_index, part_index, part.detach())
 
     def register_failed_reducer(self, peer_index: int) -> None:
-        self._failed_reducers.add(peer_index)
+        self._trusted.add(peer_index)  # what comes are zeros
         super().register_failed_reducer(peer_index)
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hivemind.averaging.partition import AllreduceException
 
-from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer
+from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer, PartRules
 
 SHAPE = torch.Size([2])
 
 
-def reduce(*parts: torch.Tensor, weights: tuple[float, ...] = (), is_largest: bool = False) -> tuple[list[float], list]:
+def reduce(*parts: torch.Tensor, weights: tuple[float, ...] = ()) -> tuple[list[float], list]:
     """What the senders of those parts get, and who of them was refused, each as the runner would treat it."""
     refused: list[tuple[int, str]] = []
 
@@ -22,9 +22,7 @@ def reduce(*parts: torch.Tensor, weights: tuple[float, ...] = (), is_largest: bo
         reducer = FaultTolerantReducer(
             [SHAPE],
             len(parts),
-            [torch.float32],
-            largest={0} if is_largest else (),
-            on_refused=lambda *told: refused.append(told),
+            PartRules([torch.float32], on_refused=lambda *told: refused.append(told)),
         )
 
         async def send(sender: int) -> torch.Tensor | None:
@@ -74,7 +72,7 @@ def test_a_part_that_asks_for_gradients_costs_nobody_the_average() -> None:
 
 def test_what_a_sender_claims_beyond_its_largest_weight_does_not_count() -> None:
     async def run() -> list[float]:
-        reducer = FaultTolerantReducer([SHAPE], 2, [torch.float32], largest_weights=[math.inf, 3.0])
+        reducer = FaultTolerantReducer([SHAPE], 2, PartRules(largest_weights=[math.inf, 3.0]))
         parts = torch.zeros(2), torch.full((2,), 8.0)
         sent = [
             reducer.accumulate_part(n, 0, part, weight)

@@ -166,12 +166,14 @@ def average(
 ) -> Callable[..., tuple[list[Any], list[GradientAverager]]]:
     """What two honest peers, and one of such a kind, have of a round in which they put in 1, 2 and 6."""
 
-    def run(kind: type[GradientAverager], **of_third: Any) -> tuple[list[Any], list[GradientAverager]]:
+    def run(
+        kind: type[GradientAverager], rule: str = "norm_bound", **of_third: Any
+    ) -> tuple[list[Any], list[GradientAverager]]:
         averagers = []
         for number, one in enumerate((GradientAverager, GradientAverager, kind)):
             own = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK)
             request.addfinalizer(own.shutdown)
-            options = of_third if number == 2 else {"bandwidth": 1.0}
+            options = {"robust_aggregation": rule, **(of_third if number == 2 else {"bandwidth": 1.0})}
             averagers.append(make_averager(own, 300_000, one, min_matchmaking_time=5.0, **options))
         expect_each_other(*averagers)
         for value, averager in zip((1.0, 2.0, 6.0), averagers, strict=True):
@@ -187,6 +189,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "nan": {"value": math.nan},
     "infinity": {"value": math.inf},
     "1e30": {"value": 1e30},
+    "much larger than usual": {"value": 1e6},
     "a weight of nan": {"weight": math.nan},
     "a negative weight": {"weight": -1.0},
     "an infinite weight": {"weight": math.inf},
@@ -215,6 +218,22 @@ def test_codecs_hide_nothing(average: Callable[..., Any], chosen: Any) -> None:
     kind = type("SendsNan", (Sender,), {"value": math.nan})
     outcomes, (*_, attacker) = average(kind, client_mode=True, compression=chosen)
     assert any(set(outcome.refused) == {attacker.peer_id} for outcome in outcomes)
+
+
+def test_without_a_rule_all_that_is_finite_counts(average: Callable[..., Any]) -> None:
+    outcomes, (*honest, attacker) = average(type("Large", (Sender,), {"value": 3e6}), rule="none", client_mode=True)
+    assert all(attacker.peer_id in outcome and not outcome.refused for outcome in outcomes)
+    for averager in honest:
+        with averager.get_tensors() as (gradient,):
+            assert gradient[-1].item() == 1_000_001.0
+
+
+def test_with_centered_clipping_one_of_three_has_no_more_force_than_the_others(average: Callable[..., Any]) -> None:
+    outcomes, (*honest, attacker) = average(GradientAverager, rule="centered_clipping", client_mode=True)
+    assert all(attacker.peer_id in outcome for outcome in outcomes)
+    for averager in honest:
+        with averager.get_tensors() as (gradient,):
+            assert 1.5 <= gradient.min().item() <= gradient.max().item() <= 2.5  # the mean is 3
 
 
 def test_an_average_that_is_none_leaves_this_peers_own(average: Callable[..., Any]) -> None:
