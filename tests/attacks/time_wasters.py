@@ -39,7 +39,7 @@ _TOLERATED = 60
 _SILENT = 250
 
 #: Descriptors for them that a process may need at most, in part for the daemon's side of them.
-_MOST_DESCRIPTORS = 100
+_MOST_DESCRIPTORS = 180
 
 #: Seconds for which the state is downloaded in a loop.
 _DOWNLOADING = 10.0
