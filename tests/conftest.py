@@ -20,7 +20,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples each time, and no limit to the time that one takes: the machine may be busy.
-settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, max_examples=40)
 settings.load_profile("repeatable")
 
 _PR_SET_CHILD_SUBREAPER = 36

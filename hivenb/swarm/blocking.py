@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hivemind.p2p import PeerID
 
 from hivenb.engine.dht.blocked_peers import greet
+from hivenb.engine.dht.record_rules import is_peer_id
 from hivenb.errors import SwarmError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class BlocksPeers:
 def _read(peer_id: str) -> bytes:
     try:
         peer = PeerID.from_base58(peer_id).to_bytes()
-        is_one = 32 <= len(peer) <= 42 and PeerID(peer).to_base58() == peer_id
+        is_one = is_peer_id(peer) and PeerID(peer).to_base58() == peer_id
     except Exception:  # hivemind raises errors of several libraries
         is_one = False
     if not is_one:

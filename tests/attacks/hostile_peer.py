@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 import forked
 import tiny
 import torch
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, P2PContext
 from hivemind.proto import averaging_pb2
 
 import hivenb
@@ -92,9 +92,11 @@ def trickle() -> None:
 def never_average() -> None:
     """In rounds, take the others' parts, and answer nothing."""
 
-    async def silent(self: Any, stream: Any, context: Any) -> AsyncIterator[Any]:
+    async def silent(
+        self: Any, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
         await asyncio.sleep(_LONGEST)
-        yield
+        yield averaging_pb2.AveragingData()
 
     AveragerBase.rpc_aggregate_part = silent  # type: ignore[method-assign]
 

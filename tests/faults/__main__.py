@@ -75,6 +75,9 @@ def attempt(names: list[str], seed: int) -> list[tuple[str, bool, str]]:
 def _attempt_here(names: list[str], seed: int) -> None:
     from faults.field import open_field  # needs all of hivenb
 
+    from hivenb.engine.process.end_with_parent import end_with
+
+    end_with(os.getppid())
     chance, known, tried = Random(seed), all_faults(), ""
     try:
         with open_field() as field:

@@ -128,7 +128,7 @@ class Field:
                     self.peers.remove(peer)
                     return peer
             time.sleep(0.02)
-        raise BrokeError(f"no peer has come to that moment within {seconds:.0f} s")
+        raise BrokeError(f"no peer has died within {seconds:.0f} s")
 
     # -- what must be so afterwards ---------------------------------------------------------------------------------
 

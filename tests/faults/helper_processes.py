@@ -47,6 +47,13 @@ def _kill(name: str, which: int = 0) -> Callable[[Field, Random], str]:
     return inject
 
 
+def _kill_shm_manager(field: Field, chance: Random) -> str:
+    killed = _kill("shm-manager")(field, chance)
+    # torch ends a process that finds it gone (std::terminate), and nothing in Python can prevent that
+    dead = field.number(field.wait_for_death())
+    return f"{killed}, which torch has ended: peer {dead}"
+
+
 def _kill_tracker(field: Field, chance: Random) -> str:
     field.note()
     time.sleep(chance.uniform(0.0, 2.0))
@@ -75,7 +82,11 @@ FAULTS = [
     Fault("p2pd-killed", "The daemon of a peer is killed, through which it talks to all others.", _kill("p2pd")),
     Fault("state-averager-killed", "A peer's averager of the state is killed.", _kill("averager", 0)),
     Fault("gradient-averager-killed", "A peer's averager of gradients is killed.", _kill("averager", 1)),
-    Fault("shm-manager-killed", "torch's manager of shared memory is killed.", _kill("shm-manager")),
+    Fault(
+        "shm-manager-killed",
+        "torch's manager of shared memory is killed, and torch ends that peer: the others go on.",
+        _kill_shm_manager,
+    ),
     Fault("resource-tracker-killed", "multiprocessing's tracker of resources is killed.", _kill_tracker),
     Fault(
         "killed-with-a-lock",

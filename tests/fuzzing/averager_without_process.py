@@ -6,17 +6,21 @@ Nothing here trains: no message of it leaves this process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from hivemind.p2p import P2PContext, P2PDaemonError, PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.rounds.matchmaking import marked
+from hivenb.engine.rounds import averager as averager_module
+from hivenb.engine.rounds import fault_tolerant_all_reduce as all_reduce_module
+from hivenb.engine.rounds.gathered import marked
 
 OWN, GOOD, EVIL, OTHER = (PeerID(b"\x12\x20" + bytes([number] * 32)) for number in range(4))
 
@@ -36,7 +40,12 @@ def loop() -> asyncio.AbstractEventLoop:
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """In the loop that all inputs share; whatever of it is not over by then is a finding."""
-    return loop().run_until_complete(_alone(coroutine))
+    with contextlib.ExitStack() as patches:
+        for module in (averager_module, all_reduce_module):  # nobody has to be given time to read the end of a stream
+            for name in ("CLOSED_WITHIN", "PARTS_LEFT_OPEN", "STATE_LEFT_OPEN"):
+                if hasattr(module, name):
+                    patches.enter_context(patch.object(module, name, 0.0))
+        return loop().run_until_complete(_alone(coroutine))
 
 
 async def _alone(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -16,13 +16,8 @@ from hivemind.proto import averaging_pb2
 from fuzzing.averager_without_process import EVIL, GOOD, OWN, all_of, anew, context, gathered, run, step, stream
 from fuzzing.target import Choices, Target
 from fuzzing.tensors import made_of
-from hivenb.engine.rounds import fault_tolerant_all_reduce, stream_ends
 
 GROUP = b"group-of-this-input"
-
-#: All streams are in memory, and nobody has to be given time to read their ends.
-stream_ends.CLOSED_WITHIN = stream_ends.PARTS_LEFT_OPEN = 0.0
-fault_tolerant_all_reduce.CLOSED_WITHIN = fault_tolerant_all_reduce.PARTS_LEFT_OPEN = 0.0
 
 WEIGHTS = (1.0, 0.0, 64.0, 0.5, -1.0, 1e9, 1e308, float("inf"), float("nan"), 5e-324)
 CODES = (averaging_pb2.PART_FOR_AVERAGING, averaging_pb2.NO_CODE, averaging_pb2.AVERAGED_PART, averaging_pb2.CANCELLED)
@@ -61,7 +56,7 @@ async def _serve(choices: Choices) -> None:
     own._matchmaking.step_control = current
     own._matchmaking._await_trigger(group)
     tensor = torch.ones(96)
-    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0}
+    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
     settings |= {"peer_fractions": (1.0, 0.0, 0.0), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
     settings |= {"sender_timeout": 1.0, "reducer_timeout": 2.0}
     with own._register_allreduce_group(group):
@@ -102,7 +97,7 @@ async def _send(choices: Choices) -> None:
     own = anew()
     group = GroupInfo(GROUP, (EVIL, OWN), (gathered(), gathered()))
     tensor = torch.ones(96)
-    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0}
+    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
     settings |= {"peer_fractions": (1.0, 0.0), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
     settings |= {"sender_timeout": 1.0, "reducer_timeout": 2.0}
     count = choices.number(5) if choices.now_and_then() else 3

@@ -133,3 +133,17 @@ def test_memory_is_bounded():
     assert lines[-1].endswith(f"line {CAPACITY + 9}")
     assert collector.tail(2) == lines[-2:]
     assert collector.tail(0) == ()
+
+
+@pytest.mark.process
+def test_a_flood_in_a_child_is_cut_and_the_rest_comes_through(eventually):
+    collector = collect_logs()
+
+    def talk() -> None:
+        for number in range(2000):
+            logging.getLogger("hivemind.child").warning(f"a stranger has sent {number} bytes")
+        logging.getLogger("hivenb.child").info("its last words after the flood")
+
+    in_a_child(talk)
+    eventually(lambda: any("last words after the flood" in line for line in collector.tail(5)))
+    assert sum("a stranger has sent" in line for line in collector.tail()) <= 120

@@ -20,6 +20,7 @@ from hivenb.engine.averagers.torch_optimizer_state import (
     initialized_by,
     lay_out_like_parameters,
     restore_group_settings,
+    restore_switches,
     state_mismatch,
 )
 from hivenb.engine.rounds.averager import AveragerBase
@@ -168,6 +169,7 @@ class TrainingStateAverager(
         finally:
             self.scheduler = scheduler
         lay_out_like_parameters(self.optimizer)  # what was sent has no layout
+        restore_switches(self.optimizer, settings)
         if scheduler is not None:
             restore_group_settings(self.optimizer, settings)
             try:

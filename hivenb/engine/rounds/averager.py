@@ -28,6 +28,7 @@ from hivenb.engine.dht.message_limits import limit_for
 from hivenb.engine.dht.restarts import ending_with
 from hivenb.engine.process.watched_process import WatchedProcess
 from hivenb.engine.rounds.account import Account, AccountBook
+from hivenb.engine.rounds.download_pace import DownloadPace
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
 from hivenb.engine.rounds.gathered import marked
 from hivenb.engine.rounds.kept_tasks import complain_unless_cancelled, keep_tasks_alive
@@ -74,6 +75,7 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         #: whether the user has chosen ``target_group_size``, so that a large swarm averages in several groups
         self.group_size_is_fixed = kwargs.get("target_group_size") is not None
         self._accounts = AccountBook()
+        self._downloads = DownloadPace()
         self._listens_at = RawArray(ctypes.c_char, 256)
         super().__init__(*args, **kwargs)
 
@@ -296,9 +298,16 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         self, request: averaging_pb2.DownloadRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(context.remote_id) else STATE_LEFT_OPEN
-        state = with_end(super().rpc_download_state(request, context))
+        state = with_end(self._state_in_turn(request, context))
         async for message in left_open(state, seconds, is_end_of_state):
             yield message
+
+    async def _state_in_turn(
+        self, request: averaging_pb2.DownloadRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        async with self._downloads.turn(context.remote_id):
+            async for message in super().rpc_download_state(request, context):
+                yield message
 
     @classmethod
     def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> StubBase:

@@ -56,7 +56,7 @@ class FaultTolerantRunner(AllReduceRunner):
         largest_weights: Callable[[Sequence[PeerID]], list[float]],
         rule: str,
         usual: UsualNorms,
-        phase: bytes,
+        phase: bytes = b"",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from hivemind.averaging.allreduce import AveragingMode
@@ -16,6 +15,9 @@ MARK = "hivenb"
 
 #: Bytes of what a peer sends to its group; each of them gets all.
 LONGEST_GATHER = 1 << 16
+
+#: Bandwidths between which hivemind can share a model out among a group, whatever they are measured in.
+SLOWEST, FASTEST = 1e-9, 1e15
 
 
 def marked(gather: bytes) -> bytes:
@@ -46,6 +48,7 @@ def is_readable(gather: bytes) -> bool:
         bandwidth, mode, own = MSGPackSerializer.loads(gather)[:UPSTREAM_FIELDS]
         AveragingMode(mode)
         MSGPackSerializer.loads(own)
-        return bandwidth is None or 0.0 <= float(bandwidth) < math.inf
+        is_number = isinstance(bandwidth, (int, float))
+        return bandwidth is None or (is_number and (bandwidth == 0 or SLOWEST <= bandwidth <= FASTEST))
     except Exception:  # anybody may send anything, and msgpack raises what it likes
         return False

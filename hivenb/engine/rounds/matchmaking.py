@@ -207,7 +207,7 @@ class EpochMatchmaking(Matchmaking):
             epoch = None if step is None else epoch_of(step.data_for_gather)
             self.tell(Account(epoch or 0, stalled=frozenset({leader.to_bytes()}), seconds=seconds))
             return None
-        return following.result()
+        return None if isinstance(following.exception(), OSError) else following.result()
 
     @property
     def current_leader(self) -> PeerID | None:

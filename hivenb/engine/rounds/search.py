@@ -68,6 +68,8 @@ class Request:
         if isinstance(error, _USELESS):
             self.leaders.give_up(self.leader)
             return seconds
+        if isinstance(error, OSError):  # of the stream, which the leader may have broken off
+            return None if self.leaders.note_silence(self.leader) else seconds
         if error is not None or following.result() is not None:
             return None
         if self.was_welcome and get_dht_time() >= self.until + self.timeout:

@@ -41,3 +41,13 @@ def test_what_peers_send_is_readable_marked_or_not():
 )
 def test_what_no_group_can_begin_with_is_not(gather: bytes):
     assert not is_readable(gather)
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "is_fine"),
+    [(None, True), (0.0, True), (100, True), (1e-320, False), (-1.0, False), (1e300, False), ("5", False), ([], False)],
+)
+def test_a_bandwidth_is_one_that_a_model_can_be_shared_out_by(bandwidth: object, is_fine: bool) -> None:
+    """hivemind's solver of linear programs fails with the others, and with it each round of the group."""
+    own = MSGPackSerializer.dumps(3)
+    assert is_readable(marked(MSGPackSerializer.dumps([bandwidth, 0, own]))) is is_fine
