@@ -251,10 +251,9 @@ class DownloadsStates(AveragerBase):
         self._require_patience(context.remote_id.to_bytes())
         if not self.allow_state_sharing:
             raise ValueError("this peer does not share its state")
-        metadata, tensors, _ = await self._get_current_state_from_host_process()
-        telling = asyncio.get_running_loop().run_in_executor(
-            None, make_statement, question, metadata.get("epoch"), tensors
-        )
+        packed, tensors, _ = await self._get_current_state_from_host_process()
+        epoch = self.serializer.loads(packed).get("epoch")
+        telling = asyncio.get_running_loop().run_in_executor(None, make_statement, question, epoch, tensors)
         return averaging_pb2.DownloadData(metadata=(await telling).pack())
 
     _asked_at: dict[bytes, float]
@@ -298,6 +297,6 @@ def _is_no_bad_number(value: Any) -> bool:
 def _parsed(packed: bytes) -> Statement | None:
     try:
         return Statement.parse(packed)
-    except ValueError as e:
+    except (ValueError, TypeError) as e:
         logger.debug(f"What a peer tells of its state cannot be read: {e!r}")
         return None

@@ -127,12 +127,14 @@ class Declaration:
             "since": self.since,
             "version": self.plan.version,
             "steps": self.plan.steps,
-            "order": self.order[:_MAX_ORDER],
-            "proof": self.proof.hex(),
         }
         if self.plan.returned is not None:
             fields["returned"] = self.plan.returned.pack()
-        return json.dumps(fields, separators=(",", ":")).encode()
+        if self.proof:
+            fields["proof"] = self.proof.hex()
+        packed = _packed(fields)
+        with_order = _packed({**fields, "order": self.order[:_MAX_ORDER]}) if self.order else packed
+        return with_order if len(with_order) <= RECORD_BYTES else packed  # a plan that just fits is told without it
 
     def require_short(self) -> None:
         """Refuse what is too long to travel.
@@ -145,6 +147,10 @@ class Declaration:
                 f"what all peers have to agree on takes {length} bytes, and {RECORD_BYTES} can travel: give fewer "
                 "settings to grad_averager_factory, or fewer average_opt_statistics"
             )
+
+
+def _packed(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def label_of(owner: bytes) -> str:

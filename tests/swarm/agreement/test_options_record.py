@@ -145,6 +145,18 @@ def test_what_is_too_long_to_travel_says_so() -> None:
         Declaration(OWNER, "peer", 1.0, Plan(0, ((0, shared),))).require_short()
 
 
+def test_an_order_travels_where_there_is_room_for_it() -> None:
+    order = tuple(f"{number:016x}" for number in range(20))
+    proven = Declaration(OWNER, "peer", 1.0, Plan(1, ((0, SHARED),)), order, b"x" * 64)
+    told = parse(OWNER, proven.pack())
+    assert told is not None
+    assert (told.order, told.proof) == (order[:8], b"x" * 64)
+    wide = shared_part(OPTIONS.replace(average_opt_statistics=["s" * 1500]))
+    told = parse(OWNER, Declaration(OWNER, "peer", 1.0, Plan(1, ((0, wide),)), order, b"x" * 64).pack())
+    assert told is not None
+    assert (told.order, told.proof) == ((), b"x" * 64)
+
+
 def test_a_plan_says_what_counts_in_each_epoch() -> None:
     first, second, third, fourth = ({"target_batch_size": n} for n in (1, 2, 3, 4))
     plan = Plan(0, ((0, first),)).changed(second, since=12, now=10)
