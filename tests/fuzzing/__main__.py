@@ -33,7 +33,7 @@ from fuzzing.target import Target  # noqa: E402 - a folder of the tests
 CORPUS = HERE / "corpus"
 
 #: MiB by which a process may grow while it is fed, and seconds that one input may take.
-GROWTH, HANG = 512, 10
+GROWTH, HANG = 512, 30
 
 #: Seconds for which a process may import what it needs, which is not counted.
 _START = 180

@@ -29,8 +29,8 @@ COUNT, PART_BYTES = 96, 64
 
 EPOCH = 3
 
-#: Seconds that the answer to an input may take; all is in memory.
-PATIENCE = 5.0
+#: Seconds that the answer to an input may take; all is in memory, and the machine may be busy.
+PATIENCE = 20.0
 
 
 @cache
