@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import os
 import signal
@@ -24,6 +25,10 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, databas
 settings.load_profile("repeatable")
 
 _PR_SET_CHILD_SUBREAPER = 36
+
+#: Descriptors from which on garbage is looked for: it holds pipes of ended processes, and a shell often allows 1,024.
+_MANY_DESCRIPTORS = 256
+
 _numbers = itertools.count(1)
 
 
@@ -68,6 +73,8 @@ def no_children_left(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with processes.none_left():
         yield
+    if len(os.listdir("/proc/self/fd")) > _MANY_DESCRIPTORS:
+        gc.collect()
 
 
 @pytest.fixture
