@@ -15,10 +15,11 @@ import pytest
 import tiny
 
 import hivenb
-from hivenb.engine.process import restart_count
+from hivenb.engine.dht import restarts
 from hivenb.errors import ProcessEndedError
 from hivenb.options import Options
 from hivenb.run.status import RunState
+from hivenb.strategy import recovery
 from hivenb.training import TrainingRun
 
 pytestmark = pytest.mark.process
@@ -106,7 +107,8 @@ def test_a_part_that_is_killed_is_started_anew_and_the_peers_meet_again(swarm, e
 def test_where_it_cannot_be_started_anew_the_run_says_what_has_ended_and_can_be_started_again(
     swarm, monkeypatch, part, delays
 ):
-    monkeypatch.setattr(restart_count, "MOST_RESTARTS", 0)
+    for module in (restarts, recovery):
+        monkeypatch.setattr(module, "MOST_RESTARTS", 0)
     run = TrainingRun(
         tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options(f"fails-{part}", **delays), accelerator="cpu"
     )
