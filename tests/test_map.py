@@ -60,7 +60,7 @@ def thread_name(call: ast.Call) -> str:
 
 
 def test_the_threads_are_those_that_are_started() -> None:
-    started = {(thread_name(call), file) for file, call, _ in calls() if called(call) == "Thread"}
+    started = {(thread_name(call), file) for file, call, _ in calls() if called(call) == "BackgroundThread"}
     assert {(name, file) for name, file, *_ in table("Threads")} == started
 
 

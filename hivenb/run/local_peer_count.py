@@ -7,6 +7,8 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hivenb.engine.process.interrupts import BackgroundThread
+
 if TYPE_CHECKING:
     from hivenb.peers.local_peer import LocalPeer
     from hivenb.run.training import TrainingRun
@@ -69,7 +71,7 @@ class LocalPeerCount:
             is_working = self._wanted is not None
             self._wanted, self._error = max(0, count), ""
             if not is_working:
-                threading.Thread(target=self._work, name="hivenb-local-peers", daemon=True).start()
+                BackgroundThread(target=self._work, name="hivenb-local-peers").start()
 
     def _work(self) -> None:
         while True:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.progress.peer_reports import Look, PeerInfo
 from hivenb.errors import SwarmError
 from hivenb.figures.history import History
@@ -72,7 +73,7 @@ class Monitor:
         self._sent_before = self._received_before = 0.0
         self._counting = threading.Lock()
         self._epoch = 0
-        self._thread = threading.Thread(target=self._watch, name="hivenb-monitor", daemon=True)
+        self._thread = BackgroundThread(target=self._watch, name="hivenb-monitor")
 
     @property
     def peers(self) -> tuple[PeerInfo, ...]:

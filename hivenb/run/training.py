@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 
+from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.progress.estimate import seconds_left
 from hivenb.errors import TrainingError
 from hivenb.figures.advice import Advice, advise
@@ -92,7 +93,7 @@ class TrainingRun:
             adopt(self.swarm, self, self.options.run_id)
             self._fit, self._exception = fit, None
             self._stage.enter(RunState.STARTING)
-            self._thread = threading.Thread(target=self._train, args=(fit, older), name="hivenb-trainer", daemon=True)
+            self._thread = BackgroundThread(target=self._train, args=(fit, older), name="hivenb-trainer")
             self._thread.start()
 
     def stop(self, wait: bool = True) -> None:

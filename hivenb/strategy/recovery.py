@@ -24,20 +24,21 @@ class Recovery:
     def __init__(self) -> None:
         self._times: list[float] = []
 
-    def successor(self, optimizer: Optimizer, options: Options, make: Callable[..., Optimizer]) -> Optimizer:
+    def successor(
+        self, optimizer: Optimizer, ended: ProcessEndedError, options: Options, make: Callable[..., Optimizer]
+    ) -> Optimizer:
         """The optimizer that training goes on with; to be called on the training thread, between two steps.
 
-        :param optimizer: whose averagers have ended; it trained with these options
+        :param optimizer: that cannot go on; it trained with these options
+        :param ended: why it cannot
         :param make: makes an optimizer from keyword arguments
         :raises ProcessEndedError: if what has ended cannot be started anew, or has ended too often of late
         """
-        ended = what_has_ended(optimizer)
-        if ended is None:
-            return optimizer
-        dht, handover = optimizer.dht, release(optimizer)
+        handover = None
         while True:
             self._count(ended)
-            _require(dht, ended)
+            _require(optimizer.dht, ended)  # which has ended its averagers by then
+            handover = handover or release(optimizer)
             settings = engine_settings(options)
             try:
                 return take_over(handover, make, offload=settings.pop("offload_optimizer"), **settings)
@@ -94,16 +95,18 @@ class Recovers:
         if self.on_notice is not None:
             self.on_notice(mark)
 
-    def recover(self) -> bool:
+    def recover(self, failure: ProcessEndedError | None = None) -> bool:
         """Start averagers anew that have ended; to be called on the training thread, between two steps.
 
-        :returns: whether any had
+        :param failure: of the step before, if it has failed with that. Then they are made anew also if they live: they
+            may be about to end with the DHT, or an answer of theirs may be lost with that of a process that was killed
+        :returns: whether any were
         :raises ProcessEndedError: if they cannot be
         """
         optimizer = self._optimizer
-        if optimizer is None or self._hooks is None or (ended := what_has_ended(optimizer)) is None:
+        if optimizer is None or self._hooks is None or (ended := what_has_ended(optimizer) or failure) is None:
             return False
-        self._optimizer = self._recovery.successor(optimizer, self.options, self._make_optimizer)
+        self._optimizer = self._recovery.successor(optimizer, ended, self.options, self._make_optimizer)
         self._show_to_lightning(self._optimizer, self._hooks)
         self.notify(f"{ended.title} was started anew", f"{ended}. It was started anew, and training goes on")
         return True
@@ -115,7 +118,7 @@ class Recovers:
         """
         try:
             return step(*args, **kwargs)
-        except ProcessEndedError:
-            if not self.recover():
+        except ProcessEndedError as e:
+            if not self.recover(e):
                 raise
         return None

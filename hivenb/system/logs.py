@@ -17,6 +17,7 @@ from select import PIPE_BUF
 from typing import Any, TextIO
 
 from hivenb.engine.process import child_process
+from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.system.log_lines import CAPACITY, LogLines, is_deprecation_in_a_library, is_noise
 
 #: Loggers whose records are collected. hivemind's all come from threads and processes of its own.
@@ -44,7 +45,7 @@ class LogCollector(logging.Handler):
         self.echo: TextIO | None = None
         read_end, self._write_end = os.pipe()
         child_process.child_output = self._write_end
-        threading.Thread(target=self._collect, args=(read_end,), name="hivenb-log", daemon=True).start()
+        BackgroundThread(target=self._collect, args=(read_end,), name="hivenb-log").start()
 
     def tail(self, count: int = CAPACITY) -> tuple[str, ...]:
         """The newest lines, oldest first."""

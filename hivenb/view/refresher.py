@@ -13,6 +13,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
+from hivenb.engine.process.interrupts import BackgroundThread
+
 _open: weakref.WeakSet[Refresher] = weakref.WeakSet()
 
 #: Drawing may take at most this share of the thread's time, so that a slow machine trains rather than draws.
@@ -36,7 +38,7 @@ class Refresher:
         self._actions: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="hivenb-dashboard", daemon=True)
+        self._thread = BackgroundThread(target=self._work, name="hivenb-dashboard")
         self.error: Exception | None = None
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import tiny
+from hivemind.utils import MPFuture
 
 import hivenb
 from hivenb.engine.dht import restarts
@@ -39,6 +40,15 @@ PARTS: dict[str, tuple[Callable[[TrainingRun], int], str]] = {
 }
 
 KILLED = r"\(process {pid}\),? was killed by signal 9 \(SIGKILL\), often by the system when memory runs out"
+
+
+def kill_in_the_middle_of_an_answer(pid: int) -> None:
+    """Kill a process, and let the lock be gone that each answer of one process to another takes."""
+    if not (helper := os.fork()):
+        MPFuture._update_lock.acquire()
+        os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+    os.waitpid(helper, 0)
 
 
 def daemon_of(swarm: hivenb.Swarm) -> int:
@@ -78,6 +88,15 @@ class Groups:
         return met[0]
 
 
+def wait_for_mark(title: str, run: TrainingRun, count: int = 1) -> None:
+    """Wait until a run that trains has said so often that something was started anew."""
+    end = time.monotonic() + PATIENCE
+    while sum(title in event.text for event in run.history.snapshot().events) < count:
+        assert run.status.state.is_active, run.exception
+        assert time.monotonic() < end, run.log[-20:]
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_is_killed_is_started_anew_and_the_peers_meet_again(swarm, eventually, part, delays):
@@ -92,12 +111,32 @@ def test_a_part_that_is_killed_is_started_anew_and_the_peers_meet_again(swarm, e
     pid_of, title = PARTS[part]
     pid = pid_of(run)
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: any(title in event.text for event in run.history.snapshot().events), PATIENCE)
+    wait_for_mark(title, run)
     groups.wait_for(2, since=run.status.epoch + 2, run=run)
     assert swarm.dht.peer_id.to_base58() == swarm.peer_id == peer_id
     assert swarm.addresses == addresses, "an invite that was given away is good still"
     assert pid_of(run) != pid
     assert any(f"process {pid}" in line and "signal 9 (SIGKILL)" in line for line in run.log)
+    run.stop()
+    assert run.status.state is RunState.STOPPED
+
+
+@pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])
+@pytest.mark.parametrize("part", ["dht", "gradients", "state"])
+def test_one_that_is_killed_in_the_middle_of_an_answer_is_started_anew_as_well(swarm, part, delays):
+    run = TrainingRun(
+        tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options(f"answering-{part}", **delays), accelerator="cpu"
+    )
+    run.start()
+    groups = Groups(run)
+    swarm.add_local_peers(1, run)
+    groups.wait_for(2, since=0, run=run)
+    pid_of, title = PARTS[part]
+    for count in (1, 2):  # what is lost the second time is not what was lost the first time
+        kill_in_the_middle_of_an_answer(pid_of(run))
+        wait_for_mark(title, run, count)
+        groups.wait_for(2, since=run.status.epoch + 2, run=run)
+    assert any("held a lock" in line for line in run.log)
     run.stop()
     assert run.status.state is RunState.STOPPED
 

@@ -19,6 +19,7 @@ from hivemind.utils import MPFuture, get_logger
 from hivenb.engine.dht.daemon import DaemonRecord, Earlier, addresses_of
 from hivenb.engine.dht.identity import new_identity
 from hivenb.engine.process.end_with_parent import wait_for_exit
+from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.watched_process import LOOK_EVERY, WatchedProcess, how_it_ended
 from hivenb.errors import ProcessEndedError
 
@@ -133,7 +134,6 @@ class Restarting(WatchedProcess):
         try:
             self._conclude(error)
             self._daemon.remove_sockets()
-            self.ended = None  # not for good
             for process in list(self._dependents):
                 process.end_with(error)
         finally:
@@ -213,8 +213,8 @@ def ending_with(dht: hivemind.DHT, process: WatchedProcess) -> Iterator[None]:
         return
     yield
     if dht.pid is not None:
-        threading.Thread(
-            target=_end_with_plain, args=(weakref.ref(process), dht.pid), name=f"end-with-{dht.pid}", daemon=True
+        BackgroundThread(
+            target=_end_with_plain, args=(weakref.ref(process), dht.pid), name=f"end-with-{dht.pid}"
         ).start()
 
 

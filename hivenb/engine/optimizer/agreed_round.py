@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from hivemind.averaging.control import AveragingStage
 
+from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.rounds.averager import ANSWER_TIMEOUT
 from hivenb.engine.rounds.round import Round
 
@@ -77,5 +77,5 @@ def _in_thread(call: Callable[[], Round]) -> Future[Round]:
         except BaseException as e:
             future.set_exception(e)
 
-    threading.Thread(target=run, name="schedule-round", daemon=True).start()
+    BackgroundThread(target=run, name="schedule-round").start()
     return future

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Iterable
-from concurrent.futures import InvalidStateError
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hivemind.utils import MPFuture, get_logger
+from hivemind.utils import get_logger
 
 logger = get_logger(__name__)
 
@@ -52,17 +50,3 @@ def _free_if_abandoned(lock: Any) -> bool:
     _released[lock] = _released.get(lock, 0) + 1
     lock.release()
     return True
-
-
-def listen_anew(error: Exception) -> None:
-    """Take answers of other processes from a new pipe: one was killed in the middle of an answer in the old one.
-
-    :param error: what those get who wait for an answer
-    """
-    waiting = list((MPFuture._active_futures or {}).values())
-    MPFuture._active_pid = None  # hivemind/utils/mpfuture.py makes a pipe and a thread for the next future
-    MPFuture()
-    for reference in waiting:
-        if (future := reference()) is not None and not future.done():
-            with contextlib.suppress(InvalidStateError):
-                future.set_exception(error)

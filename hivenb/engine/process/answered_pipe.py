@@ -13,6 +13,9 @@ from hivemind.utils import MPFuture
 #: What hivemind/averaging/averager.py:step asks for before it has a round to return, which fails by itself.
 _TRIGGERS_OF_ROUND = "future_for_init"
 
+#: All that are in use, by their ids.
+_pipes: dict[int, weakref.ref[AnsweredPipe]] = {}
+
 
 class AnsweredPipe:
     """The way into a process of hivemind's, whose messages are the name of a method and its arguments.
@@ -27,6 +30,8 @@ class AnsweredPipe:
         self._waiting: dict[int, tuple[str, weakref.ref[MPFuture]]] = {}
         #: why nobody answers any more; ``None`` while somebody does
         self.ended: Exception | None = None
+        key = id(self)
+        _pipes[key] = weakref.ref(self, lambda _: _pipes.pop(key, None))
 
     def send(self, message: tuple[str, Any, dict[str, Any]]) -> None:
         """Send a message. What waits for an answer to it fails if there will be none."""
@@ -57,6 +62,10 @@ class AnsweredPipe:
     def end(self, error: Exception) -> None:
         """The process has ended: let all who wait for it, and all who will, know why."""
         self.ended = error
+        self.lose_answers(error)
+
+    def lose_answers(self, error: Exception) -> None:
+        """What was asked is answered by nobody: let all who wait know why."""
         for name, waiting in list(self._waiting.values()):
             if (answer := waiting()) is not None:
                 self._settle(name, answer, error)
@@ -74,3 +83,20 @@ class AnsweredPipe:
                 answer.set_result((MPFuture(), MPFuture()))
             else:
                 answer.set_exception(error)
+
+
+def listen_anew(error: Exception) -> None:
+    """Take answers of other processes from a new pipe: one was killed in the middle of an answer in the old one.
+
+    :param error: what those get who wait for an answer, of whichever process
+    """
+    unanswered = list((MPFuture._active_futures or {}).values())
+    MPFuture._active_pid = None  # hivemind/utils/mpfuture.py makes a pipe and a thread for the next future
+    MPFuture()
+    for pipe in [reference() for reference in list(_pipes.values())]:
+        if pipe is not None:
+            pipe.lose_answers(error)
+    for reference in unanswered:
+        if (future := reference()) is not None and not future.done():
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(error)

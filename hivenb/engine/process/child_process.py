@@ -19,6 +19,7 @@ from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
 from hivenb.engine.process.end_with_parent import end_with
 from hivenb.engine.process.freed_memory import give_back_regularly
+from hivenb.engine.process.interrupts import interrupts_blocked
 
 #: How long a process that is ended by force is waited for: to let go of a lock, and to be gone.
 _FORCE_SECONDS = 1.0
@@ -26,16 +27,6 @@ _FORCE_SECONDS = 1.0
 #: Where children that are forked from now on write what they print, as a file descriptor; ``None`` for where their
 #: parent writes. In a notebook that would be whichever cell ran last.
 child_output: int | None = None
-
-
-@contextlib.contextmanager
-def interrupts_blocked() -> Iterator[None]:
-    """Hold SIGINT back on this thread; a child forked meanwhile starts with it held back too."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def settle_as_child(parent_pid: int | None = None) -> None:

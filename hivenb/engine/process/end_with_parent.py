@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import select
 import sys
-import threading
 import time
 from pathlib import Path
+
+from hivenb.engine.process.interrupts import BackgroundThread
 
 _POLL_SECONDS = 1.0
 
 
 def end_with(pid: int) -> None:
     """Let this process end as soon as another one has ended, whatever it is doing."""
-    threading.Thread(target=_exit_with, args=(pid,), name=f"watch-{pid}", daemon=True).start()
+    BackgroundThread(target=_exit_with, args=(pid,), name=f"watch-{pid}").start()
 
 
 def _exit_with(pid: int) -> None:

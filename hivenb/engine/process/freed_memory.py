@@ -11,6 +11,8 @@ import ctypes
 import threading
 from collections.abc import Callable
 
+from hivenb.engine.process.interrupts import BackgroundThread
+
 #: Seconds between two times: it takes a few milliseconds, and so does getting as much memory anew.
 INTERVAL = 10.0
 
@@ -21,7 +23,7 @@ def give_back_regularly() -> None:
         trim = ctypes.CDLL(None).malloc_trim
     except AttributeError:  # not glibc
         return
-    threading.Thread(target=_give_back, args=(trim,), name="give-memory-back", daemon=True).start()
+    BackgroundThread(target=_give_back, args=(trim,), name="give-memory-back").start()
 
 
 def _give_back(trim: Callable[[int], int]) -> None:

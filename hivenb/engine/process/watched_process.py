@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import signal
-import threading
 import weakref
 from collections.abc import Iterable
 from concurrent.futures import InvalidStateError
@@ -14,10 +13,11 @@ from typing import Any
 
 from hivemind.utils import MPFuture, get_logger
 
-from hivenb.engine.process.abandoned_locks import free_abandoned, listen_anew
-from hivenb.engine.process.answered_pipe import AnsweredPipe
+from hivenb.engine.process.abandoned_locks import free_abandoned
+from hivenb.engine.process.answered_pipe import AnsweredPipe, listen_anew
 from hivenb.engine.process.child_process import ChildProcess, shared_locks
 from hivenb.engine.process.end_with_parent import wait_for_exit
+from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.errors import ProcessEndedError
 
 logger = get_logger(__name__)
@@ -54,9 +54,7 @@ class WatchedProcess(ChildProcess):
             self._outer_pipe = AnsweredPipe(self._outer_pipe)
         self._outer_pipe.expect(self._ready)
         super().start()
-        threading.Thread(
-            target=_watch, args=(weakref.ref(self), self._popen), name=f"end-of-{self.pid}", daemon=True
-        ).start()
+        BackgroundThread(target=_watch, args=(weakref.ref(self), self._popen), name=f"end-of-{self.pid}").start()
 
     def terminate(self) -> None:
         self._is_dismissed = True
@@ -82,6 +80,7 @@ class WatchedProcess(ChildProcess):
         if self.ended is not None or self._is_dismissed or not self.is_alive():
             return
         self.kill()
+        self.ended = error
         self._conclude(error)
 
     def _look(self) -> None:
@@ -90,6 +89,7 @@ class WatchedProcess(ChildProcess):
     def _has_ended(self, error: ProcessEndedError) -> None:
         """It has ended by itself, or was killed; called on a thread of its own."""
         logger.warning(str(error))
+        self.ended = error
         self._conclude(error)
 
     def _conclude(self, error: ProcessEndedError, locks: Iterable[Any] = ()) -> None:
@@ -97,7 +97,6 @@ class WatchedProcess(ChildProcess):
 
         :param locks: that it shares with its parent
         """
-        self.ended = error
         if MPFuture._update_lock in free_abandoned((*shared_locks(), *locks)):
             listen_anew(error)
         self._outer_pipe.end(error)

@@ -239,7 +239,10 @@ class ProgressTracker(_ProgressTracker):
             self.shutdown_complete.set()
 
     async def _report_and_fetch(self) -> None:
-        await asyncio.gather(self._progress_reporter(), self._progress_fetcher())
+        try:
+            await asyncio.gather(self._progress_reporter(), self._progress_fetcher())
+        finally:
+            self.shutdown_triggered.set()  # a thread of the loop waits for that, and the end of this process for it
 
     async def _progress_reporter(self) -> None:
         # Replaces hivemind/optim/progress_tracker.py:_progress_reporter, which cannot be told to withdraw its report

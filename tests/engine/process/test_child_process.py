@@ -17,7 +17,8 @@ import pytest
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
 from hivenb.engine.process import child_process
-from hivenb.engine.process.child_process import ChildProcess, interrupts_blocked
+from hivenb.engine.process.child_process import ChildProcess
+from hivenb.engine.process.interrupts import interrupts_blocked
 
 pytestmark = pytest.mark.process
 
