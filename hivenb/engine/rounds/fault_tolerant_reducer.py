@@ -36,6 +36,33 @@ class PartRules:
     on_refused: Callable[[int, str], None] = lambda sender_index, reason: None
 
 
+class WeightedSum:
+    """In place of the tensor in which hivemind's reducer adds up a part of all senders.
+
+    One without any weight, such as a peer that only helps, counts where nobody has one, and not at all otherwise: its
+    share of 1e-18 would be seen beside zeros.
+
+    :param zeros: of the part's shape, and the type in which it is added up
+    """
+
+    def __init__(self, zeros: torch.Tensor) -> None:
+        self._sum = zeros
+        self._has_weight = False
+
+    def add_(self, part: torch.Tensor, alpha: float) -> None:
+        """Take a sender's part in, with its weight."""
+        has_weight = alpha > NO_WEIGHT
+        if has_weight and not self._has_weight:
+            self._sum.zero_()
+        if has_weight or not self._has_weight:
+            self._sum.add_(part, alpha=alpha)
+        self._has_weight |= has_weight
+
+    def div_(self, total_weight: float) -> torch.Tensor:
+        """The mean."""
+        return self._sum.div_(total_weight)
+
+
 class FaultTolerantReducer(TensorPartReducer):
     """``hivemind``'s ``TensorPartReducer`` of which no sender takes the others' averages away, be it by leaving."""
 
@@ -50,13 +77,14 @@ class FaultTolerantReducer(TensorPartReducer):
         super().reset_accumulators()
         if self.finished.is_set():
             return
-        if self._rules.types:
-            # hivemind/averaging/partition.py adds up in single precision, whatever it is sent
-            self.accumulator = self.accumulator.to(self._wide_type(self.current_part_index))
+        # hivemind/averaging/partition.py adds up in single precision, whatever it is sent
+        dtype = self._wide_type(self.current_part_index)
         if self.current_part_index in self._rules.largest:
             self.accumulator = LargestOfAll()
-        elif self._rules.clips and self.accumulator.is_floating_point():
+        elif self._rules.clips and dtype.is_floating_point:
             self.accumulator = CenteredClipping()
+        else:
+            self.accumulator = WeightedSum(self.accumulator.to(dtype))
 
     def _wide_type(self, part_index: int) -> torch.dtype:
         return torch.promote_types(self._rules.types[part_index], torch.float32) if self._rules.types else torch.float32
