@@ -235,6 +235,9 @@ class DownloadsStates(AveragerBase):
             answer.set_result(told)
 
     async def _ask_witness(self, peer: PeerID, question: bytes) -> bytes | None:
+        last_asked = self.__dict__.setdefault("_last_asked", {})
+        await asyncio.sleep(last_asked.get(peer, -math.inf) + 2 * ASKED_AGAIN_AFTER - time.monotonic())
+        last_asked[peer] = time.monotonic()
         stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
         request = averaging_pb2.DownloadData(metadata=question)
         try:

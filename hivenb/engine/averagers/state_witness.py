@@ -94,7 +94,10 @@ class Statement:
         apart = abs(self.epoch - other.epoch)
         if self.sizes != other.sizes or apart > MOST_EPOCHS_APART:
             return None
-        both = np.isfinite(self.values) & np.isfinite(other.values)
+        is_finite, is_theirs = np.isfinite(self.values), np.isfinite(other.values)
+        if (is_finite & ~is_theirs).any():
+            return None  # whose own state is broken is no witness
+        both = is_finite & is_theirs
         if not np.array_equal(self.values[~both], other.values[~both]):
             return True  # a mask is the same at all peers
         own, theirs = self.values[both], other.values[both]

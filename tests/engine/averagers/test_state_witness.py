@@ -45,17 +45,31 @@ def test_states_that_differ_a_little_agree(noise: float) -> None:
 @pytest.mark.parametrize(
     "forged",
     [
-        [torch.full_like(one, float("nan")) for one in STATE],
         [one * 10 for one in STATE],
         [-one for one in STATE],
         [torch.randn_like(one) for one in STATE],
         [torch.zeros_like(one) for one in STATE],
         [one * 1e30 for one in STATE],
     ],
-    ids=["nan", "scaled", "of the other sign", "noise", "nothing", "huge"],
+    ids=["scaled", "of the other sign", "noise", "nothing", "huge"],
 )
 def test_states_that_are_made_up_do_not(forged: list[torch.Tensor]) -> None:
     assert contradicts(STATE, forged) is True
+
+
+def test_a_state_that_is_broken_is_no_witness_and_is_contradicted_by_one_that_is_not() -> None:
+    broken = [torch.full_like(STATE[0], float("nan")), *STATE[1:]]
+    assert contradicts(STATE, broken) is None
+    assert contradicts(broken, STATE) is True
+
+
+def test_a_mask_is_the_same_everywhere() -> None:
+    masked, other = (
+        [torch.full_like(STATE[0], -torch.inf), *STATE[1:]],
+        [torch.full_like(STATE[0], torch.inf), *STATE[1:]],
+    )
+    assert contradicts(masked, masked) is False
+    assert contradicts(masked, other) is True
 
 
 def test_what_is_too_far_apart_or_of_another_shape_is_not_compared() -> None:
