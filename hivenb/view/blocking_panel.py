@@ -35,7 +35,7 @@ class BlockingPanel:
             options=[("", "")],
             description="block a peer",
             style={"description_width": "auto"},
-            layout=widgets.Layout(width="260px", margin="2px 4px 2px 0"),
+            layout=widgets.Layout(width="260px", margin="2px 28px 2px 0"),
             **tooltip(_TOOLTIP),
         )
         self.button = widgets.Button(description="Block", disabled=True, layout=widgets.Layout(width="90px"))

@@ -68,7 +68,10 @@ class PeersPanel:
         )
         self.slider.observe(self._on_slide, names="value")
         self.restart = widgets.Checkbox(
-            description="start again", indent=False, layout=widgets.Layout(width="auto"), **tooltip(_RESTART_TOOLTIP)
+            description="start again",
+            indent=False,
+            layout=widgets.Layout(width="auto", margin="2px 28px 2px 0"),
+            **tooltip(_RESTART_TOOLTIP),
         )
         self.restart.observe(lambda change: restart(change["new"]), names="value")
         self._remark = widgets.HTML(layout=widgets.Layout(margin="4px 0 0 16px"))

@@ -64,7 +64,7 @@ class RunPanel:
                 icon=icon,
                 tooltip=tooltip,
                 disabled=True,
-                layout=widgets.Layout(width="92px", flex="none"),
+                layout=widgets.Layout(width="auto", min_width="92px", flex="none"),
             )
             button.on_click(lambda _, act=actions[name]: act())
             self.buttons[name] = button
