@@ -163,7 +163,8 @@ def _wrong_values(values: Mapping[str, Any]) -> Iterator[str]:
     for name, unit in _COUNTS.items():
         value = values[name]
         if not (_is_integer(value) and 0 < value <= MOST) and not (value is None and name in MAY_BE_NONE):
-            yield f"{name}={value!r}: give a whole number of {unit}, at least 1 and at most {MOST:,}."
+            bound = f"at most {MOST:,}" if _is_integer(value) and value > MOST else "at least 1"
+            yield f"{name}={value!r}: give a whole number of {unit}, {bound}."
     for name in _SECONDS:
         value = values[name]
         if not (_is_number(value) and 0 < value < math.inf) and not (value is None and name in MAY_BE_NONE):

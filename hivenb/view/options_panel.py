@@ -35,7 +35,6 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
         "grad_averager_factory",
         "average_buffers",
         "use_local_updates",
-        "roll_back",
     ),
     "rounds": (
         "matchmaking_time",
@@ -44,7 +43,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
         "next_chunk_timeout",
         "robust_aggregation",
     ),
-    "other": ("load_state_compression", "load_state_timeout", "shutdown_timeout", "performance_ema_alpha"),
+    "other": ("roll_back", "load_state_compression", "load_state_timeout", "shutdown_timeout", "performance_ema_alpha"),
     "peer": ("keep_state_every", "client_mode", "auxiliary", "verbose"),
 }
 
