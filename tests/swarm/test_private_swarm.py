@@ -9,6 +9,7 @@ from typing import Any
 import hivemind
 import pytest
 import tiny
+from hivemind.utils import get_dht_time
 
 import hivenb
 from hivenb.engine.dht.guard import Secret
@@ -36,7 +37,7 @@ def test_a_swarm_is_private_and_its_invite_leads_in(home: hivenb.Swarm) -> None:
     with hivenb.Swarm.join(home.invite, "guest") as guest:
         assert guest.is_private
         assert read_invite(guest.invite).secret == invite.secret, "whoever has joined can invite others"
-        home.dht.store("greeting", "hello", expiration_time=2e9)
+        home.dht.store("greeting", "hello", expiration_time=get_dht_time() + 60)
         assert guest.dht.get("greeting", latest=True).value == "hello"
         assert hivenb.Swarm.join(home.invite, "guest") is guest
 

@@ -8,6 +8,7 @@ import psutil
 import pytest
 import tiny
 from hivemind.p2p import P2P
+from hivemind.utils import get_dht_time
 
 import hivenb
 from hivenb.errors import InviteError, PlatformError, SwarmError
@@ -115,7 +116,7 @@ def test_join_by_invite_or_by_addresses(home, swarm, lead):
     with hivenb.Swarm.join(where, swarm.name) as guest:
         assert hivenb.Swarm.join(home.invite, swarm.name) is guest
         assert guest.peer_id != home.peer_id
-        home.dht.store("greeting", "hello", expiration_time=2e9)
+        home.dht.store("greeting", "hello", expiration_time=get_dht_time() + 60)
         assert guest.dht.get("greeting", latest=True).value == "hello"
 
 
@@ -220,6 +221,7 @@ def test_a_public_swarm_listens_on_the_network():
 ENDS = """
 import sys, hivenb, tiny
 from hivemind.p2p import P2P
+from hivemind.utils import get_dht_time
 from hivenb.training import TrainingRun
 P2P._UNIX_SOCKET_PREFIX = "/unix" + sys.argv[2] + "/sockets-"
 def main():

@@ -32,14 +32,16 @@ class KeptState:
 
     @torch.no_grad()
     def keep(self, optimizer: Optimizer, buffers: Mapping[str, torch.Tensor]) -> bool:
-        """Take a copy of the present state, if all of it is finite.
+        """Take a copy of the present state, if all of it is finite and no step is under way in the background.
 
         :param optimizer: between two of its steps
         :param buffers: of the module, by their names
         :returns: whether it was taken; if not, the copy before is still there
         """
         averager = optimizer.state_averager
-        with averager.lock_optimizer:
+        if not averager.lock_optimizer.acquire(blocking=False):
+            return False  # a step is under way in the background, and training does not wait for it
+        try:
             tensors, values = _state_of(averager, buffers)
             if averager.is_in_a_step or not are_finite(_floats(tensors.values())):
                 return False
@@ -47,6 +49,8 @@ class KeptState:
             self._tensors = {key: _copied(tensor, self._tensors.get(key)) for key, tensor in tensors.items()}
             self._values = copy.deepcopy(values)
             self.epoch = averager.epoch_of_parameters
+        finally:
+            averager.lock_optimizer.release()
         return True
 
     def forget(self) -> None:
