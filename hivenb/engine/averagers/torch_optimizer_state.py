@@ -154,6 +154,8 @@ def _can_be(name: str, mine: dict[str, Any], other: dict[str, Any]) -> bool:
         return own is None or isinstance(own, (bool, str)) or type(value) is type(own)
     if not _is_number(value) or not math.isfinite(value):
         return False
+    if name == "momentum" and bool(value) != bool(own):
+        return False  # a buffer goes with it
     return 0 <= value < 1 if name == "betas" else abs(value) < _LARGEST_SETTING and (value >= 0 or own < 0)
 
 
