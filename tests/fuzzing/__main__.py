@@ -67,6 +67,7 @@ def fuzz(name: str, limits: Sequence[str], seconds: float | None) -> bool:
             text=True,
             errors="replace",
             start_new_session=True,
+            env={**os.environ, "PYTHONHASHSEED": "0"},  # the order of a set would lead the fuzzer another way
         )
         try:
             output, _ = process.communicate(timeout=None if seconds is None else seconds + _START)
@@ -135,6 +136,9 @@ def main(arguments: Any = None) -> int:
     parser.add_argument("--list", action="store_true", help="what there is")
     parser.add_argument("--seconds", type=float, help="for all targets together; 60 by default")
     parser.add_argument("--inputs", type=int, help="for each target, however long that takes")
+    parser.add_argument(
+        "--seed", type=int, help="to feed the same inputs in the same order; by default others each time"
+    )
     given = parser.parse_args(arguments)
     known = all_targets()
     if given.list:
@@ -149,6 +153,8 @@ def main(arguments: Any = None) -> int:
     else:
         seconds = max(1, round((given.seconds or 60) / len(names)))
         limits = [f"-max_total_time={seconds}"]
+    if given.seed is not None:
+        limits.append(f"-seed={given.seed}")
     fine = [fuzz(name, limits, seconds) for name in names]
     print(f"{sum(fine)} of {len(fine)} targets without a finding")
     return 0 if all(fine) else 1
