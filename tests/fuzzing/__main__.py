@@ -22,6 +22,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,8 @@ def main(arguments: Any = None) -> int:
         limits = [f"-max_total_time={seconds}"]
     if given.seed is not None:
         limits.append(f"-seed={given.seed}")
-    fine = [fuzz(name, limits, seconds) for name in names]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is one process, which imports for longer than it is fed
+        fine = list(pool.map(lambda name: fuzz(name, limits, seconds), names))
     print(f"{sum(fine)} of {len(fine)} targets without a finding")
     return 0 if all(fine) else 1
 
