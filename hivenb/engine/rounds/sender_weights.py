@@ -10,7 +10,8 @@ from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-#: Times the samples that a peer was about to have by its last report, for one that has become quicker since.
+#: Times the samples that a peer was about to have by its last report, for one that has become quicker since; and times
+#: those of an epoch, for one that has gone on until it heard that the epoch is over.
 MARGIN = 2.0
 
 
@@ -75,12 +76,13 @@ class SenderWeights:
     def largest(self, senders: Sequence[PeerID]) -> list[float]:
         """How much each of them may count for at most.
 
-        Nobody counts for more than the samples of a whole epoch, nor for more than it has reported. A peer of whom
-        nothing was read yet, or that was quicker than it thought, counts for as much as anybody where all are alike.
+        Nobody counts for more than the samples of an epoch, nor for more than it has reported. A peer of whom nothing
+        was read yet counts for as much as anybody where all are alike. All that with a margin: reports are late where
+        epochs are short, and who is honest is to count for what it has.
         """
-        now = get_dht_time()
-        share = self._target / max(1, len(senders))
+        now, most = get_dht_time(), MARGIN * self._target
+        share = most / max(1, len(senders))
         return [
-            min(self._target, max(share, *(told.by(now) for told in self._told.get(sender.to_bytes(), ())), 0.0))
+            min(most, max(share, *(told.by(now) for told in self._told.get(sender.to_bytes(), ())), 0.0))
             for sender in senders
         ]
