@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from hivenb.options.options import Options
@@ -20,9 +19,7 @@ class Follower(Protocol):
 class Followers:
     """Those who train with the options of a run, for as long as somebody else holds them. Any thread may call."""
 
-    def __init__(self, notify: Callable[[str], None] = lambda text: None) -> None:
-        #: called with a few words on what has become of them, for whoever looks at the run
-        self.notify = notify
+    def __init__(self) -> None:
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         self._told: Options | None = None
         self._lock = threading.Lock()  # nobody hears of older options after newer ones
