@@ -88,6 +88,16 @@ class Groups:
         return met[0]
 
 
+def train_with_another(swarm: hivenb.Swarm, chosen: Options) -> tuple[TrainingRun, Groups]:
+    """A run that has met a peer on this machine in a round."""
+    run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=chosen, accelerator="cpu")
+    run.start()
+    groups = Groups(run)
+    swarm.add_local_peers(1, run)
+    groups.wait_for(2, since=0, run=run)
+    return run, groups
+
+
 def wait_for_mark(title: str, run: TrainingRun, count: int = 1) -> None:
     """Wait until a run that trains has said so often that something was started anew."""
     end = time.monotonic() + PATIENCE
@@ -100,13 +110,7 @@ def wait_for_mark(title: str, run: TrainingRun, count: int = 1) -> None:
 @pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_is_killed_is_started_anew_and_the_peers_meet_again(swarm, eventually, part, delays):
-    run = TrainingRun(
-        tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options(f"killed-{part}", **delays), accelerator="cpu"
-    )
-    run.start()
-    groups = Groups(run)
-    swarm.add_local_peers(1, run)
-    groups.wait_for(2, since=0, run=run)
+    run, groups = train_with_another(swarm, options(f"killed-{part}", **delays))
     peer_id, addresses = swarm.peer_id, swarm.addresses
     pid_of, title = PARTS[part]
     pid = pid_of(run)
@@ -124,13 +128,7 @@ def test_a_part_that_is_killed_is_started_anew_and_the_peers_meet_again(swarm, e
 @pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])
 @pytest.mark.parametrize("part", ["dht", "gradients", "state"])
 def test_one_that_is_killed_in_the_middle_of_an_answer_is_started_anew_as_well(swarm, part, delays):
-    run = TrainingRun(
-        tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options(f"answering-{part}", **delays), accelerator="cpu"
-    )
-    run.start()
-    groups = Groups(run)
-    swarm.add_local_peers(1, run)
-    groups.wait_for(2, since=0, run=run)
+    run, groups = train_with_another(swarm, options(f"answering-{part}", **delays))
     pid_of, title = PARTS[part]
     for count in (1, 2):  # what is lost the second time is not what was lost the first time
         kill_in_the_middle_of_an_answer(pid_of(run))
@@ -148,13 +146,7 @@ def test_where_it_cannot_be_started_anew_the_run_says_what_has_ended_and_can_be_
 ):
     for module in (restarts, recovery):
         monkeypatch.setattr(module, "MOST_RESTARTS", 0)
-    run = TrainingRun(
-        tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options(f"fails-{part}", **delays), accelerator="cpu"
-    )
-    run.start()
-    groups = Groups(run)
-    swarm.add_local_peers(1, run)
-    groups.wait_for(2, since=0, run=run)
+    run, _ = train_with_another(swarm, options(f"fails-{part}", **delays))
     pid_of, title = PARTS[part]
     pid = pid_of(run)
     os.kill(pid, signal.SIGKILL)

@@ -66,10 +66,10 @@ class AnsweredPipe:
 
     def lose_answers(self, error: Exception) -> None:
         """What was asked is answered by nobody: let all who wait know why."""
-        for name, waiting in list(self._waiting.values()):
+        for key, (name, waiting) in list(self._waiting.items()):
+            self._waiting.pop(key, None)  # one by one: another thread may have just asked for something else
             if (answer := waiting()) is not None:
                 self._settle(name, answer, error)
-        self._waiting.clear()
 
     def close(self) -> None:
         """Send no more."""
@@ -90,13 +90,13 @@ def listen_anew(error: Exception) -> None:
 
     :param error: what those get who wait for an answer, of whichever process
     """
-    unanswered = list((MPFuture._active_futures or {}).values())
+    unanswered = MPFuture._active_futures or {}  # to which none is added once there is a new pipe
     MPFuture._active_pid = None  # hivemind/utils/mpfuture.py makes a pipe and a thread for the next future
     MPFuture()
     for pipe in [reference() for reference in list(_pipes.values())]:
         if pipe is not None:
             pipe.lose_answers(error)
-    for reference in unanswered:
+    for reference in list(unanswered.values()):
         if (future := reference()) is not None and not future.done():
             with contextlib.suppress(InvalidStateError):
                 future.set_exception(error)
