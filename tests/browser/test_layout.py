@@ -82,6 +82,7 @@ def test_all_is_in_view_wide_enough_and_still(dashboard, page):
         box = tab.bounding_box()
         assert box["y"] + box["height"] <= panel["y"] + panel["height"], "the tabs are in view"
     keep_screenshot(page, "layout-1400")
+    still = tabs_at(dashboard)
 
     # no hole below the charts
     picture = dashboard.locator("img").first.bounding_box()
@@ -96,9 +97,9 @@ def test_all_is_in_view_wide_enough_and_still(dashboard, page):
             wait_for(lambda: not what_is_cut_off(dashboard), 10, f"something is cut off in {name}")
         keep_screenshot(page, f"layout-{width}")
     page.set_viewport_size({"width": 1400, "height": 900})
+    wait_for(lambda: abs(tabs_at(dashboard) - still) < 2, 10, "the tabs are not where they were at this width")
 
     # messages have their place already
-    still = wait_for(lambda: tabs_at(dashboard), 10, "no tabs")
     dashboard.get_by_label("optimizer step in background").check()
     dashboard.get_by_text("Also switched on").first.wait_for(timeout=20_000)
     assert abs(tabs_at(dashboard) - still) < 2
