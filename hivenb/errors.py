@@ -35,8 +35,20 @@ class ProcessEndedError(SwarmError, RuntimeError):
         return type(self), (str(self), self.title)
 
 
+class UnbelievedStateError(SwarmError):
+    """No peer sends a state that can be taken over: not finite, of an impossible epoch, or contradicted by others."""
+
+
+class NotInvitedError(SwarmError):
+    """A private swarm does not let this peer in, whose secret is missing or another one."""
+
+
 class InviteError(SwarmError, ValueError):
     """An invite or a peer address cannot be read."""
+
+
+class DamagedTensorError(HivenbError, ValueError):
+    """What a peer has sent is no tensor, or not the one that it says it is."""
 
 
 class TrainingError(HivenbError, RuntimeError):

@@ -12,12 +12,17 @@ from collections.abc import Callable, Generator, Iterator
 
 import processes
 import pytest
+from hypothesis import settings
 
 import hivenb
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Read when torch is imported: each worker has one core, and would else take all from the others.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same examples each time, and no limit to the time that one takes: the machine may be busy.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, max_examples=40)
+settings.load_profile("repeatable")
 
 _PR_SET_CHILD_SUBREAPER = 36
 

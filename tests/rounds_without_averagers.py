@@ -9,7 +9,10 @@ from typing import Any
 from hivemind.averaging.control import AveragingStage
 from hivemind.utils import get_dht_time
 
+from hivenb.engine.dht.blocked_peers import BlockedPeers
+from hivenb.engine.rounds.account import Account
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
+from hivenb.engine.rounds.sender_weights import SampleReports
 
 
 class FakeRound(Future):
@@ -36,6 +39,8 @@ class FakeAverager:
         self.scheduled: list[FakeRound] = []
         self.expected: list[ExpectedPeers] = []
         self.given_up: list[float] = []
+        self.told: list[SampleReports] = []
+        self.accounts: list[Account] = []
         self.waited = 0
 
     def schedule_step(self, gather: int, timeout: float) -> FakeRound:
@@ -44,6 +49,13 @@ class FakeAverager:
 
     def expect_peers(self, peers: ExpectedPeers) -> None:
         self.expected.append(peers)
+
+    def note_reports(self, reports: SampleReports) -> None:
+        self.told.append(reports)
+
+    def take_accounts(self) -> list[Account]:
+        taken, self.accounts = self.accounts, []
+        return taken
 
     def give_up_searches(self, before: float) -> bool:
         self.given_up.append(before)
@@ -59,6 +71,7 @@ class FakeAverager:
 def participant(**changes: Any) -> Any:
     """An optimizer that is at epoch 4 with one other peer, and whose epoch is about to end."""
     settings: dict[str, Any] = {
+        "dht": SimpleNamespace(blocked_peers=BlockedPeers()),
         "averaging_timeout": 0.2,
         "matchmaking_time": 5.0,
         "average_state_every": 1,
@@ -72,6 +85,7 @@ def participant(**changes: Any) -> Any:
         "is_synchronized_with_peers": lambda: True,
         "tracker": SimpleNamespace(
             global_epoch=4,
+            target_batch_size=64,
             global_progress=SimpleNamespace(num_peers=2),
             local_progress=SimpleNamespace(epoch=4),
             estimated_next_update_time=get_dht_time() + 1.0,

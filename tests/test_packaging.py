@@ -90,6 +90,10 @@ def test_ci_and_readme_give_the_same_commands():
     without, with_processes = 'pytest -m "not process" -n auto', "pytest -m process -n 2 --dist loadfile"
     assert f"{install}\n{without} && {with_processes}\n" in readme
     assert all(f"{command}\n" in ci for command in (install, without, with_processes))
+    fuzzer, minute = 'pip install -e ".[fuzz]" -c binder/constraints.txt', "python -m tests.fuzzing --seconds 60"
+    assert f"{fuzzer}\n{minute}\n" in readme
+    assert f"{fuzzer}\n" in ci
+    assert f"{minute} --seed 1\n" in ci
     assert 'pip install -e ".[demo]" -c binder/constraints.txt && hivenb demo' in readme
     assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text()
 

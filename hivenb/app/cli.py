@@ -37,7 +37,7 @@ Joins a swarm with one more peer, which trains the task on data of its own shuff
 `hivenb demo` shows at the start. The peer first downloads the state of the model from the others.
 Ctrl-C leaves the swarm; the others go on.
 
-A swarm is open to its own machine only, unless it was opened with --public.
+Nobody can join without the invite. A swarm is there for its own machine only, unless it was opened with --public.
 """
 
 LAB = """\
@@ -90,7 +90,7 @@ def _join(arguments: argparse.Namespace) -> int:
     from hivenb.app.demo import run_join
 
     run_join(
-        arguments.invite,
+        sys.stdin.readline() if arguments.invite == "-" else arguments.invite,
         arguments.task,
         arguments.epochs,
         arguments.accelerator,
@@ -145,7 +145,7 @@ def _add_demo(commands: _Commands) -> argparse.ArgumentParser:
 
 def _add_join(commands: _Commands) -> argparse.ArgumentParser:
     join = commands.add_parser("join", help="take part in a swarm", description=JOIN)
-    join.add_argument("invite", metavar="INVITE", help="hivenb://... , or the address of a peer")
+    join.add_argument("invite", metavar="INVITE", help="hivenb://... , the address of a peer, or - to read it")
     _add_task(join)
     join.add_argument("--epochs", type=_whole(1), metavar="N", help="leave after so many epochs (default: on Ctrl-C)")
     join.add_argument(

@@ -123,12 +123,13 @@ def run_join(
     :param name: what the others see beside the peer's id
     :param terminal: where to show how it goes
     :raises InviteError: if the invite cannot be read
+    :raises NotInvitedError: if the swarm is private, and only addresses were given
     :raises SwarmError: if nobody answers
     :raises HivenbError: if training fails
     """
-    from hivenb.swarm.invite import read_addresses
+    from hivenb.swarm.invite import read_invite
 
-    addresses = read_addresses(invite)
+    addresses = read_invite(invite).addresses
     client = client or not detect().reachable
     terminal.show("loading PyTorch, Lightning and hivemind ...")
     from hivenb.swarm.swarm import Swarm
@@ -136,7 +137,7 @@ def run_join(
     task = _load(task_name)
     terminal.show("joining the swarm ...")
     public = _leave_this_machine(addresses)
-    swarm = Swarm.join(addresses, RUN_ID, public=public, client_mode=client, public_name=name)
+    swarm = Swarm.join(invite, RUN_ID, public=public, client_mode=client, public_name=name)
     with _closing(swarm, terminal):
         terminal.say(f"joined the swarm; training {task_name}. Ctrl-C leaves it, and the others train on")
         run = _make_run(task, swarm, accelerator)
@@ -196,7 +197,7 @@ def _make_run(task: Task, swarm: Swarm, accelerator: str) -> TrainingRun:
 
     options = Options(
         target_batch_size=task.target_batch_size,
-        run_id=RUN_ID,
+        run_id=swarm.invited_to or RUN_ID,
         matchmaking_time=MATCHMAKING_TIME,
         averaging_timeout=AVERAGING_TIMEOUT,
     )

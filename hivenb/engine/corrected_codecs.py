@@ -26,6 +26,8 @@ from hivemind.compression import quantization as upstream_quantization
 from hivemind.compression import serialization as upstream_serialization
 from hivemind.proto import runtime_pb2
 
+from hivenb.engine.received_tensors import check_message
+
 _PLAIN = NoCompression()
 _NON_FINITE = (-math.inf, math.inf, math.nan)
 
@@ -47,6 +49,10 @@ class _PlainWhenBetter(CompressionBase):
     def _accepts(self, tensor: torch.Tensor) -> bool:
         return tensor.numel() > 1 and tensor.dtype != torch.bfloat16
 
+    def extract(self, serialized_tensor: Any) -> torch.Tensor:
+        check_message(serialized_tensor)
+        return super().extract(serialized_tensor)
+
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
         if not info.descriptor.dtype.is_floating_point:
             return 1.0
@@ -54,6 +60,14 @@ class _PlainWhenBetter(CompressionBase):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+class _CheckedPlain(NoCompression):
+    """Without compression, and of nothing but what a message carries."""
+
+    def extract(self, serialized_tensor: Any) -> torch.Tensor:
+        check_message(serialized_tensor)
+        return super().extract(serialized_tensor)
 
 
 class Float16Compression(_PlainWhenBetter, upstream_floating.Float16Compression):
@@ -106,6 +120,7 @@ class _EightBits(_PlainWhenBetter, upstream_quantization.Quantization):
 
     def extract(self, serialized_tensor: Any) -> torch.Tensor:
         """Decode; ``quantization.py:41`` calls int() on an array of length 1, a TypeError since numpy 2.4."""
+        check_message(serialized_tensor)
         buffer = memoryview(serialized_tensor.buffer)
         table_end = 8 + _count_at(buffer, 0) * np.dtype(self.codebook_dtype).itemsize
         table = np.frombuffer(buffer[8:table_end], dtype=self.codebook_dtype)
@@ -159,6 +174,7 @@ class BlockwiseQuantization(_PlainWhenBetter, upstream_quantization.BlockwiseQua
 
     def extract(self, serialized_tensor: Any) -> torch.Tensor:
         """Decode; ``quantization.py:185`` has the same int() of an array as the other two."""
+        check_message(serialized_tensor)  # before a message of others has that imported, which takes seconds
         from bitsandbytes.functional import dequantize_blockwise
 
         buffer = memoryview(serialized_tensor.buffer)
@@ -250,6 +266,7 @@ def install() -> None:
     for codec_class in _CORRECTED.values():
         name = runtime_pb2.CompressionType.Name(codec_class.compression_type)
         upstream_serialization._BASE_COMPRESSION_TYPES[name] = codec_class()
+    upstream_serialization._BASE_COMPRESSION_TYPES["NONE"] = _CheckedPlain()
 
 
 install()

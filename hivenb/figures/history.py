@@ -22,7 +22,7 @@ from hivenb.errors import HivenbError, MissingDependencyError
 if TYPE_CHECKING:
     import pandas as pd
 
-EVENT_KINDS = ("run", "option", "peer", "round", "batch")
+EVENT_KINDS = ("run", "option", "peer", "round", "batch", "rollback")
 MAX_EVENTS = 500
 MAX_SERIES = 64
 
@@ -36,7 +36,7 @@ class Event:
     """Something that happened at one moment and deserves a mark on the chart.
 
     :param time: seconds since the history's ``started_at``
-    :param kind: ``"run"``, ``"option"``, ``"peer"``, ``"round"`` or ``"batch"``
+    :param kind: one of :data:`EVENT_KINDS`
     :param text: a few words
     """
 
@@ -166,7 +166,7 @@ class History:
     def mark(self, kind: str, text: str, *, time: float | None = None) -> None:
         """Note an event. The newest 500 are kept.
 
-        :param kind: ``"run"``, ``"option"``, ``"peer"``, ``"round"`` or ``"batch"``
+        :param kind: one of :data:`EVENT_KINDS`
         :param text: a few words, such as ``"float16 gradients"``
         :param time: unix time in seconds; now by default
         :raises HivenbError: when the kind is none of these

@@ -60,6 +60,7 @@ def strategy_script(
             *_import_lines(own),
             "",
             f"# `{model}` is your LightningModule, `{named}` your data.",
+            "# Open to all as it stands: initial_peers= an invite joins a private swarm, secret= starts one.",
             "strategy = HivemindStrategy(",
             *lines,
             ")",

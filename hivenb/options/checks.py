@@ -25,16 +25,39 @@ PREREQUISITES: Mapping[str, tuple[str, ...]] = {
     "delay_optimizer_step": ("offload_optimizer", "delay_state_averaging"),
 }
 
+#: Rules by which what peers send is averaged, with their names in words.
+AGGREGATIONS: Mapping[str, str] = {
+    "none": "none: any finite numbers count",
+    "norm_bound": "bound on norms",
+    "centered_clipping": "centered clipping",
+}
+
 _FLAGS = (
     "delay_state_averaging",
     "delay_grad_averaging",
     "reuse_grad_buffers",
     "average_buffers",
+    "roll_back",
     "use_local_updates",
     "auxiliary",
 )
 _MAYBE_FLAGS = ("delay_optimizer_step", "offload_optimizer", "client_mode")
-_COUNTS = {"target_batch_size": "samples", "batch_size": "samples", "average_state_every": "epochs"}
+
+#: The largest number of samples or epochs, and of bytes in a part of what is averaged, which is one message.
+MOST, MOST_IN_PART = 2**40, 2**24
+
+#: Seconds for which a peer may let its records stand; the others take no other (hivenb/engine/dht/record_rules.py).
+_LONGEST_RECORDS = {("averager_opts", "declare_state_period"): 590, ("tracker_opts", "metadata_expiration"): 120}
+
+#: Seconds for which a peer may look for others at a time, for the same reason.
+MOST_MATCHMAKING = 590
+
+_COUNTS = {
+    "target_batch_size": "samples",
+    "batch_size": "samples",
+    "average_state_every": "epochs",
+    "keep_state_every": "epochs",
+}
 _SECONDS = (
     "matchmaking_time",
     "averaging_timeout",
@@ -43,7 +66,8 @@ _SECONDS = (
     "load_state_timeout",
     "shutdown_timeout",
 )
-_MAY_BE_NONE = ("batch_size", "allreduce_timeout", "next_chunk_timeout")
+#: Numbers that need not be given.
+MAY_BE_NONE = ("batch_size", "keep_state_every", "allreduce_timeout", "next_chunk_timeout")
 
 # What hivemind.Optimizer passes to its averagers by another name than that of the option which sets it.
 _SET_ELSEWHERE = {
@@ -138,18 +162,23 @@ def find_problems(values: Mapping[str, Any]) -> list[str]:
 def _wrong_values(values: Mapping[str, Any]) -> Iterator[str]:
     for name, unit in _COUNTS.items():
         value = values[name]
-        if not (_is_integer(value) and value > 0) and not (value is None and name in _MAY_BE_NONE):
-            yield f"{name}={value!r}: give a whole number of {unit}, at least 1."
+        if not (_is_integer(value) and 0 < value <= MOST) and not (value is None and name in MAY_BE_NONE):
+            bound = f"at most {MOST:,}" if _is_integer(value) and value > MOST else "at least 1"
+            yield f"{name}={value!r}: give a whole number of {unit}, {bound}."
     for name in _SECONDS:
         value = values[name]
-        if not (_is_number(value) and 0 < value < math.inf) and not (value is None and name in _MAY_BE_NONE):
+        if not (_is_number(value) and 0 < value < math.inf) and not (value is None and name in MAY_BE_NONE):
             yield f"{name}={value!r}: give a number of seconds above 0."
+    if _is_number(matchmaking := values["matchmaking_time"]) and MOST_MATCHMAKING < matchmaking < math.inf:
+        yield f"matchmaking_time={matchmaking!r}: give at most {MOST_MATCHMAKING} seconds; peers take no such records."
     alpha = values["performance_ema_alpha"]
     if not (_is_number(alpha) and 0 < alpha < 1):
         yield f"performance_ema_alpha={alpha!r}: give a number between 0 and 1."
     for name in (*_FLAGS, *_MAYBE_FLAGS, "verbose"):
         if not isinstance(values[name], bool) and not (values[name] is None and name in _MAYBE_FLAGS):
             yield f"{name}={values[name]!r}: give True or False{', or None' if name in _MAYBE_FLAGS else ''}."
+    if values["robust_aggregation"] not in (*AGGREGATIONS,):
+        yield f"robust_aggregation={values['robust_aggregation']!r}: give one of {', '.join(AGGREGATIONS)}."
     run_id = values["run_id"]
     if not isinstance(run_id, str) or not run_id.strip():
         yield f"run_id={run_id!r}: give the run a name."
@@ -286,12 +315,19 @@ def _wrong_settings(values: Mapping[str, Any]) -> Iterator[str]:
             else:
                 yield f"{name} holds {key!r}, which hivemind does not know: it takes {', '.join(known)}."
     settings = _settings(values, "averager_opts")
+    for (name, key), most in _LONGEST_RECORDS.items():
+        seconds = _settings(values, name).get(key, 1.0)
+        if not (_is_number(seconds) and 0 < seconds <= most):
+            yield f"{name}[{key!r}]={seconds!r}: give a number of seconds above 0, at most {most}; peers take no other."
     bandwidth = settings.get("bandwidth")
     if bandwidth is not None and not (_is_number(bandwidth) and 0 <= bandwidth < 2**127):
         yield f"averager_opts['bandwidth']={bandwidth!r}: give a number, at least 0, or leave it out."
     bits = settings.get("initial_group_bits", "")
     if not (isinstance(bits, str) and set(bits) <= set("01")):
         yield f"averager_opts['initial_group_bits']={bits!r}: give a string of 0 and 1."
+    part = settings.get("part_size_bytes")
+    if part is not None and not (_is_integer(part) and 0 < part <= MOST_IN_PART):
+        yield f"averager_opts['part_size_bytes']={part!r}: give a number of bytes, at most {MOST_IN_PART:,}."
     size = settings.get("target_group_size")
     if size is not None and not (_is_integer(size) and size >= 2):
         yield f"averager_opts['target_group_size']={size!r}: give 2 or more."

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     Codec: TypeAlias = str | CompressionBase | None
 
 
+#: Of Lightning's documentation.
+DEFAULT_RUN_ID = "lightning_run"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FieldInfo(About):
     """What is known about one option: what people should know, and what code needs.
@@ -56,7 +60,7 @@ class Options:
     """
 
     target_batch_size: int
-    run_id: str = "lightning_run"
+    run_id: str = DEFAULT_RUN_ID
     batch_size: int | None = None
     delay_state_averaging: bool = False
     delay_optimizer_step: bool | None = None
@@ -77,6 +81,9 @@ class Options:
     average_state_every: int = 1
     average_opt_statistics: tuple[str, ...] = ()
     average_buffers: bool = True
+    robust_aggregation: str = "norm_bound"
+    keep_state_every: int | None = 10
+    roll_back: bool = False
     use_local_updates: bool = False
     client_mode: bool | None = None
     auxiliary: bool = False

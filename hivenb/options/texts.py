@@ -148,6 +148,24 @@ ABOUT: Mapping[str, About] = MappingProxyType(
             "rounds",
             swarm_wide=True,
         ),
+        "keep_state_every": About(
+            "epochs between kept states",
+            "How often a good state is copied into main memory, to return to; none is kept without a number.",
+            "memory",
+            unit="epochs",
+        ),
+        "roll_back": About(
+            "roll back by itself",
+            "When the loss explodes, all peers return to their last good state: some epochs are lost, not the run.",
+            "rounds",
+            swarm_wide=True,
+        ),
+        "robust_aggregation": About(
+            "robust averages",
+            "Against members who send garbage: a bound on norms, or centered clipping, for some time and memory.",
+            "rounds",
+            swarm_wide=True,
+        ),
         "use_local_updates": About(
             "local updates",
             "Each peer updates after every batch, and only parameters are averaged: no wait, less exact.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from hivenb.options.options import Options
@@ -19,7 +20,9 @@ class Follower(Protocol):
 class Followers:
     """Those who train with the options of a run, for as long as somebody else holds them. Any thread may call."""
 
-    def __init__(self) -> None:
+    def __init__(self, notify: Callable[[str], None] = lambda text: None) -> None:
+        #: called with a few words on what has become of them, for whoever looks at the run
+        self.notify = notify
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         self._told: Options | None = None
         self._lock = threading.Lock()  # nobody hears of older options after newer ones

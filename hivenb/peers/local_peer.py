@@ -95,9 +95,9 @@ class LocalPeer:
         while self.peer_id is None:
             remaining = deadline - time.monotonic()
             if self._exit_code is not None or self._failure is not None:
-                raise LocalPeerError(f"{self} could not start: {self._failure or self._last_words()}")
+                raise LocalPeerError(f"{self} could not start: {self._failure or self.last_words}")
             if remaining <= 0:
-                raise LocalPeerError(f"{self} did not start within {timeout:.0f} s; its log: {self._last_words()}")
+                raise LocalPeerError(f"{self} did not start within {timeout:.0f} s; its log: {self.last_words}")
             mp.connection.wait([self._connection, self._process.sentinel], remaining)
 
     @property
@@ -125,7 +125,9 @@ class LocalPeer:
                 else:
                     self._failure = text
 
-    def _last_words(self) -> str:
+    @property
+    def last_words(self) -> str:
+        """The end of its log in one line, or how it ended."""
         return " / ".join(self.log[-3:]) or f"no word from it, exit code {self._exit_code}"
 
     def __repr__(self) -> str:

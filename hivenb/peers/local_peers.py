@@ -15,6 +15,7 @@ from hivenb.errors import LocalPeerError
 from hivenb.peers.followed_run import FollowedRun, Followers
 from hivenb.peers.forking import fork_peer
 from hivenb.peers.local_peer import LocalPeer
+from hivenb.peers.local_peer_restarts import LocalPeerRestarts
 from hivenb.peers.peer_recipe import make_recipe
 
 #: Seconds that a peer is given to report itself; the first one waits for the imports as well.
@@ -37,6 +38,7 @@ class LocalPeers:
         self._numbers = itertools.count(1)
         self._at_work = 0
         self._is_closed = False
+        self._restarts = LocalPeerRestarts(self._start_again)
         self._changed = threading.Condition()
         self._folder = tempfile.TemporaryDirectory(prefix="hivenb-peers-")
         # multiprocessing would wait at exit for processes that nobody has told to end
@@ -47,7 +49,9 @@ class LocalPeers:
         """All that were added and not removed."""
         return self._peers
 
-    def add(self, count: int, run: FollowedRun, initial_peers: tuple[str, ...]) -> tuple[LocalPeer, ...]:
+    def add(
+        self, count: int, run: FollowedRun, initial_peers: tuple[str, ...], *, restart: bool = False
+    ) -> tuple[LocalPeer, ...]:
         """See :meth:`hivenb.Swarm.add_local_peers`.
 
         :param initial_peers: multiaddresses of the swarm that they join
@@ -73,7 +77,21 @@ class LocalPeers:
                 raise
         for peer in new:
             run.followers.add(peer)
+        if restart:
+            self._restarts.watch(new, run, initial_peers)
         return tuple(new)
+
+    def start_again_if_dead(self, are_to: bool, run: FollowedRun, initial_peers: tuple[str, ...]) -> None:
+        """Start the peers of a run again when they die, or no longer.
+
+        :param are_to: whether they are to be started again
+        :param initial_peers: multiaddresses of the swarm that they join
+        """
+        meant = [peer for peer in self._peers if peer in run.followers]
+        if are_to:
+            self._restarts.watch(meant, run, initial_peers)
+        else:
+            self._restarts.forget(meant)
 
     def remove(self, count: int | None, followers: Followers | None = None) -> None:
         """See :meth:`hivenb.Swarm.remove_local_peers`.
@@ -87,10 +105,12 @@ class LocalPeers:
                 meant = [peer for peer in self._peers if followers is None or peer in followers]
                 leaving = meant[0 if count is None else max(0, len(meant) - count) :]
                 self._peers = tuple(peer for peer in self._peers if peer not in leaving)
+            self._restarts.forget(leaving)
             _end(leaving, LEAVE_TIMEOUT)
 
     def close(self) -> None:
         """Let all leave, and end those that are being added. May be called twice."""
+        self._restarts.close()
         with self._changed:
             self._is_closed = True
             starting = tuple(self._starting)
@@ -124,6 +144,17 @@ class LocalPeers:
         with self._changed:
             self._starting.difference_update(new)
             self._peers = tuple(peer for peer in self._peers if peer not in new)
+
+    def _start_again(self, dead: LocalPeer, run: FollowedRun, initial_peers: tuple[str, ...]) -> None:
+        (new,) = self.add(1, run, initial_peers, restart=True)
+        with self._changed:
+            was_there = dead in self._peers
+            self._peers = tuple(peer for peer in self._peers if peer is not dead)
+        if was_there:
+            _end([dead], timeout=0.0)
+        else:  # it was removed meanwhile
+            self._restarts.forget([new])
+            self._give_up([new])
 
     def _launch(self, run: FollowedRun, initial_peers: tuple[str, ...]) -> LocalPeer:
         number = next(self._numbers)

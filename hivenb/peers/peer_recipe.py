@@ -31,7 +31,7 @@ class PeerRecipe:
     :param model: the LightningModule, on the CPU
     :param data: training data; peers do not validate
     :param options: those of the run
-    :param initial_peers: multiaddresses of the swarm
+    :param initial_peers: what leads into the swarm: multiaddresses, or an invite
     :param trainer_kwargs: keyword arguments of the Trainer
     :param seed: for this peer's own shuffle of the data
     """
@@ -48,7 +48,7 @@ def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> 
     """A run's model, data and options, packed for a process that does not share this one's ``__main__``.
 
     :param run: the run to take part in
-    :param initial_peers: multiaddresses of the swarm
+    :param initial_peers: what leads into the swarm: multiaddresses, or an invite
     :param seed: for the peer's own shuffle of the data
     :returns: a pickled :class:`PeerRecipe`
     :raises LocalPeerError: if the model or the data cannot be packed

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hivenb.errors import OptionsError, TrainingError
-from hivenb.options.options import Options
+from hivenb.options.options import DEFAULT_RUN_ID, Options
 from hivenb.swarm.swarm import Swarm
 
 _OF_A_MODULE = ("training_step", "configure_optimizers")
@@ -39,6 +39,13 @@ def check_arguments(model: Any, swarm: Any, options: Any, trainer_kwargs: Mappin
         raise OptionsError(
             f"options has to be a hivenb.Options, and is {options!r}; write hivenb.Options(target_batch_size=...)"
         )
+
+
+def in_invited_run(options: Options, swarm: Swarm) -> Options:
+    """The same options, in the run that the invite has named, unless they name another one."""
+    if swarm.invited_to is None or options.run_id != DEFAULT_RUN_ID:
+        return options
+    return options.replace(run_id=swarm.invited_to)
 
 
 def _how_to_open(swarm: Any) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning
 
+from hivenb.errors import TrainingError
 from hivenb.run.data import split_data
 from hivenb.run.monitor import Monitor
 from hivenb.run.run_in_swarm import RunInSwarm
@@ -55,8 +56,20 @@ class Fit:
         """Train until the Trainer ends.
 
         :param checkpoint: to go on from, if any
+        :raises TrainingError: if the thread that watches the swarm has ended with an error meanwhile
         """
         self.trainer.fit(model, self.train, self.validation, ckpt_path=checkpoint, weights_only=False)
+        if (error := self.monitor.error) is not None:
+            raise TrainingError(
+                f"the thread that watches the swarm has ended with {error!r}, an error of hivenb's own; please report "
+                "it. run.start() goes on from here"
+            ) from error
+
+    def end(self) -> None:
+        """Let the Trainer end at its next batch."""
+        self.trainer.should_stop = True
+        if self.optimizer is not None:
+            self.optimizer.retire()
 
 
 def prepare_fit(
@@ -94,4 +107,7 @@ def prepare_fit(
     )
     monitor.on_look = on_look
     monitor.tracker = lambda: strategy.optimizer and strategy.optimizer.tracker
-    return Fit(trainer, strategy, monitor, train, validation)
+    monitor.left_out = lambda: strategy.optimizer.rounds.reasons if strategy.optimizer else {}
+    fit = Fit(trainer, strategy, monitor, train, validation)
+    monitor.on_error = lambda: gate.stop(fit.end)
+    return fit

@@ -52,6 +52,7 @@ class LocalPeerCount:
         self._lock = threading.Lock()
         self._wanted: int | None = None
         self._error = ""
+        self._restart = False
 
     @property
     def now(self) -> LocalCount:
@@ -73,6 +74,17 @@ class LocalPeerCount:
             if not is_working:
                 BackgroundThread(target=self._work, name="hivenb-local-peers").start()
 
+    @property
+    def restart(self) -> bool:
+        """Whether those that die are started again."""
+        return self._restart
+
+    @restart.setter
+    def restart(self, restart: bool) -> None:
+        self._restart = restart
+        if (run := self._run()) is not None:
+            run.swarm.restart_local_peers(run, restart)
+
     def _work(self) -> None:
         while True:
             run = self._run()
@@ -85,7 +97,8 @@ class LocalPeerCount:
                     return
             try:
                 if there < wanted:
-                    run.swarm.add_local_peers(1, run)  # one by one: by then, another number may have been asked for
+                    # one by one: by then, another number may have been asked for
+                    run.swarm.add_local_peers(1, run, restart=self._restart)
                 else:
                     run.swarm.remove_local_peers(_newest(peers, there - wanted), run)
             except Exception as e:  # whatever it is, it is shown; the thread has nobody to raise it to

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hivenb.engine.process.interrupts import BackgroundThread
@@ -64,8 +64,14 @@ class Monitor:
         self._names: PublicNames | None = None
         #: called after each sample with the peers that are here; on this thread, which may wait for the DHT
         self.on_look: Callable[[Sequence[PeerInfo]], None] | None = None
+        #: gives the peers for which no round waits, by their ids, with the reasons
+        self.left_out: Callable[[], Mapping[str, str]] = dict
         #: gives the run's tracker; ``None`` while there is none
         self.tracker: Callable[[], ProgressTracker | None] = lambda: None
+        #: what has ended this thread before its time, an error of hivenb's own
+        self.error: Exception | None = None
+        #: called then, on this thread
+        self.on_error: Callable[[], None] = lambda: None
         self._ended = threading.Event()
         self._troubled_at = -math.inf
         self._peers: tuple[PeerInfo, ...] = ()
@@ -100,6 +106,13 @@ class Monitor:
         self._roster.stop_watching()
 
     def _watch(self) -> None:
+        try:
+            self._watch_until_closed()
+        except Exception as e:  # surfaces as the end of the run: nobody would follow the host any more
+            self.error = e
+            self.on_error()
+
+    def _watch_until_closed(self) -> None:
         while not self._ended.is_set():
             started = time.monotonic()
             try:
@@ -133,7 +146,7 @@ class Monitor:
 
     def _sample(self) -> None:
         look = self._newest_look()
-        self._roster.update(look, self._target_batch_size(), self._look_for_names())
+        self._roster.update(look, self._target_batch_size(), self._look_for_names(), self.left_out())
         peers = self._roster.present
         if self._peers:  # those of the first look were there already
             self._mark_changes(_others(self._peers), _others(peers))

@@ -38,6 +38,7 @@ class Recorder(Callback):
         self._losses: torch.Tensor | None = None
         self._next_flush = 0.0
         self._left_out_before = self._unmarked = self._in_a_row = 0
+        self._refused: set[str] = set()
         self._next_mark = 0.0
         self._recorded: dict[str, float] = {}
         self._buffers_left_out: str | None = None
@@ -79,7 +80,7 @@ class Recorder(Callback):
             self._record_metrics(trainer, validation=True)
 
     def on_epoch(self, report: EpochReport) -> None:
-        """Take over a new epoch of the swarm; a round that failed becomes a mark on the charts."""
+        """Take over a new epoch of the swarm; failed rounds, and peers refused in one, become marks on the charts."""
         self.epoch = report.epoch
         in_vain = 0.0 if report.failed is None else report.seconds
         for name, value in (
@@ -90,6 +91,10 @@ class Recorder(Callback):
             self._record(name, value)
         if report.failed is not None:
             self._history.mark("round", f"round failed in epoch {report.epoch}: {report.failed}")
+        for peer, reason in report.refused.items():
+            if peer not in self._refused:  # once: one that goes on with it is left out time and again
+                self._refused.add(peer)
+                self._history.mark("round", f"{peer} left out in epoch {report.epoch}: {reason}")
 
     def _look_at_buffers(self, strategy: Any) -> None:
         """Mark on the charts, once, that the module's buffers are left out."""

@@ -50,7 +50,8 @@ class RunOptions:
     ):
         self._in_force, self._stage, self._history, self._train_with = options, stage, history, train_with
         self._position = position
-        self._hosting: Hosting | None = None
+        #: what the host of the run has decided, while the run trains
+        self.hosting: Hosting | None = None
         self._changes: tuple[OptionsChange, ...] = ()
         self._refused: tuple[Shared, Options] | None = None
         self._offered: Callable[..., Any] | None = None
@@ -84,7 +85,7 @@ class RunOptions:
     @property
     def why_not_host(self) -> str | None:
         """Why swarm-wide options cannot be changed here at the moment; ``None`` if they can."""
-        hosting = self._hosting
+        hosting = self.hosting
         return None if hosting is None else hosting.why_not_host
 
     def apply(self, options: Options | None, changes: dict[str, Any], wait: bool) -> Options:
@@ -146,16 +147,19 @@ class RunOptions:
                 f"This peer trains with the swarm's {', '.join(labels_of(own, agreed))} instead of its own: "
                 f"{hosting.why_not_host or 'it was decided meanwhile'}"
             )
-        self._hosting, self._refused = hosting, None
+        self.hosting, self._refused = hosting, None
 
     def look(self, peers: Sequence[PeerInfo]) -> None:
         """See what the host has decided meanwhile; waits for the DHT, so this is for a thread that does nothing else.
 
         :param peers: that are here
         """
-        if self._hosting is not None:
-            self._hosting.look(peers)
-            if (reason := self._hosting.why_not_host) is not None:
+        if self.hosting is not None:
+            self.hosting.look(peers)
+            if (refusal := self.hosting.refusal) is not None and str(self.error) != refusal:
+                self.error = OptionsError(refusal)
+                self._history.mark("option", "the host's change is not followed: it is too large")
+            if (reason := self.hosting.why_not_host) is not None:
                 for change in self._waiting():
                     if change.is_shared:
                         self._settle(change, OptionsError(f"they cannot be changed at this peer any more: {reason}"))
@@ -163,13 +167,13 @@ class RunOptions:
 
     def on_epoch(self) -> None:
         """An epoch of the swarm has ended at this peer; to be called on the training thread."""
-        if self._hosting is not None:
-            self._hosting.note_epoch()
+        if self.hosting is not None:
+            self.hosting.note_epoch()
             self._step_if_due()
 
     def leave(self) -> None:
         """Let somebody else be host; to be called when training has ended. What was asked for counts at once."""
-        hosting, self._hosting = self._hosting, None
+        hosting, self.hosting = self.hosting, None
         if hosting is not None:
             hosting.leave()
         for change in self._waiting():
@@ -183,7 +187,7 @@ class RunOptions:
     # -- on the training thread, between two batches --------------------------------------------------------------
 
     def _carry_out(self, change: OptionsChange) -> None:
-        hosting, before = self._hosting, self._in_force
+        hosting, before = self.hosting, self._in_force
         try:
             if hosting is None:
                 self._go_on_with(change.options)
@@ -218,7 +222,7 @@ class RunOptions:
 
     def _take_step(self) -> None:
         """Go on with what the host has decided, if it counts by now."""
-        hosting, wanted, before = self._hosting, self._wanted(), self._in_force
+        hosting, wanted, before = self.hosting, self._wanted(), self._in_force
         if hosting is None or hosting.plan is None or wanted is None:
             return
         waiting = self._waiting()
@@ -244,7 +248,7 @@ class RunOptions:
 
     def _take_back(self, shared: Shared) -> None:
         """As the host, decide that all stays, or becomes again, as it is here."""
-        hosting = self._hosting
+        hosting = self.hosting
         if hosting is None or hosting.why_not_host is not None or hosting.plan is None:
             return
         if hosting.plan.newest != shared:
@@ -260,11 +264,11 @@ class RunOptions:
 
     @property
     def _plan(self) -> Plan | None:
-        hosting = self._hosting
+        hosting = self.hosting
         return None if hosting is None else hosting.plan
 
     def _wanted(self) -> Shared | None:
-        hosting = self._hosting
+        hosting = self.hosting
         if hosting is None:
             return None
         return hosting.wanted(self._position()[0], is_paused=self._stage.state is RunState.PAUSED)
@@ -300,7 +304,7 @@ class RunOptions:
         return with_shared_part(options, shared_part(self._in_force), self._in_force.grad_averager_factory)
 
     def _as_agreed(self, options: Options) -> Options:
-        hosting, plan = self._hosting, self._plan
+        hosting, plan = self.hosting, self._plan
         if hosting is None or plan is None:
             return options
         if plan.newest == shared_part(options):

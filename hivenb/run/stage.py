@@ -69,6 +69,11 @@ class Stage:
             self._tasks.append(task)
             self.changed.notify_all()
 
+    @property
+    def has_tasks(self) -> bool:
+        """Whether anything was handed in that is not done."""
+        return bool(self._tasks)
+
     def do_tasks(self) -> None:
         """Do all that was handed in; to be called by the thread that trains."""
         while self._tasks:
@@ -97,6 +102,16 @@ class Gate(Callback):
 
     def __init__(self, stage: Stage, began: Callable[[], None], step_aside: Callable[[], None]):
         self._stage, self._began, self._step_aside = stage, began, step_aside
+
+    def stop(self, end: Callable[[], None]) -> None:
+        """Let training come to its end, from any thread.
+
+        :param end: lets the Trainer know
+        """
+        with self._stage.changed:
+            if self._stage.state.is_active:
+                self._stage.enter(RunState.STOPPING)
+                end()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         with self._stage.changed:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ class RunStatus:
     :param loss: newest training loss; ``None`` before the first
     :param error: what went wrong, in words; ``None`` if nothing did
     :param left_out: batches of this peer that count for nothing, as their gradients were not finite
+    :param left_out_peers: peers for which no round of this peer waits, by their ids, with the reasons
     """
 
     state: RunState
@@ -62,6 +63,7 @@ class RunStatus:
     loss: float | None
     error: str | None
     left_out: int = 0
+    left_out_peers: Mapping[str, str] = field(default_factory=dict)
 
 
 def status_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,14 @@ from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import History
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import Followers
-from hivenb.run.arguments import check_arguments
+from hivenb.run.arguments import check_arguments, in_invited_run
 from hivenb.run.fit import Fit, prepare_fit
+from hivenb.run.followed_host import FollowsHost
 from hivenb.run.recorder import Recorder
+from hivenb.run.rolling_back import RollingBack
 from hivenb.run.run_folder import RunFolder
 from hivenb.run.run_options import RunOptions
+from hivenb.run.shown_options import ShowsOptions
 from hivenb.run.stage import Gate, Stage
 from hivenb.run.status import RunState, RunStatus, status_of
 from hivenb.run.succession import claim_place, give_way, one_starts
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
     from hivenb.strategy.hivemind_strategy import HivemindStrategy
 
 
-class TrainingRun:
+class TrainingRun(ShowsOptions, FollowsHost):
     """Trains a model with the peers of a swarm, in a background thread, through a real ``lightning.Trainer``.
 
     Nothing happens before :meth:`start`. All methods may be called from any thread.
@@ -54,12 +58,14 @@ class TrainingRun:
 
     def __init__(self, model: Any, data: Any, *, swarm: Swarm, options: Options, **trainer_kwargs: Any):
         check_arguments(model, swarm, options, trainer_kwargs)
+        options = in_invited_run(options, swarm)
         self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
         self.history, self.roster = History(), Roster()
         #: those who train with the options of this run, from when it begins: its local peers
-        self.followers = Followers()
+        self.followers = Followers(partial(self.history.mark, "peer"))
         self._stage = Stage()
         self._options = RunOptions(options, self._stage, self.history, self._train_with, self._position)
+        self._rolling_back = RollingBack(self._stage, self.history)
         self._exception: BaseException | None = None
         self._recorder = Recorder(self.history)
         self._fit: Fit | None = None
@@ -88,7 +94,8 @@ class TrainingRun:
                 return
             gate = Gate(self._stage, self._began, self._step_aside)
             folder = str(self._folder.path)
-            fit = prepare_fit(self, folder, self._recorder, gate, self._on_epoch, self._options.look)
+            fit = prepare_fit(self, folder, self._recorder, gate, self._on_epoch, self._look)
+            self._rolling_back.begin(fit.strategy)
             older = claim_place(self)
             adopt(self.swarm, self, self.options.run_id)
             self._fit, self._exception = fit, None
@@ -105,9 +112,7 @@ class TrainingRun:
             if self._state.is_active:
                 self._stage.enter(RunState.STOPPING)
                 if self._fit is not None:
-                    self._fit.trainer.should_stop = True
-                    if self._fit.optimizer is not None:
-                        self._fit.optimizer.retire()
+                    self._fit.end()
             if not wait or self._is_trainer_thread():
                 return
             self._stage.wait_until(lambda: not self._state.is_active)
@@ -182,32 +187,25 @@ class TrainingRun:
         """
         return self._options.apply(options, changes, wait and not self._is_trainer_thread())
 
+    def roll_back(self, wait: bool = True) -> int:
+        """Return to the last good state: parameters, optimizer state and buffers, as they were kept in main memory.
+
+        For a loss that explodes all the same. The swarm's epoch and the learning rate schedule go on from where they
+        are, a little ahead if other peers take part: all return together, and only the run's host can let them. A run
+        that has ended returns when it starts again. ``Options(roll_back=True)`` does it by itself.
+
+        :param wait: return only when training goes on from there
+        :returns: the epoch of the swarm that the state is of
+        :raises TrainingError: if there is no good state yet, none is kept, or another peer is the host
+        """
+        return self._rolling_back.ask(self.options, wait and not self._is_trainer_thread())
+
     # -- what a person sees -------------------------------------------------------------------------------------
 
     @property
-    def options(self) -> Options:
-        """The options in force."""
-        return self._options.in_force
-
-    @property
-    def pending_options(self) -> Options | None:
-        """Options that were asked for and are not in force yet."""
-        return self._options.pending
-
-    @property
-    def pending_epoch(self) -> int | None:
-        """The epoch of the swarm at which the pending options on which all peers agree come into force, if any do."""
-        return self._options.pending_epoch
-
-    @property
-    def why_not_host(self) -> str | None:
-        """Why what all peers have to agree on cannot be changed here at the moment; ``None`` if it can."""
-        return self._options.why_not_host
-
-    @property
-    def options_error(self) -> Exception | None:
-        """Why the options that were asked for last could not be put in force, if they could not."""
-        return self._options.error
+    def kept_epoch(self) -> int | None:
+        """The epoch of the last good state, to which :meth:`roll_back` returns; ``None`` while there is none."""
+        return self._rolling_back.kept.epoch
 
     @property
     def exception(self) -> BaseException | None:
@@ -255,7 +253,7 @@ class TrainingRun:
         with self._stage.changed:
             state, error = self._state, self._exception
         optimizer = self._optimizer if state.is_active else None
-        return status_of(
+        status = status_of(
             state,
             error,
             recorder=self._recorder,
@@ -264,6 +262,7 @@ class TrainingRun:
             peers=self.peers(),
             loss=self.history.snapshot().last("loss"),
         )
+        return replace(status, left_out_peers=self.roster.left_out)
 
     def __repr__(self) -> str:
         return f"TrainingRun({type(self.model).__name__}, {self._state.value}, run_id={self.options.run_id!r})"
@@ -277,7 +276,9 @@ class TrainingRun:
             try:
                 give_way(older, self)
                 fit.monitor.start()
-                self._options.join(Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host))
+                hosting = Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host)
+                self._options.join(hosting)
+                self._rolling_back.join(hosting)
                 steps_before = self._recorder.steps
                 fit(self.model, self._folder.checkpoint)
                 if self._recorder.steps == steps_before and (
@@ -293,6 +294,7 @@ class TrainingRun:
                 failure = failure or e
             fit.monitor.close()
             self._options.leave()
+            self._rolling_back.leave()
         with self._stage.changed:
             self._stage.do_tasks()  # options that came too late are those of the next start
             self.followers.end()
@@ -308,6 +310,10 @@ class TrainingRun:
             self._fit.monitor.on_epoch(report.epoch)
         self._options.on_epoch()
         self._stage.notify()
+
+    def _look(self, peers: Sequence[PeerInfo]) -> None:
+        self._options.look(peers)
+        self._rolling_back.look()
 
     def _train_with(self, options: Options) -> None:
         """Go on with other options, on the training thread between two batches."""

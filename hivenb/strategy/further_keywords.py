@@ -12,13 +12,14 @@ import hivemind
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P
 
+from hivenb.engine.dht.dht import DHT
 from hivenb.errors import OptionsError
 from hivenb.options.options import FIELDS
 from hivenb.options.spelling import did_you_mean
 
 #: What the strategy gives to hivemind's optimizer and to the DHT by itself.
 _OPTIMIZERS_OWN = {"self", "dht", "optimizer", "params", "scheduler", "batch_size_per_step"}
-_DHTS_OWN = {"self", "start", "p2p", "await_ready", "daemon", "record_validator", "host_maddrs", "kwargs"}
+_DHTS_OWN = {"self", "start", "p2p", "await_ready", "daemon", "record_validator", "host_maddrs", "args", "kwargs"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,11 @@ def sort_keywords(keywords: Mapping[str, Any]) -> SortedKeywords:
 
 @cache
 def _homes() -> dict[str, str]:
-    dht = {name for function in (hivemind.DHT.__init__, DHTNode.create, P2P.create) for name in _names(function)}
+    dht = {
+        name
+        for function in (DHT.__init__, hivemind.DHT.__init__, DHTNode.create, P2P.create)
+        for name in _names(function)
+    }
     homes = dict.fromkeys(dht - _DHTS_OWN, "dht")
     homes |= dict.fromkeys(_names(hivemind.Optimizer.__init__) - _OPTIMIZERS_OWN, "optimizer")
     return homes | dict.fromkeys(FIELDS, "options")

@@ -12,7 +12,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim.lr_scheduler import LRScheduler
 
-from hivenb.engine.dht.dht import reachable_addresses
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
 from hivenb.engine.optimizer.handover import give_back
@@ -30,10 +29,12 @@ from hivenb.strategy.lightning_schedulers import (
 )
 from hivenb.strategy.module_hooks import ModuleHooks
 from hivenb.strategy.one_device import OneDeviceStrategy
-from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings
+from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings, how_to_join, invited_run
 from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
 from hivenb.strategy.recovery import Recovers
+from hivenb.strategy.rolling_back import RollsBack
 from hivenb.strategy.samples_in_batch import SampleCount
+from hivenb.strategy.shared_memory import require_room_for
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_trainer
 from hivenb.strategy.trainer_registry import make_known
@@ -47,7 +48,7 @@ __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
 HELPING_INTERVAL = 0.1
 
 
-class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
+class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
     """Train one model together with all peers of a run, over the internet, on machines that come and go.
 
     Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
@@ -81,7 +82,9 @@ class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
       environment variable ``INITIAL_PEERS``
     :param dht: a running DHT to borrow; the strategy then neither starts nor ends one
     :param optimizer_kwargs: further keyword arguments of ``hivemind.Optimizer`` and, when the strategy starts its
-      own DHT, of ``hivemind.DHT``
+      own DHT, of ``hivemind.DHT``, with ``secret`` beside them: at least 32 characters that all peers have to know,
+      by default those of the invite or of the environment variable ``HIVENB_SECRET``. Without one the run is open to
+      all who can reach a peer
     :raises MisconfigurationException: if options are wrong or do not go together
     """
 
@@ -114,7 +117,7 @@ class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
             further = sort_keywords(optimizer_kwargs)
             self.options = Options(
                 target_batch_size=target_batch_size,
-                run_id=run_id,
+                run_id=invited_run(run_id, initial_peers, borrows=dht is not None),
                 batch_size=batch_size,
                 delay_state_averaging=delay_state_averaging,
                 delay_optimizer_step=delay_optimizer_step,
@@ -160,8 +163,7 @@ class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
         """
         if self._dht is None:
             self._dht = start_dht(self._dht_kwargs)
-            addresses = ",".join(reachable_addresses(self._dht))
-            rank_zero_info(f"Other machines can join this run with the same command and\nINITIAL_PEERS={addresses}")
+            rank_zero_info(how_to_join(self._dht, self._dht_kwargs["secret"]))
         return self._dht
 
     @property
@@ -242,6 +244,7 @@ class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
             raise error
 
     def _make_first_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
+        require_room_for(optimizer, self.options)
         kwargs = {**engine_settings(self.options), "optimizer": optimizer, "scheduler": scheduler}
         if self.options.offload_optimizer:
             kwargs |= {"optimizer": factory_like(optimizer), "params": optimizer.param_groups}
@@ -256,6 +259,7 @@ class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
 
     def _epoch_ended(self, report: EpochReport) -> None:
         self.last_epoch_report = report
+        self.note_epoch(report)
         if self._declaration is not None:
             self._declaration.keep()
         if self.on_epoch is not None:
@@ -269,6 +273,7 @@ class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called in the training loop before anything happens for that batch; counts its samples."""
         self.recover()
+        self.return_if_due()
         if not self.options.auxiliary:
             self._samples.add(batch, self.options.batch_size)
 
@@ -276,7 +281,7 @@ class HivemindStrategy(Recovers, EndsWithItsData, OneDeviceStrategy):
         """Computes the gradients; where they are summed in the model, each batch is weighed by its samples."""
         if not self.options.reuse_grad_buffers or self._optimizer is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
-        averager, trainer = self._optimizer.grad_averager, self.lightning_module.trainer  # type: ignore[union-attr]
+        averager, trainer = self._optimizer.grad_averager, self.lightning_module.trainer
         # Lightning divides the loss by the number of batches of a step
         averager.samples_of_weight_one = self._samples.of_first_batch * trainer.accumulate_grad_batches
         weight = self._samples.in_batch / self._samples.of_first_batch

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import hivemind
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from hivenb.engine.dht.addresses import PUBLIC
-from hivenb.errors import InviteError
-from hivenb.swarm.invite import addresses_from_environment, read_addresses
+from hivenb.engine.dht.dht import reachable_addresses
+from hivenb.engine.dht.guard import Secret, as_secret
+from hivenb.errors import SwarmError
+from hivenb.options.options import DEFAULT_RUN_ID
+from hivenb.swarm.invite import Invite, invite_from_environment, read_invite
 
 #: Where the strategy's own DHT listens when ``host_maddrs`` is not given, as documented for Lightning.
 DEFAULT_HOST_MADDRS = PUBLIC
+
+#: Where the secret of a private swarm is looked for when none is given.
+SECRET_VARIABLE = "HIVENB_SECRET"
 
 
 def dht_settings(
@@ -33,9 +41,11 @@ def dht_settings(
     :raises MisconfigurationException: if an address cannot be read, or something was given for a DHT that runs
     """
     try:
-        peers = read_addresses(initial_peers) or (() if borrows else addresses_from_environment())
-    except InviteError as e:
+        invite = _invite(initial_peers, borrows)
+        secret = None if borrows else _secret(further.get("secret"), invite)
+    except SwarmError as e:
         raise MisconfigurationException(str(e)) from e
+    peers = invite.addresses
     own = sorted({"host_maddrs"} & {"host_maddrs" if host_maddrs else ""} | set(further))
     if borrows and (peers or own):
         raise MisconfigurationException(
@@ -47,4 +57,46 @@ def dht_settings(
         "host_maddrs": list(host_maddrs or DEFAULT_HOST_MADDRS),
         "client_mode": client_mode,
         **further,
+        "secret": secret,
     }
+
+
+def invited_run(run_id: str, initial_peers: str | Iterable[str] | None, borrows: bool) -> str:
+    """The name of the run that an invite has named, unless another one was given.
+
+    :param run_id: that was given
+    :param initial_peers: an invite, or addresses; by default those in the environment
+    :param borrows: whether the strategy was given a DHT that runs
+    :raises InviteError: if an invite or address cannot be read
+    """
+    return (_invite(initial_peers, borrows).run_id if run_id == DEFAULT_RUN_ID else None) or run_id
+
+
+def how_to_join(dht: hivemind.DHT, secret: Secret | None) -> str:
+    """What to tell those who are to join; nothing secret.
+
+    :param dht: the strategy's own
+    :param secret: which they need, if there is one
+    """
+    beside = "" if secret is None else f" and the same {SECRET_VARIABLE}"
+    return (
+        f"Other machines can join this run with the same command{beside} and\n"
+        f"INITIAL_PEERS={','.join(reachable_addresses(dht))}"
+    )
+
+
+def _invite(initial_peers: str | Iterable[str] | None, borrows: bool) -> Invite:
+    given = read_invite(initial_peers)
+    return given if given.addresses or borrows else invite_from_environment()
+
+
+def _secret(given: Any, invite: Invite) -> Secret | None:
+    secret = as_secret(given) or invite.secret
+    if secret is None and (value := os.environ.get(SECRET_VARIABLE, "").strip()):
+        try:
+            return Secret(value)
+        except SwarmError as e:
+            raise SwarmError(f"the environment variable {SECRET_VARIABLE}: {e}") from e
+    if invite.secret is not None and secret != invite.secret:
+        raise SwarmError("the secret is not that of the invite; leave out secret=, which the invite holds")
+    return secret

@@ -18,7 +18,7 @@ from hivenb.options.checks import CODEC_FIELDS
 from hivenb.options.options import FIELDS, Options
 
 #: Options of which the engine's optimizer knows nothing.
-_NOT_THE_ENGINES = ("batch_size", "scheduler_fn")
+_NOT_THE_ENGINES = ("batch_size", "scheduler_fn", "keep_state_every", "roll_back")
 
 #: Where the classes of a codec must come from, so that the process of an averager that runs already knows them.
 _KNOWN_HOMES = ("hivemind.", "hivenb.")
@@ -41,10 +41,12 @@ def engine_settings(options: Options) -> dict[str, Any]:
 def with_buffers(settings: Mapping[str, Any], module: Any) -> dict[str, Any]:
     """Keyword arguments of the engine's optimizer, among them the module's buffers, if they are to be averaged.
 
-    :param settings: such arguments, and ``average_buffers``
+    :param settings: such arguments, ``average_buffers`` and ``robust_aggregation``
     :param module: a ``torch.nn.Module`` on its device
     """
     settings = dict(settings)
+    if (rule := settings.pop("robust_aggregation", None)) is not None:
+        settings["averager_opts"] = {**(settings.get("averager_opts") or {}), "robust_aggregation": rule}
     if not settings.pop("average_buffers", False):
         return settings
     buffers = ModuleBuffers(module, without=settings.get("extra_tensors", ()))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import hivemind
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from hivenb.engine.dht.restarts import MOST_RESTARTS, RESTARTS_WITHIN, Restarting
+from hivenb.engine.dht.restarts import Restarting
 from hivenb.engine.optimizer.ended_averagers import what_has_ended
 from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.process.restart_count import RestartCount
 from hivenb.errors import ProcessEndedError
 from hivenb.options.options import Options
 from hivenb.strategy.reconfiguration import engine_settings
@@ -22,7 +22,7 @@ class Recovery:
     """Lets an optimizer whose averagers have ended, by themselves or with the DHT, hand over to a successor."""
 
     def __init__(self) -> None:
-        self._times: list[float] = []
+        self._count = RestartCount()
 
     def successor(
         self, optimizer: Optimizer, ended: ProcessEndedError, options: Options, make: Callable[..., Optimizer]
@@ -36,7 +36,7 @@ class Recovery:
         """
         handover = None
         while True:
-            self._count(ended)
+            self._count.add(ended)
             _require(optimizer.dht, ended)  # which has ended its averagers by then
             handover = handover or release(optimizer)
             settings = engine_settings(options)
@@ -46,15 +46,6 @@ class Recovery:
                 ended = e  # it has ended once more
             except Exception as e:
                 raise ProcessEndedError(f"{ended}. It could not be started anew: {str(e) or repr(e)}") from e
-
-    def _count(self, ended: ProcessEndedError) -> None:
-        now = time.monotonic()
-        self._times = [one for one in self._times if now - one < RESTARTS_WITHIN]
-        if len(self._times) >= MOST_RESTARTS:
-            raise ProcessEndedError(
-                f"{ended}, after it had been started anew {MOST_RESTARTS} times within {RESTARTS_WITHIN:.0f} s"
-            )
-        self._times.append(now)
 
 
 def _require(dht: hivemind.DHT, ended: ProcessEndedError) -> None:

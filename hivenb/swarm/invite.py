@@ -1,4 +1,4 @@
-"""Addresses of peers: read from what people paste, and packed into an invite of one word."""
+"""What leads into a swarm: read from what people paste, and packed into an invite of one word."""
 
 from __future__ import annotations
 
@@ -9,16 +9,62 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from hivenb.errors import InviteError
+from hivenb.engine.dht.guard import Secret
+from hivenb.errors import InviteError, SwarmError
 
-#: An invite is this, followed by a compressed list of addresses without any character that a chat would change.
+#: An invite is this, followed by compressed JSON without any character that a chat would change.
 INVITE_PREFIX = "hivenb://"
 
 #: Where addresses of peers are looked for when none are given; the first one is the documented name.
 ENVIRONMENT_VARIABLES = ("INITIAL_PEERS", "PL_INITIAL_PEERS")
 
+#: Characters of an invite, bytes that it unpacks to, and characters of an address and of a run's name, at most: an
+#: invite may come from anybody. One with twenty addresses has 1,500, and unpacks to 2,000.
+MOST_CHARACTERS, MOST_BYTES, MOST_IN_ADDRESS, MOST_IN_NAME = 1 << 14, 1 << 16, 1024, 256
+
 _EXAMPLE = "/ip4/203.0.113.5/tcp/31337/p2p/12D3Koo..."
+
+
+@dataclass(frozen=True)
+class Invite:
+    """What leads into a swarm.
+
+    :param addresses: multiaddresses of its peers
+    :param secret: that its peers know; ``None`` for one that is open to all
+    :param run_id: name of the run that its peers train in; ``None`` if they have not said so
+    """
+
+    addresses: tuple[str, ...] = ()
+    secret: Secret | None = None
+    run_id: str | None = None
+
+
+def read_invite(given: str | Iterable[object] | None) -> Invite:
+    """All that leads into a swarm, out of whatever names peers.
+
+    :param given: as for :func:`read_addresses`
+    :raises InviteError: if an invite or an address cannot be read, or two of them lead into different swarms
+    """
+    if given is None:
+        return Invite()
+    if not isinstance(given, str):
+        return _together([read_invite(str(one)) for one in given])
+    if given.strip().startswith(INVITE_PREFIX):
+        return decode_invite(given)
+    words: Sequence[str] = [word for word in re.split(r"[\s,]+", given) if word]
+    return Invite(tuple(dict.fromkeys(_checked(word) for word in words)))
+
+
+def _together(invites: Sequence[Invite]) -> Invite:
+    secrets = dict.fromkeys(one.secret for one in invites if one.secret is not None)
+    if len(secrets) > 1:
+        raise InviteError("the invites lead into different swarms; give those of one")
+    names = [one.run_id for one in invites if one.run_id is not None]
+    addresses = dict.fromkeys(address for one in invites for address in one.addresses)
+    return Invite(tuple(addresses), next(iter(secrets), None), names[0] if names else None)
 
 
 def read_addresses(given: str | Iterable[object] | None) -> tuple[str, ...]:
@@ -28,71 +74,113 @@ def read_addresses(given: str | Iterable[object] | None) -> tuple[str, ...]:
     :returns: multiaddresses, each with the id of its peer, in order and without repetition
     :raises InviteError: if an invite or an address cannot be read
     """
-    if given is None:
-        return ()
-    if isinstance(given, str):
-        if given.strip().startswith(INVITE_PREFIX):
-            return decode_invite(given)
-        words: Sequence[str] = [word for word in re.split(r"[\s,]+", given) if word]
-        return tuple(dict.fromkeys(_checked(word) for word in words))
-    return tuple(dict.fromkeys(address for one in given for address in read_addresses(str(one))))
+    return read_invite(given).addresses
 
 
-def addresses_from_environment() -> tuple[str, ...]:
-    """Multiaddresses of peers from ``INITIAL_PEERS`` or, if that is not set, from ``PL_INITIAL_PEERS``.
+def invite_from_environment() -> Invite:
+    """What leads into a swarm, from ``INITIAL_PEERS`` or, if that is not set, from ``PL_INITIAL_PEERS``.
 
     :raises InviteError: if the variable holds something else
     """
     for name in ENVIRONMENT_VARIABLES:
         if value := os.environ.get(name, "").strip():
             try:
-                return read_addresses(value)
+                return read_invite(value)
             except InviteError as e:
                 raise InviteError(f"the environment variable {name}: {e}") from e
-    return ()
+    return Invite()
 
 
-def encode_invite(addresses: Sequence[str]) -> str:
+def encode_invite(addresses: Sequence[str], secret: Secret | None = None, run_id: str | None = None) -> str:
     """One word that a person can paste into a chat; the inverse of :func:`decode_invite`."""
-    packed = zlib.compress(json.dumps(list(addresses), separators=(",", ":")).encode(), level=9)
+    held: Any = list(addresses)
+    if secret is not None or run_id is not None:
+        held = {"a": held}
+        if run_id is not None:
+            held["r"] = run_id
+        if secret is not None:
+            held["s"] = secret.reveal()
+    packed = zlib.compress(json.dumps(held, separators=(",", ":")).encode(), level=9)
     return INVITE_PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
-def decode_invite(invite: str) -> tuple[str, ...]:
-    """The addresses in an invite.
+def decode_invite(invite: str) -> Invite:
+    """What an invite holds.
 
     :param invite: what ``Swarm.invite`` gave; line breaks and spaces from a chat do no harm
     :raises InviteError: if it is not an invite, or a part of it is missing
     """
+    if len(invite) > 2 * MOST_CHARACTERS:
+        raise InviteError(f"what is given for an invite has {len(invite):,} characters; copy the invite alone")
     word = re.sub(r"\s+", "", invite)
     if not word.startswith(INVITE_PREFIX):
         raise InviteError(f"{_shown(invite)} is not an invite: an invite starts with {INVITE_PREFIX}")
-    body = word[len(INVITE_PREFIX) :]
     try:
-        packed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
-        addresses = json.loads(zlib.decompress(packed))
-    except (binascii.Error, zlib.error, ValueError) as e:
+        held = json.loads(_unpacked(word[len(INVITE_PREFIX) :]))
+    except (binascii.Error, zlib.error, ValueError, RecursionError):
+        # not "from": an error in the middle of an invite holds what was read of it, and with it the secret
         raise InviteError(
-            f"the invite {_shown(invite)} is damaged, perhaps cut off when it was copied; copy it once more, whole"
-        ) from e
+            f"the invite {_shown(invite)} of {len(word)} characters is damaged, perhaps cut off when it was copied; "
+            "copy it once more, whole"
+        ) from None
+    held = {"a": held} if isinstance(held, list) else held
+    addresses = held.get("a") if isinstance(held, dict) else None
     if not (isinstance(addresses, list) and addresses and all(isinstance(a, str) for a in addresses)):
         raise InviteError(f"the invite {_shown(invite)} holds no addresses; ask for a new one")
-    return tuple(_checked(address) for address in addresses)
+    return Invite(tuple(dict.fromkeys(map(_checked, addresses))), _secret_in(held), _name_in(held))
+
+
+def _unpacked(body: str) -> bytes:
+    if len(body) > MOST_CHARACTERS:
+        raise ValueError
+    inflating = zlib.decompressobj()
+    unpacked = inflating.decompress(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), MOST_BYTES)
+    if not inflating.eof:  # there is more of it than there may be, or less than there was
+        raise ValueError
+    return unpacked
+
+
+def _secret_in(held: dict[str, Any]) -> Secret | None:
+    try:
+        return Secret(held["s"]) if "s" in held else None
+    except SwarmError:
+        raise InviteError("the secret in the invite is damaged; ask for a new one") from None
+
+
+def _name_in(held: dict[str, Any]) -> str | None:
+    name = held.get("r")
+    if name is not None and not (isinstance(name, str) and 0 < len(name) <= MOST_IN_NAME):
+        raise InviteError("the name of the run in the invite is damaged; ask for a new one")
+    return name
 
 
 def _checked(address: str) -> str:
+    from hivemind.p2p import PeerID
     from hivemind.utils.multiaddr import Multiaddr
 
     try:
+        if len(address) > MOST_IN_ADDRESS:
+            raise ValueError(f"it has {len(address):,} characters")
         parsed = Multiaddr(address)
-        named = "p2p" in parsed
-    except (ValueError, KeyError, LookupError) as e:
-        raise InviteError(f"{_shown(address)} is not the address of a peer ({e}); one looks like {_EXAMPLE}") from e
+        text, named = str(parsed), "p2p" in parsed
+        if named:
+            PeerID.from_base58(parsed["p2p"])
+    except (ValueError, LookupError) as e:
+        # a word that does not begin like an address may be part of an invite, which nothing shows whole
+        raise InviteError(
+            f"{_shown(address)} is not the address of a peer ({_why(e, address)}); one looks like {_EXAMPLE}"
+        ) from (e if address.startswith("/") else None)
     if not named:
         raise InviteError(f"the address {_shown(address)} does not say whose it is; it has to end like {_EXAMPLE}")
-    return str(parsed)
+    return text
+
+
+def _why(error: Exception, address: str) -> str:
+    text = str(error).rpartition(repr(address))[2].strip(" :")  # without the address, which may be long
+    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def _shown(text: str) -> str:
-    text = " ".join(text.split())
+    """What was given, in short; of an invite nothing, which holds a secret."""
+    text = re.sub(rf"{INVITE_PREFIX[:-2]}\S+.*", f"{INVITE_PREFIX}...", " ".join(text[:1000].split()))
     return repr(text if len(text) <= 60 else text[:57] + "...")

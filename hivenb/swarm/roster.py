@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hivenb.swarm.contributions import Contributions
@@ -35,6 +36,7 @@ class Member:
     :param samples: samples that it has put into the run, as far as this process has watched
     :param share: its part of what all peers have put in, from 0 to 1
     :param name: what it calls itself; empty if it does not. Anybody may claim any name
+    :param left_out: why no round of this peer waits for it; empty if they do
     """
 
     peer: PeerInfo
@@ -43,6 +45,7 @@ class Member:
     samples: float
     share: float
     name: str = ""
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,24 @@ class Roster:
         here = (member.peer for member in self._members if member.presence is Presence.HERE)
         return tuple(sorted(here, key=lambda peer: (not peer.is_self, peer.peer_id)))
 
-    def update(self, look: Look, target_batch_size: int, names: Mapping[str, str]) -> None:
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why no round waits for peers, by their ids."""
+        return {member.peer.peer_id: member.left_out for member in self._members if member.left_out}
+
+    def update(
+        self,
+        look: Look,
+        target_batch_size: int,
+        names: Mapping[str, str],
+        left_out: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Take in who is there.
 
         :param look: the newest; it may be the same one again
         :param target_batch_size: samples that make an epoch
         :param names: of peers, by their ids
+        :param left_out: why no round waits for them, by their ids
         """
         seconds = 0.0 if self._looked_at is None else look.taken_at - self._looked_at
         self._contributions.note(look.peers, target_batch_size, seconds)
@@ -96,13 +111,13 @@ class Roster:
         for entry in sorted(absent, key=lambda entry: -entry.reported_at)[:MAX_ABSENT]:
             entries[entry.peer.peer_id] = entry
         self._entries = entries
-        self._publish(names, look.taken_at)
+        self._publish(names, left_out, look.taken_at)
 
     def stop_watching(self) -> None:
         """From now on it is not known who is there."""
         self._members = tuple(replace(member, presence=Presence.UNKNOWN) for member in self._members)
 
-    def _publish(self, names: Mapping[str, str], now: float) -> None:
+    def _publish(self, names: Mapping[str, str], left_out: Mapping[str, str], now: float) -> None:
         known = self._contributions
         order = list(Presence)
         members = [
@@ -113,6 +128,7 @@ class Roster:
                 samples=known.samples(peer_id),
                 share=known.share(peer_id),
                 name=names.get(peer_id, ""),
+                left_out=left_out.get(peer_id, ""),
             )
             for peer_id, entry in self._entries.items()
         ]

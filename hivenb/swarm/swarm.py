@@ -7,55 +7,23 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
+from hivenb.engine.dht.guard import Secret
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
 from hivenb.errors import SwarmError
-from hivenb.options.spelling import did_you_mean
+from hivenb.options.options import DEFAULT_RUN_ID
 from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peers import LocalPeers
-from hivenb.swarm.invite import encode_invite, read_addresses
+from hivenb.swarm.blocking import BlocksPeers
+from hivenb.swarm.invite import encode_invite, read_addresses, read_invite
 from hivenb.swarm.onlookers import Onlookers
+from hivenb.swarm.settings import Settings, read_settings
 from hivenb.swarm.starting import start_dht
 from hivenb.system.environment import require_linux
 from hivenb.system.logs import collect_logs
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What a swarm was started with; two cells that ask for the same get the same swarm."""
-
-    public: bool = False
-    host_maddrs: tuple[str, ...] = ()
-    announce_maddrs: tuple[str, ...] = ()
-    initial_peers: tuple[str, ...] = ()
-    identity_path: str | None = None
-    client_mode: bool = False
-    public_name: str | None = None
-    startup_timeout: float = STARTUP_TIMEOUT
-
-    def difference(self, other: _Settings) -> str:
-        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
-        return ", ".join(f"{name}={getattr(other, name)!r} instead of {getattr(self, name)!r}" for name in names)
-
-    def dht_kwargs(self) -> dict[str, Any]:
-        kwargs: dict[str, Any] = {
-            "host_maddrs": list(self.host_maddrs or (PUBLIC if self.public else LOOPBACK)),
-            "initial_peers": list(self.initial_peers) or None,
-            "client_mode": self.client_mode,
-            "startup_timeout": self.startup_timeout,
-        }
-        if self.announce_maddrs:
-            kwargs["announce_maddrs"] = list(self.announce_maddrs)
-        if self.identity_path is not None:
-            kwargs["identity_path"] = self.identity_path
-        if not self.public:
-            kwargs |= {"nat_port_map": False, "auto_nat": False}  # nothing on this machine alone to be found out
-        return kwargs
 
 
 class Stoppable(Protocol):
@@ -65,21 +33,31 @@ class Stoppable(Protocol):
         """End training; returns when it has ended."""
 
 
-class Swarm:
+class Swarm(BlocksPeers):
     """The DHT of this process, where peers find each other. Starts at once, and runs until :meth:`close`.
 
     There is one swarm of a name in each process: running the same cell twice gives the same swarm.
 
+    It is private: only those can join, read or write anything who have its invite, which holds a secret. So is one of
+    this machine alone, which may have other users.
+
     :param name: name of the swarm in this process
     :param public: listen on the network instead of on this machine alone
+    :param open: let everybody in who can reach an address, peers of plain hivemind among them. Nothing is secret then
+    :param secret: to be known to all who join, instead of one at random that the invite holds; at least 32 characters.
+      Those who are given addresses need it beside them, and invites stay good when the swarm is opened anew
     :param host_maddrs: multiaddresses to listen at, instead of those that ``public`` stands for
     :param announce_maddrs: multiaddresses under which others can reach this machine, if it cannot see them itself
-    :param initial_peers: an invite, or addresses of peers of a swarm to join
+    :param initial_peers: an invite, or addresses of peers of a swarm to join, which is open to all unless ``secret`` is
+      given
     :param identity_path: file with the key that makes this peer's id the same each time; made if it is not there
     :param client_mode: only connect to others, as behind a firewall that lets nobody in
     :param public_name: what the others see beside this peer's id; up to 40 characters of it. Nothing proves a name
+    :param relay_service: whether to relay between peers that cannot reach each other, whoever they are; by default in
+      open swarms
     :param startup_timeout: seconds that the libp2p daemon is given to start
     :raises InviteError: if an invite or address cannot be read
+    :raises NotInvitedError: if the swarm to join is private, and the secret is missing or another one
     :raises SwarmError: if the DHT cannot be started, or a swarm of this name is open with other settings
     :raises PlatformError: if this is not Linux
     """
@@ -88,7 +66,7 @@ class Swarm:
     _registry_lock = threading.RLock()
 
     def __new__(cls, name: str = "default", **settings: Any) -> Swarm:
-        wanted = _read_settings(settings)
+        wanted = read_settings(settings)
         with cls._registry_lock:
             existing = cls._open.get(name)
             if existing is not None and existing.is_open and existing._owner_pid == os.getpid():
@@ -108,12 +86,15 @@ class Swarm:
         name: str = "default",
         *,
         public: bool = False,
+        open: bool = False,
+        secret: str | Secret | None = None,
         host_maddrs: Iterable[str] = (),
         announce_maddrs: Iterable[str] = (),
         initial_peers: str | Iterable[str] | None = None,
         identity_path: str | None = None,
         client_mode: bool = False,
         public_name: str | None = None,
+        relay_service: bool | None = None,
         startup_timeout: float = STARTUP_TIMEOUT,
     ):
         """Does nothing: the same object is returned, and initialized, each time a cell is run."""
@@ -126,12 +107,13 @@ class Swarm:
         :param name: name of the swarm in this process
         :param settings: as in the constructor
         :raises InviteError: if the invite cannot be read
+        :raises NotInvitedError: if the swarm is private, and the secret is missing or another one
         :raises SwarmError: if none of the peers can be reached
         """
-        addresses = read_addresses(invite)
-        if not addresses:
+        given = (invite,) if isinstance(invite, str) else tuple(invite)
+        if not read_invite(given).addresses:
             read_addresses("(empty)")  # says what an address looks like
-        return cls(name, initial_peers=addresses, **settings)
+        return cls(name, initial_peers=given, **settings)
 
     @classmethod
     def get(cls, name: str = "default") -> Swarm:
@@ -146,7 +128,7 @@ class Swarm:
                 raise SwarmError(f"no swarm named {name!r} is open; open ones: {known}")
             return swarm
 
-    def _start(self, name: str, settings: _Settings) -> None:
+    def _start(self, name: str, settings: Settings) -> None:
         require_linux()
         self.name = name
         self._settings = settings
@@ -155,9 +137,10 @@ class Swarm:
         self._runs: weakref.WeakSet[Stoppable] = weakref.WeakSet()
         self._local_peers: LocalPeers | None = None
         self._dht: DHT | None = None
-        self._last_run_id = "lightning_run"
+        self._secret = settings.make_secret()
+        self._last_run_id = settings.run_id or DEFAULT_RUN_ID
         self.logs, self.onlookers = collect_logs(), Onlookers()
-        dht = start_dht(settings.dht_kwargs())
+        dht = start_dht(settings.dht_kwargs() | {"secret": self._secret})
         self.peer_id = dht.peer_id.to_base58()
         self._dht = dht
 
@@ -198,9 +181,28 @@ class Swarm:
         return self._settings.public_name
 
     @property
+    def is_private(self) -> bool:
+        """Whether only those can join who have the invite, or the secret."""
+        return self._secret is not None
+
+    @property
+    def who_can_join(self) -> str:
+        """The same in words: ``"invited only"`` or ``"anybody can join"``."""
+        return "invited only" if self.is_private else "anybody can join"
+
+    @property
+    def invited_to(self) -> str | None:
+        """The name of a run, if the invite has said one with which this swarm was joined."""
+        return self._settings.run_id
+
+    @property
     def invite(self) -> str:
-        """One word to give to others, for :meth:`join` or ``hivenb join``."""
-        return encode_invite(self.addresses)
+        """One word to give to others, for :meth:`join` or ``hivenb join``. Whoever reads it can join, too.
+
+        It holds the addresses, the name of the newest run and, of a private swarm, the secret.
+        """
+        run_id = None if self._last_run_id == DEFAULT_RUN_ID else self._last_run_id
+        return encode_invite(self.addresses, self._secret, run_id)
 
     def peers(self, run_id: str | None = None) -> tuple[PeerInfo, ...]:
         """Peers that have put samples into a run within the last seconds; this one first, then by id.
@@ -213,20 +215,32 @@ class Swarm:
 
     # -- peers on this machine ----------------------------------------------------------------------------------
 
-    def add_local_peers(self, count: int, run: FollowedRun) -> tuple[LocalPeer, ...]:
+    def add_local_peers(self, count: int, run: FollowedRun, *, restart: bool = False) -> tuple[LocalPeer, ...]:
         """Start further peers of a run as processes on this machine; they end with this process.
 
         :param count: how many
         :param run: whose model, data and options they take, each with its own shuffle of the data. It need not have
           been started
+        :param restart: whether one that dies is started again, three times a minute at most
         :returns: the new peers
         :raises LocalPeerError: if one cannot be started, or the swarm is closed before they all have
         :raises SwarmError: if the swarm is closed
         """
         with self._lock:
-            addresses = self.addresses
+            way_in = self._way_in
             local_peers = self._local_peers = self._local_peers or LocalPeers()
-        return local_peers.add(count, run, addresses)  # without the lock: it takes its time, and close() may end it
+        # without the lock: it takes its time, and close() may end it
+        return local_peers.add(count, run, way_in, restart=restart)
+
+    def restart_local_peers(self, run: FollowedRun, restart: bool = True) -> None:
+        """Start the peers of a run on this machine again when they die, three times a minute at most; or no longer."""
+        if self._local_peers is not None:
+            self._local_peers.start_again_if_dead(restart, run, self._way_in)
+
+    @property
+    def _way_in(self) -> tuple[str, ...]:
+        """What a peer on this machine joins with; it knows the name of its run."""
+        return (encode_invite(self.addresses, self._secret),)
 
     def remove_local_peers(self, count: int | None = None, run: FollowedRun | None = None) -> None:
         """Let peers on this machine leave, the newest first.
@@ -277,7 +291,7 @@ class Swarm:
             return f"Swarm({self.name!r}, closed)"
         where = "public" if self._settings.public else "this machine only"
         local = f", {len(self.local_peers)} local peers" if self.local_peers else ""
-        return f"Swarm({self.name!r}, open, {where}{local})"
+        return f"Swarm({self.name!r}, open, {where}, {self.who_can_join}{local})"
 
     def _repr_html_(self) -> str:
         """For a notebook: also this peer's id, its addresses and the invite, which differ each time."""
@@ -287,6 +301,7 @@ class Swarm:
         rows = {
             "peer id": f"<code>{html.escape(self.peer_id)}</code>",
             "addresses": "<br>".join(f"<code>{html.escape(address)}</code>" for address in self.addresses),
+            "who can join": "those who have the invite" if self.is_private else "anybody who can reach an address",
             "invite": f'<input readonly size="60" onclick="this.select()" value="{html.escape(self.invite)}">',
         }
         left = 'style="text-align:left"'
@@ -303,23 +318,6 @@ def adopt(swarm: Swarm, run: Stoppable, run_id: str) -> None:
     """
     swarm._runs.add(run)
     swarm._last_run_id = run_id
-
-
-def _read_settings(settings: dict[str, Any]) -> _Settings:
-    given = dict(settings)
-    names = [f.name for f in fields(_Settings)]
-    if unknown := sorted(set(given) - set(names)):
-        raise TypeError(
-            f"Swarm has no setting {', '.join(unknown)}. {did_you_mean(unknown, names)}There are name, "
-            f"{', '.join(names)}"
-        )
-    for name in ("host_maddrs", "announce_maddrs"):
-        value = given.get(name) or ()
-        given[name] = (value,) if isinstance(value, str) else tuple(value)
-    given["initial_peers"] = read_addresses(given.get("initial_peers"))
-    if given.get("identity_path") is not None:
-        given["identity_path"] = os.fspath(given["identity_path"])
-    return _Settings(**given)
 
 
 def _close_all() -> None:

@@ -19,6 +19,8 @@ from typing import Any, TextIO
 from hivenb.engine.process import child_process
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.system.log_lines import CAPACITY, LogLines, is_deprecation_in_a_library, is_noise
+from hivenb.system.log_rate import LogRate
+from hivenb.system.printable import printable
 
 #: Loggers whose records are collected. hivemind's all come from threads and processes of its own.
 _ALWAYS = ("hivemind", "hivenb")
@@ -37,7 +39,7 @@ class LogCollector(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
-        self._lines = LogLines()
+        self._lines, self._rate = LogLines(), LogRate()
         self._owner = os.getpid()
         self._threads: set[int] = set()
         self.version = 0
@@ -72,11 +74,18 @@ class LogCollector(logging.Handler):
             return
         if os.getpid() == self._owner:
             self._keep(line)
-        else:
+        elif line := self._in_its_turn(line):  # others' messages arrive in children
             # up to that many bytes in a pipe are never mixed with those of another process
             os.write(self._write_end, line.encode(errors="replace")[: PIPE_BUF - 1] + b"\n")
 
+    def _in_its_turn(self, line: str) -> str:
+        """A line of a child, with how many like it were left out; empty if it is one too many of its kind."""
+        clock, _, text = line.partition(" ")
+        admitted = self._rate.admits(text)
+        return "" if admitted is None else f"{clock} {admitted}"
+
     def _keep(self, line: str) -> None:
+        line = printable(line)
         with self.lock or contextlib.nullcontext():
             is_new = self._lines.add(line)
             self.version += 1

@@ -153,10 +153,12 @@ class _View:
                 "pause": self._handing_in(run.pause),
                 "resume": self._handing_in(run.resume),
                 "stop": self._handing_in(lambda: run.stop(wait=False)),
+                "roll_back": self._handing_in(self._roll_back),
             },
+            run.swarm.who_can_join,
         )
         self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model), buffer_bytes(run.model))
-        self.peers_panel = PeersPanel(self._ask_for_local_peers)
+        self.peers_panel = PeersPanel(self._ask_for_local_peers, self._restart_local_peers, self._block)
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
         self.chart_panel = ChartPanel(self._draw_charts_again)
@@ -216,6 +218,11 @@ class _View:
 
         return lambda: None if self._is_closed else self._refresher.submit(act)
 
+    def _roll_back(self) -> None:
+        epoch = self._run.roll_back(wait=False)
+        when = "" if self._run.is_active else " when the run starts again"
+        self._remark = f"Returns to the state of epoch {epoch:,}{when}."
+
     def _draw_charts_again(self) -> None:
         # What is wrong stays said meanwhile.
         if not self._is_closed:
@@ -243,6 +250,19 @@ class _View:
         if not self._is_closed:
             local_peer_count(self._run).ask_for(count)
 
+    def _block(self, peer_id: str, is_blocked: bool) -> None:
+        def change() -> None:
+            swarm = self._run.swarm
+            (swarm.block if is_blocked else swarm.unblock)(peer_id)
+
+        self._handing_in(change)()
+
+    def _restart_local_peers(self, restart: bool) -> None:
+        def change() -> None:
+            local_peer_count(self._run).restart = restart
+
+        self._handing_in(change)()
+
     def _follow_advice(self, changes: Mapping[str, Any]) -> None:
         def change() -> None:
             self._run.apply(wait=False, **changes)
@@ -264,7 +284,7 @@ class _View:
         now = DashboardState.of(self._run)
         trouble = self._troubles["action"]
         trouble = "\n".join(words for words in (trouble, now.options.error) if words)
-        who = (now.members, now.local)
+        who = (now.members, now.local, now.blocked)
         seen = (now.snapshot.version, now.status, now.standing, who, now.options, now.log, trouble, self._remark)
         if seen != self._drawn:
             self._show(now, trouble)

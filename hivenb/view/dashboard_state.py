@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +66,13 @@ class Standing:
     :param name: of the run
     :param length: how long it has trained, and how far it is
     :param swarm_is_open: otherwise the run cannot be started any more
+    :param kept_epoch: of the last good state, to which it can return; ``None`` while there is none
     """
 
     name: str
     length: Length = field(default_factory=Length)
     swarm_is_open: bool = True
+    kept_epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class DashboardState:
     :param local: peers on this machine
     :param options: of the run
     :param log: its last lines, newest last
+    :param blocked: ids of the peers that a person has blocked
     """
 
     status: RunStatus
@@ -117,6 +120,7 @@ class DashboardState:
     local: LocalPeersNow
     options: OptionsState
     log: tuple[str, ...]
+    blocked: tuple[str, ...] = ()
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -130,12 +134,13 @@ class DashboardState:
         options = OptionsState.of(run)
         status, snapshot = run.status, run.history.snapshot()
         length = length_of(run.trainer, snapshot, status.state.is_active)
-        return cls(
+        now = cls(
             status,
-            Standing(run.options.run_id, length, run.swarm.is_open),
+            Standing(run.options.run_id, length, run.swarm.is_open, run.kept_epoch),
             snapshot,
             run.roster.members,
             LocalPeersNow.of(run),
             options,
             tuple(run.log),
         )
+        return replace(now, blocked=run.swarm.blocked)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hivenb.compression import CODECS, missing_package
 from hivenb.figures.predicted_traffic import encoded_size
-from hivenb.options.checks import CODEC_FIELDS
+from hivenb.options.checks import AGGREGATIONS, CODEC_FIELDS, MAY_BE_NONE
 from hivenb.options.gradient_averager_choice import PowerSGD, power_sgd
 from hivenb.options.options import FIELDS
 from hivenb.view import words
@@ -64,8 +64,15 @@ def field(name: str, shapes: Shapes = ()) -> Field:
         return _codec(name, [math.prod(shape) for shape in shapes])
     if name == "grad_averager_factory":
         return _averager(name, shapes)
+    if name == "robust_aggregation":
+        return _rule(name)
     info = FIELDS[name]
     return _number(name) if info.unit is not None or isinstance(info.default, float) else _switch(name)
+
+
+def _rule(name: str) -> Field:
+    menu = _menu(name, [(label, rule) for rule, label in AGGREGATIONS.items()])
+    return Field(menu, str, lambda entry: entry)
 
 
 def _switch(name: str) -> Field:
@@ -100,7 +107,7 @@ def _number(name: str) -> Field:
         return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
     def value(entry: str) -> Any:
-        if entry == "" and info.default is None:
+        if entry == "" and name in MAY_BE_NONE:
             return None
         try:
             return kind(entry)

@@ -36,9 +36,15 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
         "average_buffers",
         "use_local_updates",
     ),
-    "rounds": ("matchmaking_time", "averaging_timeout", "allreduce_timeout", "next_chunk_timeout"),
-    "other": ("load_state_compression", "load_state_timeout", "shutdown_timeout", "performance_ema_alpha"),
-    "peer": ("client_mode", "auxiliary", "verbose"),
+    "rounds": (
+        "matchmaking_time",
+        "averaging_timeout",
+        "allreduce_timeout",
+        "next_chunk_timeout",
+        "robust_aggregation",
+    ),
+    "other": ("roll_back", "load_state_compression", "load_state_timeout", "shutdown_timeout", "performance_ema_alpha"),
+    "peer": ("keep_state_every", "client_mode", "auxiliary", "verbose"),
 }
 
 #: The groups of those that are needed now and then, in a tab of their own.
@@ -151,8 +157,9 @@ class OptionsPanel:
         if self._locked.value != (shown := note(words) if words else ""):
             self._locked.value = shown
             self._locked.layout.display = "block" if words else "none"
-        for name in SHOWN[_SHARED]:
-            self.controls[name].disabled = reason is not None
+        for name, control in self.controls.items():
+            if FIELDS[name].swarm_wide:
+                control.disabled = reason is not None
 
     def _show(self, name: str, value: Any) -> None:
         entry = self._fields[name].entry(value)

@@ -91,7 +91,7 @@ def panels(snapshot: Snapshot, axis: str = "time", log: bool = False) -> tuple[t
         _line(snapshot, "loss", theme.OWN, "training", words.value, smooth=True)
         + _line(snapshot, "val_loss", theme.VALIDATION, "validation", words.value),
         "no training step yet: press Start, or call run.start()",
-        marks=("run", "option", "round", "batch"),
+        marks=("run", "option", "round", "batch", "rollback"),
         log=log,
         axis=axis,
     )
@@ -224,6 +224,7 @@ def _together(events: Sequence[Event]) -> str:
         "peer": "peers came or went",
         "round": "marks on rounds",
         "batch": "marks on batches",
+        "rollback": "returns to a good state",
     }
     kind = events[0].kind
     return f"{len(events)} {words_for[kind]}" if kind in words_for else events[-1].text

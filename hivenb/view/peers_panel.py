@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hivenb.swarm.peer_id import short_id
 from hivenb.swarm.roster import Presence
 from hivenb.view import words
+from hivenb.view.blocking_panel import BlockingPanel
 from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.help import tooltip, with_help
@@ -27,6 +28,10 @@ _TOOLTIP = (
     "further peers of this run as processes on this machine, which share its cores and memory: "
     "swarm.add_local_peers(1, run), swarm.remove_local_peers(1)"
 )
+_RESTART_TOOLTIP = (
+    "start peers on this machine again when they die, three times a minute at most: "
+    "swarm.add_local_peers(1, run, restart=True)"
+)
 #: States of a local peer that belongs to the swarm.
 _HERE = ("ready", "training")
 
@@ -40,9 +45,16 @@ class PeersPanel:
 
     :param ask_for: called with the number of peers on this machine that a person wants; the front end's handlers
         call it, so it must return at once
+    :param restart: called with whether those that die are to be started again; must return at once, too
+    :param block: called in the same way with a peer's id, and whether it is to be blocked
     """
 
-    def __init__(self, ask_for: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        ask_for: Callable[[int], None],
+        restart: Callable[[bool], None] = lambda on: None,
+        block: Callable[[str, bool], None] = lambda peer_id, is_blocked: None,
+    ) -> None:
         widgets = require_ipywidgets()
         self._ask_for = ask_for
         self._shown, self._is_closed = 0, False
@@ -55,20 +67,30 @@ class PeersPanel:
             **tooltip(_TOOLTIP),
         )
         self.slider.observe(self._on_slide, names="value")
+        self.restart = widgets.Checkbox(
+            description="start again",
+            indent=False,
+            layout=widgets.Layout(width="auto", margin="2px 28px 2px 0"),
+            **tooltip(_RESTART_TOOLTIP),
+        )
+        self.restart.observe(lambda change: restart(change["new"]), names="value")
         self._remark = widgets.HTML(layout=widgets.Layout(margin="4px 0 0 16px"))
         self._trouble = widgets.HTML(layout=widgets.Layout(margin="0", display="none"))
         self._table = widgets.HTML(layout=widgets.Layout(margin="0", overflow="auto", max_height="240px"))
         row = widgets.HBox(
-            [with_help(self.slider, _TOOLTIP), self._remark],
+            [with_help(self.slider, _TOOLTIP), with_help(self.restart, _RESTART_TOOLTIP), self._remark],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", overflow="visible"),
         )
-        self.widget = widgets.VBox([row, self._trouble, self._table], layout=widgets.Layout(overflow="visible"))
+        self.blocking = BlockingPanel(block)
+        whole = [row, self._trouble, self._table, self.blocking.widget]
+        self.widget = widgets.VBox(whole, layout=widgets.Layout(overflow="visible"))
 
     def update(self, now: DashboardState) -> None:
         """Show the peers as they are now."""
         self._table.value = peers_html(now.members, now.local.ids)
         self._remark.value = local_html(now)
-        self.slider.disabled = self._is_closed or not now.standing.swarm_is_open
+        self.blocking.update(now)
+        self.slider.disabled = self.restart.disabled = self._is_closed or not now.standing.swarm_is_open
         self._trouble.value = trouble(now.local.count.error)
         self._trouble.layout.display = "block" if now.local.count.error else "none"
         if self._shown != now.local.count.wanted:
@@ -80,7 +102,8 @@ class PeersPanel:
     def close(self) -> None:
         """Grey the slider out."""
         self._is_closed = True
-        self.slider.disabled = True
+        self.slider.disabled = self.restart.disabled = True
+        self.blocking.close()
 
     def _on_slide(self, change: Any) -> None:
         if change["new"] != self._shown:
@@ -145,8 +168,14 @@ def _row(member: Member, local_number: int | None) -> str:
         f"<td>{bar}{safe(words.share(member.share))}</td>"
         f'<td class="number extra">{words.count(member.samples)}</td>'
         f'<td class="extra">{safe(since)}</td>'
-        f"<td>{safe(words.presence(member))}</td></tr>"
+        f"<td>{safe(words.presence(member))}</td></tr>{_reason(member)}"
     )
+
+
+def _reason(member: Member) -> str:
+    if not member.left_out:
+        return ""
+    return f'<tr class="reason"><td colspan="8">{note(f"no round waits for it: {member.left_out}")}</td></tr>'
 
 
 def _kind(member: Member, local_number: int | None) -> str:

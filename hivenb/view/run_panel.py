@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 ENABLED: Mapping[str, frozenset[str]] = {
     "ready": frozenset({"start"}),
     "starting": frozenset({"stop"}),
-    "training": frozenset({"pause", "stop"}),
-    "paused": frozenset({"resume", "stop"}),
+    "training": frozenset({"pause", "stop", "roll_back"}),
+    "paused": frozenset({"resume", "stop", "roll_back"}),
     "stopping": frozenset(),
-    "stopped": frozenset({"start"}),
-    "finished": frozenset({"start"}),
-    "failed": frozenset({"start"}),
+    "stopped": frozenset({"start", "roll_back"}),
+    "finished": frozenset({"start", "roll_back"}),
+    "failed": frozenset({"start", "roll_back"}),
 }
 
 SWARM_CLOSED = "The swarm is closed: nobody can join any more, and the run cannot be started."
@@ -34,6 +34,7 @@ _BUTTONS = (
     ("pause", "Pause", "pause", "hold on after this batch and stay in the swarm: run.pause()"),
     ("resume", "Resume", "step-forward", "go on: run.resume()"),
     ("stop", "Stop", "stop", "stop after this batch and leave the swarm's rounds: run.stop()"),
+    ("roll_back", "Roll back", "undo", "return to the last good state, once there is one: run.roll_back()"),
 )
 
 
@@ -43,17 +44,18 @@ class RunPanel:
     The line for messages is always there, so that none of them moves what is below.
 
     :param invite: to the swarm; no box for it when empty
-    :param actions: what each of ``start``, ``pause``, ``resume`` and ``stop`` does; called by the front end's
-        handlers, so each must return at once
+    :param actions: what each of ``start``, ``pause``, ``resume``, ``stop`` and ``roll_back`` does; called by the front
+        end's handlers, so each must return at once
+    :param who_can_join: the swarm, in words
     """
 
-    def __init__(self, invite: str, actions: Mapping[str, Callable[[], None]]) -> None:
+    def __init__(self, invite: str, actions: Mapping[str, Callable[[], None]], who_can_join: str = "") -> None:
         widgets = require_ipywidgets()
         self._status = widgets.HTML(layout=widgets.Layout(width="100%", margin="0"))
         self._message = widgets.HTML(layout=widgets.Layout(width="100%", margin="0", min_height="24px"))
-        self._invite_to, self._is_closed = invite, False
+        self._shown_invite, self._is_closed = invite_html(invite, who_can_join), False
         self._invite = widgets.HTML(
-            invite_html(invite), layout=widgets.Layout(flex="1 1 260px", min_width="0", margin="2px")
+            self._shown_invite, layout=widgets.Layout(flex="1 1 260px", min_width="0", margin="2px")
         )
         self.buttons = {}
         for name, label, icon, tooltip in _BUTTONS:
@@ -62,7 +64,7 @@ class RunPanel:
                 icon=icon,
                 tooltip=tooltip,
                 disabled=True,
-                layout=widgets.Layout(width="92px", flex="none"),
+                layout=widgets.Layout(width="auto", min_width="92px", flex="none"),
             )
             button.on_click(lambda _, act=actions[name]: act())
             self.buttons[name] = button
@@ -87,10 +89,17 @@ class RunPanel:
         enabled = ENABLED.get(str(now.status.state.value), frozenset()) if now.standing.swarm_is_open else frozenset()
         for name, button in self.buttons.items():
             button.disabled = name not in enabled
+        self._offer_return(now.standing.kept_epoch)
         if not self._is_closed:
-            self._invite.value = invite_html(self._invite_to) if now.standing.swarm_is_open else note(SWARM_CLOSED)
+            self._invite.value = self._shown_invite if now.standing.swarm_is_open else note(SWARM_CLOSED)
         troubles = "\n".join(text for text in (now.status.error, trouble) if text)
         self.say(troubles or remark, is_trouble=bool(troubles))
+
+    def _offer_return(self, epoch: int | None) -> None:
+        button = self.buttons["roll_back"]
+        button.disabled = button.disabled or epoch is None
+        where = "the last good state, once there is one" if epoch is None else f"the good state of epoch {epoch:,}"
+        button.tooltip = f"return to {where}: run.roll_back()"
 
     def say(self, text: str, is_trouble: bool) -> None:
         """Show a message; none when empty."""
@@ -145,14 +154,15 @@ def _times(length: Length) -> str:
     return f"{trained}{rest}" if trained else ""
 
 
-def invite_html(invite: str) -> str:
-    """The invite in a box with a button that copies it."""
+def invite_html(invite: str, who_can_join: str = "") -> str:
+    """The invite in a box with a button that copies it, and who can join."""
     if not invite:
         return ""
+    who = f'<span class="hivenb-note" style="white-space: nowrap">{safe(who_can_join)}</span>' if who_can_join else ""
     return (
         '<div class="hivenb-invite"><span class="hivenb-note">invite</span>'
         f'<input readonly aria-label="invite" data-lm-suppress-shortcuts="true" value="{safe(invite)}" '
-        f'onclick="this.select()">{copy_button("copy the invite")}</div>'
+        f'onclick="this.select()">{copy_button("copy the invite")}{who}</div>'
     )
 
 

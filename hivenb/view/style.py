@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 
+from hivenb.system.printable import printable
 from hivenb.view import theme
 
 _CSS = """
@@ -156,7 +157,7 @@ def sheet() -> str:
 
 def safe(text: object) -> str:
     """Text that came from elsewhere, harmless in HTML and in its attributes."""
-    return html.escape(str(text), quote=True)
+    return html.escape(printable(str(text)), quote=True)
 
 
 def copy_button(tooltip: str) -> str:

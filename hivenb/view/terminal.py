@@ -8,6 +8,8 @@ import sys
 import time
 from typing import TextIO
 
+from hivenb.system.printable import printable
+
 #: Seconds between two passing lines where each of them stays.
 INTERVAL = 5.0
 
@@ -38,10 +40,11 @@ class Terminal:
     def say(self, text: str = "") -> None:
         """Write a line, or several, that stay."""
         self._erase()
-        self._write(text + "\n")
+        self._write(printable(text) + "\n")
 
     def show(self, line: str) -> None:
         """Write the line that tells how things are going over the last one of its kind."""
+        line = printable(line)
         if line == self._shown:
             return
         if self.width is not None:

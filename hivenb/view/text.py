@@ -10,6 +10,7 @@ import numpy as np
 from hivenb.figures.advice import Advice
 from hivenb.figures.history import Snapshot
 from hivenb.swarm.peer_id import short_id
+from hivenb.system.printable import printable
 from hivenb.view import words
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def summary(
     if status.left_out:
         lines += [f"{words.counted(status.left_out, 'batch')} left out, as their gradients were not finite"]
     if status.error:
-        lines += [f"failed: {status.error}"]
+        lines += [f"failed: {printable(status.error)}"]
     figures = figure_lines(snapshot)
     if figures:
         lines += ["", *figures]

@@ -20,7 +20,7 @@ GPU = PURPLE
 
 PAPER, INK, FAINT_INK, GRID, FRAME = "#FFFFFF", "#24292F", "#6B7280", "#ECEEF1", "#C9CED6"
 
-EVENTS = {"run": GREY, "option": PURPLE, "peer": GREEN, "round": ORANGE, "batch": VERMILLION}
+EVENTS = {"run": GREY, "option": PURPLE, "peer": GREEN, "round": ORANGE, "batch": VERMILLION, "rollback": BLUE}
 
 STATES = {
     "ready": GREY,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -212,6 +213,12 @@ def test_an_invite_that_cannot_be_read_is_one_line(invite, capsys):
     assert "\n" not in said
     with pytest.raises(HivenbError):
         cli.main(["join", invite, "--debug"])
+
+
+def test_an_invite_is_read_from_the_input_where_others_see_the_command_line(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("rubbish\n"))
+    assert cli.main(["join", "-"]) == 1
+    assert "'rubbish' is not the address of a peer" in capsys.readouterr().err
 
 
 def test_help_tells_what_there_is(capsys):

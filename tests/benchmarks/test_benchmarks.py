@@ -131,3 +131,11 @@ def test_the_soak_looks_at_all_processes(tmp_path: Path) -> None:
     assert found["course"]["epochs"] > 0
     assert {len(seen) for seen in found["cycles"].values()} == {2}
     assert "with a dashboard" in printed
+
+
+def test_the_guard_is_measured_against_an_open_swarm(tmp_path: Path) -> None:
+    found, printed = run("guard.py", tmp_path)
+    (turn,) = found["rows"]
+    assert turn["ratio"] == found["ratio"] == pytest.approx(turn["private_rate"] / turn["open_rate"])
+    assert min(turn["open_cpu"], turn["private_cpu"], *found["request"].values()) > 0
+    assert f"at {found['ratio']:.4f} times the rate" in printed

@@ -28,7 +28,14 @@ OURS = ("hivenb.engine", "hivenb.strategy")
 UPSTREAM = ("hivemind.", "lightning.", "torch.")
 
 #: Constructors with parameters of their own: only hivenb makes such objects.
-OWN_CONSTRUCTORS = {"EpochSchedulers.__init__", "FaultTolerantRunner.__init__", "HivemindStrategy.__init__"}
+OWN_CONSTRUCTORS = {
+    "EpochSchedulers.__init__",
+    "FaultTolerantReducer.__init__",
+    "FaultTolerantRunner.__init__",
+    "GuardedClient.__init__",
+    "HivemindStrategy.__init__",
+    "WatchfulClient.__init__",
+}
 
 #: Parameters that ours take by their names alone; so does hivemind itself give them.
 BY_NAME_ALONE = {

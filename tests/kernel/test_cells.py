@@ -37,10 +37,10 @@ def kernel(tmp_path_factory) -> Iterator[Kernel]:
 
 
 def test_a_notebook_from_top_to_bottom_and_again(kernel):
-    assert kernel.run(SWARM) == "Swarm('default', open, this machine only)"
+    assert kernel.run(SWARM) == "Swarm('default', open, this machine only, invited only)"
     daemons = [p for p in kernel.family() if p.name().startswith("p2pd")]
     for _ in range(2):
-        assert kernel.run("before = swarm" + SWARM) == "Swarm('default', open, this machine only)"
+        assert kernel.run("before = swarm" + SWARM) == "Swarm('default', open, this machine only, invited only)"
         assert kernel.run("swarm is before") == "True"
         assert kernel.run(RUN) == "TrainingRun(Model, ready, run_id='lightning_run')"
         assert kernel.run("swarm.add_local_peers(1, run)") == "(LocalPeer(1, ready),)" or _ == 1

@@ -101,7 +101,7 @@ def test_options_cover_hiveminds_optimizer() -> None:
     upstream_names = set(inspect.signature(hivemind.Optimizer.__init__).parameters)
     renamed = {"batch_size_per_step": "batch_size", "scheduler": "scheduler_fn"}
     elsewhere = {"self", "dht", "params", "optimizer", "extra_tensors"}
-    own = {"average_buffers"}  # of the module, which hivemind does not know
+    own = {"average_buffers", "keep_state_every", "robust_aggregation", "roll_back"}  # of which hivemind knows nothing
     assert {renamed.get(name, name) for name in upstream_names - elsewhere} == set(FIELDS) - own
 
 
@@ -136,6 +136,7 @@ def test_what_hivemind_takes_is_what_the_checks_know() -> None:
         *(("delay_state_averaging", value) for value in (None, 1, "yes")),
         *(("offload_optimizer", value) for value in (0, "no")),
         *(("verbose", value) for value in (None, 1)),
+        *(("robust_aggregation", value) for value in (None, True, "median", ["none"])),
         *(("run_id", value) for value in ("", "  ", "my.run", None, 3)),
         *(("average_opt_statistics", value) for value in ("exp_avg", (1,), None)),
         *(("grad_compression", value) for value in ("fp16", 16, upstream.Float16Compression)),
@@ -212,6 +213,12 @@ def test_options_do_not_change() -> None:
             {"delay_optimizer_step": True, "delay_state_averaging": True, "offload_optimizer": False},
             ("offload_optimizer=False",),
         ),
+        ({"matchmaking_time": 600.0, "averaging_timeout": 900.0}, ("matchmaking_time=600", "590")),
+        ({"target_batch_size": 10**15}, ("target_batch_size=1000000000000000", "at most")),
+        ({"averager_opts": {"part_size_bytes": "x"}}, ("part_size_bytes", "'x'")),
+        ({"averager_opts": {"part_size_bytes": 2**30}}, ("part_size_bytes", "at most")),
+        ({"averager_opts": {"declare_state_period": 3600}}, ("declare_state_period", "590")),
+        ({"tracker_opts": {"metadata_expiration": 3600}}, ("metadata_expiration", "120")),
         ({"matchmaking_time": 30.0}, ("averaging_timeout=30", "matchmaking_time=30")),
         ({"averaging_timeout": 2}, ("averaging_timeout=2", "matchmaking_time=5")),
         ({"use_local_updates": True, "offload_optimizer": True}, ("offload_optimizer", "nothing is learned")),
@@ -477,6 +484,7 @@ def test_code_is_a_plain_lightning_script() -> None:
         "from hivenb.compression import Float16Compression\n"
         "\n"
         "# `model` is your LightningModule, `train_loader, validation_loader` your data.\n"
+        "# Open to all as it stands: initial_peers= an invite joins a private swarm, secret= starts one.\n"
         "strategy = HivemindStrategy(\n"
         "    target_batch_size=256,\n"
         "    scheduler_fn=partial(StepLR, step_size=10, gamma=0.5),\n"

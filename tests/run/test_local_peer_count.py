@@ -22,12 +22,16 @@ class SlowSwarm:
         self.begun = threading.Semaphore(0)
         self.failure = None
 
-    def add_local_peers(self, count, run):
+    def add_local_peers(self, count, run, restart):
+        self.restart = restart
         self.begun.release()
         assert self.allowed.acquire(timeout=10)
         if self.failure is not None:
             raise self.failure
         self.local_peers += (SimpleNamespace(state="training"),) * count
+
+    def restart_local_peers(self, run, restart):
+        self.restart = restart
 
     def remove_local_peers(self, count, run):
         self.local_peers = self.local_peers[: len(self.local_peers) - count]
@@ -113,3 +117,15 @@ def test_real_peers_come_and_go_while_a_run_trains(swarm, eventually):
     count.ask_for(1)
     eventually(lambda: "cannot be sent to another process" in count.now.error, 120)
     run.stop()
+
+
+def test_those_that_die_are_started_again_if_asked_to(slow, eventually):
+    count = LocalPeerCount(slow)
+    assert not count.restart
+    count.restart = True
+    assert slow.swarm.restart, "those that are there already"
+    slow.swarm.restart = None
+    slow.swarm.allowed.release()
+    count.ask_for(1)
+    eventually(lambda: not count.now.is_changing)
+    assert slow.swarm.restart

@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 import tiny
 import torch
 
 import hivenb
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.progress.peer_reports import PeerInfo
+from hivenb.errors import TrainingError
 from hivenb.history import History
 from hivenb.options import Options
 from hivenb.run import monitor as module
 from hivenb.run.monitor import Monitor, gpu_bytes, resident_bytes, short_id
+from hivenb.run.status import RunState
 from hivenb.swarm.roster import Presence
 from hivenb.training import TrainingRun
 
@@ -163,6 +166,25 @@ def test_a_dht_that_does_not_answer_is_told_with_the_seconds_again_and_again(swa
     found = [re.fullmatch(pattern, event.text) for event in told()]
     assert [int(match[1]) >= least for match, least in zip(found, (2, 4), strict=True)] == [True, True]
     assert told()[1].time - told()[0].time > 1.9
+
+
+def test_an_error_of_its_own_fails_the_run_also_while_it_is_paused(swarm, eventually):
+    run = run_of("broken", swarm)
+    for is_paused in (False, True):
+        run.start()
+        assert run.wait(epochs=1, timeout=60)
+        if is_paused:
+            run.pause()
+            assert run.wait_for(RunState.PAUSED, timeout=60)
+        run.roster.update = None  # as if hivenb had an error
+        with pytest.raises(TrainingError, match=r"the thread that watches the swarm has ended with TypeError"):
+            run.wait(timeout=60)
+        assert run.status.state is RunState.FAILED
+        assert events(run.history, "run")[-1] == "failed: TrainingError"
+        del run.roster.update
+    run.start()
+    assert run.wait(epochs=1, timeout=60)
+    run.stop()
 
 
 def test_it_ends_quietly_with_the_swarm(swarm):

@@ -19,7 +19,7 @@ STRATEGY: dict[str, Any] = {
     "matchmaking_time": 150.0,
     "averaging_timeout": 300.0,
     "next_chunk_timeout": 5.0,
-    "tracker_opts": {"metadata_expiration": 600.0},
+    "tracker_opts": {"metadata_expiration": 120.0},
 }
 EVENTS = 6
 

@@ -15,6 +15,7 @@ from hivenb.engine.dht.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress import tracker
 from hivenb.strategy import HivemindStrategy
+from hivenb.swarm.invite import read_invite
 
 #: A target that nobody reaches while the late peer trains.
 FAR = 10_000
@@ -41,7 +42,8 @@ class Stop(Callback):
 
 @pytest.fixture
 def late_dht(swarm: hivenb.Swarm) -> Iterator[DHT]:
-    opened = DHT(start=True, initial_peers=[str(a) for a in swarm.dht.get_visible_maddrs()], **LOOPBACK)
+    invite = read_invite(swarm.invite)
+    opened = DHT(start=True, initial_peers=list(invite.addresses), secret=invite.secret, **LOOPBACK)
     yield opened
     opened.shutdown()
 

@@ -17,7 +17,7 @@ SETTINGS: dict[str, Any] = {
     "strategy": {
         "matchmaking_time": 150.0,
         "averaging_timeout": 300.0,
-        "tracker_opts": {"metadata_expiration": 600.0},
+        "tracker_opts": {"metadata_expiration": 120.0},
     },
 }
 

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from hivemind.utils import get_dht_time
 from tiny import DELAYS, LOOPBACK, TinyModel, loader, trainer
 
 from hivenb.engine.process.end_with_parent import wait_for_exit
@@ -61,7 +62,7 @@ def test_another_machine_can_join_at_what_is_logged(
             monkeypatch.setenv("INITIAL_PEERS", addresses)
             joiner = HivemindStrategy(64, **LOOPBACK)
             try:
-                joiner.dht.store("greeting", "hello", expiration_time=2e9 * 2)
+                joiner.dht.store("greeting", "hello", expiration_time=get_dht_time() + 60)
                 assert dht.get("greeting", latest=True).value == "hello"
             finally:
                 joiner.dht.shutdown()

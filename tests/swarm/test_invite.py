@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+import time
+import tracemalloc
+import zlib
+from typing import Any
 
 import pytest
 
+from hivenb.engine.dht.guard import Secret
 from hivenb.errors import InviteError, SwarmError
 from hivenb.swarm.invite import (
     INVITE_PREFIX,
-    addresses_from_environment,
+    MOST_BYTES,
+    MOST_CHARACTERS,
+    Invite,
     decode_invite,
     encode_invite,
+    invite_from_environment,
     read_addresses,
+    read_invite,
 )
 
 ID = "12D3KooWNTpTGNxFtZXDLUk9SpcvF6Qv1bfSVFnZfAhkuBbHbRBq"
@@ -60,6 +71,9 @@ def test_many_ways_to_write_them(given: object) -> None:
         ("/ip4/127.0.0.1/tcp/1/p2p", "is not the address of a peer"),
         ([LOCAL, "rubbish"], "'rubbish'"),
         ("x" * 500, r"'x{57}\.\.\.'"),
+        (f"/ip4/127.0.0.1/tcp/1/p2p/{ID[:-3]}", "is not the address of a peer"),
+        (f"/ip4/127.0.0.1/tcp/1/p2p/{ID[:10]}{ID[11:]}", "is not the address of a peer"),
+        ("/dns4/" + "x" * 2000 + f"/tcp/1/p2p/{ID}", "it has 2,0.. characters"),
     ],
 )
 def test_what_is_none(given: object, message: str) -> None:
@@ -74,7 +88,7 @@ class TestInvite:
     def test_there_and_back(self) -> None:
         invite = encode_invite(ALL)
         assert re.fullmatch(r"hivenb://[A-Za-z0-9_-]+", invite), "no character that a chat would change"
-        assert decode_invite(invite) == ALL
+        assert decode_invite(invite) == Invite(ALL)
 
     def test_is_short(self) -> None:
         assert len(encode_invite([LOCAL])) < 160
@@ -82,7 +96,7 @@ class TestInvite:
     def test_a_chat_may_break_and_indent_it(self) -> None:
         invite = encode_invite(ALL)
         broken = "\n   ".join(invite[i : i + 20] for i in range(0, len(invite), 20))
-        assert decode_invite(f"  {broken}\n") == ALL
+        assert decode_invite(f"  {broken}\n") == Invite(ALL)
         assert read_addresses(f"\n{broken} ") == ALL
 
     @pytest.mark.parametrize("kept", [1, 10, 40])
@@ -121,15 +135,113 @@ class TestEnvironment:
         monkeypatch.delenv("PL_INITIAL_PEERS", raising=False)
 
     def test_not_set(self) -> None:
-        assert addresses_from_environment() == ()
+        assert invite_from_environment() == Invite()
 
     @pytest.mark.parametrize("name", ["INITIAL_PEERS", "PL_INITIAL_PEERS"])
     @pytest.mark.parametrize("value", [",".join(ALL), encode_invite(ALL)], ids=["addresses", "invite"])
     def test_set(self, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
         monkeypatch.setenv(name, value)
-        assert addresses_from_environment() == ALL
+        assert invite_from_environment() == Invite(ALL)
 
     def test_the_message_names_the_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PL_INITIAL_PEERS", "rubbish")
         with pytest.raises(InviteError, match="the environment variable PL_INITIAL_PEERS: 'rubbish'"):
-            addresses_from_environment()
+            invite_from_environment()
+
+
+# -- of private swarms --------------------------------------------------------------------------------------------
+
+SECRET, OTHER = Secret.random(), Secret.random()
+
+
+def pack(held: Any) -> str:
+    """An invite that somebody else has made."""
+    unpacked = held if isinstance(held, bytes) else json.dumps(held).encode()
+    return INVITE_PREFIX + base64.urlsafe_b64encode(zlib.compress(unpacked, 9)).decode().rstrip("=")
+
+
+class TestWithSecret:
+    @pytest.mark.parametrize("run_id", [None, "digits", "Zahlen üben"])
+    def test_there_and_back(self, run_id: str | None) -> None:
+        invite = encode_invite(ALL, SECRET, run_id)
+        assert re.fullmatch(r"hivenb://[A-Za-z0-9_-]+", invite)
+        assert decode_invite(invite) == Invite(ALL, SECRET, run_id)
+        assert read_invite([f" {invite[:30]}\n{invite[30:]}"]) == Invite(ALL, SECRET, run_id)
+        assert read_addresses(invite) == ALL
+
+    def test_is_short_enough_for_a_chat(self) -> None:
+        assert len(encode_invite([LOCAL], SECRET, "digits")) < 250
+
+    def test_of_an_open_swarm_is_what_it_was(self) -> None:
+        assert decode_invite(pack(list(ALL))) == Invite(ALL)
+
+    def test_several_lead_into_one_swarm(self) -> None:
+        first, second = encode_invite(ALL[:2], SECRET), encode_invite(ALL[1:], SECRET, "digits")
+        assert read_invite([first, second, LOCAL]) == Invite(ALL, SECRET, "digits")
+        with pytest.raises(InviteError, match="into different swarms"):
+            read_invite([first, encode_invite(ALL, OTHER)])
+
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            lambda invite: invite[:-9],
+            lambda invite: invite.replace("hivenb://", "hivenb:"),
+            lambda invite: f"my invite: {invite}",
+            lambda invite: invite[:-1] + "!",
+            lambda invite: invite[:30] + "AAAA" + invite[30:],
+        ],
+    )
+    def test_what_is_wrong_with_one_is_said_without_it(self, spoil: Any) -> None:
+        invite = encode_invite([LOCAL], SECRET)
+        with pytest.raises(InviteError) as caught:
+            read_invite(spoil(invite))
+        told = f"{caught.value} {caught.value.__cause__!r}"
+        assert invite[len(INVITE_PREFIX) :][:20] not in told
+        assert SECRET.reveal() not in told
+
+    @pytest.mark.parametrize("secret", ["short", "", 7, None, ["x" * 40]])
+    def test_a_damaged_secret(self, secret: Any) -> None:
+        with pytest.raises(InviteError, match="the secret in the invite is damaged"):
+            decode_invite(pack({"a": [LOCAL], "s": secret}))
+
+    @pytest.mark.parametrize("name", ["", 7, ["x"], "x" * 1000])
+    def test_a_damaged_name(self, name: Any) -> None:
+        with pytest.raises(InviteError, match="the name of the run in the invite is damaged"):
+            decode_invite(pack({"a": [LOCAL], "r": name}))
+
+
+HOSTILE = {
+    "unpacks to 200 MB": zlib.compress(b"0" * 200_000_000, 9),
+    "nested": zlib.compress(b"[" * 60_000),
+    "nested and closed": zlib.compress(b"[" * 30_000 + b"]" * 30_000),
+    "nested dictionaries": zlib.compress(b'{"a":' * 10_000),
+    "a long number": zlib.compress(b"9" * 60_000),
+    "not text": zlib.compress(b"\xff\xfe"),
+    "a number for an address": zlib.compress(b'{"a": [1]}'),
+    "no addresses": zlib.compress(b"{}"),
+    "a damaged peer id": zlib.compress(json.dumps([f"/ip4/127.0.0.1/tcp/1/p2p/{ID[:-4]}"]).encode()),
+    "rubbish": b"\x00" * 1000,
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_one_is_an_invite_error_at_once_and_takes_no_memory(name: str) -> None:
+    invite = INVITE_PREFIX + base64.urlsafe_b64encode(HOSTILE[name]).decode()
+    with pytest.raises(InviteError):  # imports what is needed
+        read_addresses("rubbish")
+    tracemalloc.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(InviteError):
+            decode_invite(invite)
+        assert tracemalloc.get_traced_memory()[1] < 20 * MOST_BYTES
+    finally:
+        tracemalloc.stop()
+    assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.parametrize("length", [MOST_CHARACTERS + 1, 10 * MOST_CHARACTERS])
+def test_one_that_is_too_long_is_not_even_unpacked(length: int) -> None:
+    with pytest.raises(InviteError, match=r"damaged|copy the invite alone"):
+        decode_invite(INVITE_PREFIX + "A" * length)

@@ -104,3 +104,11 @@ def test_those_who_left_are_remembered_within_bounds():
     for now in range(MAX_ABSENT + 30):
         look(roster, float(now), OWN, replace(OTHER, peer_id=f"{now}"))
     assert len(roster.members) == MAX_ABSENT + 2
+
+
+def test_why_no_round_waits_for_a_peer_is_remembered_as_long_as_it_holds():
+    roster = Roster()
+    roster.update(Look(0.0, (OWN, OTHER)), 1000, {}, {"other": "missed 2 rounds in a row"})
+    assert {m.peer.peer_id: m.left_out for m in roster.members} == {"own": "", "other": "missed 2 rounds in a row"}
+    look(roster, 1.0, OWN, OTHER)
+    assert not any(m.left_out for m in roster.members)

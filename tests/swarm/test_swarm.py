@@ -8,6 +8,7 @@ import psutil
 import pytest
 import tiny
 from hivemind.p2p import P2P
+from hivemind.utils import get_dht_time
 
 import hivenb
 from hivenb.errors import InviteError, PlatformError, SwarmError
@@ -21,7 +22,7 @@ NOBODY = "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
 
 @pytest.fixture(scope="module")
 def home():
-    with hivenb.Swarm("home") as swarm:
+    with hivenb.Swarm("home", open=True) as swarm:
         yield swarm
 
 
@@ -33,16 +34,18 @@ def socket_folder(tmp_path, monkeypatch):
 
 
 def test_a_cell_that_is_run_again_gives_the_same_swarm(home):
-    assert hivenb.Swarm("home") is home
+    assert hivenb.Swarm("home", open=True) is home
     assert hivenb.Swarm.get("home") is home
-    assert hivenb.Swarm("home", public=False, host_maddrs=[]) is home
+    assert hivenb.Swarm("home", open=True, public=False, host_maddrs=[]) is home
 
 
 def test_other_settings_for_an_open_swarm_are_refused_and_named(home):
     with pytest.raises(SwarmError, match=r"'home' is open already, with client_mode=False instead of True.*close"):
-        hivenb.Swarm("home", client_mode=True)
+        hivenb.Swarm("home", open=True, client_mode=True)
+    with pytest.raises(SwarmError, match="with open=True instead of False"):
+        hivenb.Swarm("home")
     assert home.is_open
-    assert hivenb.Swarm("home") is home
+    assert hivenb.Swarm("home", open=True) is home
 
 
 def test_a_name_that_is_not_open_is_refused_with_those_that_are(home):
@@ -56,7 +59,7 @@ def test_a_setting_that_does_not_exist_is_a_clear_error(home):
 
 
 def test_representation_is_the_same_each_time(home):
-    assert repr(home) == "Swarm('home', open, this machine only)"
+    assert repr(home) == "Swarm('home', open, this machine only, anybody can join)"
     with hivenb.Swarm("elsewhere") as other:
         pass
     assert repr(other) == "Swarm('elsewhere', closed)"
@@ -113,7 +116,7 @@ def test_join_by_invite_or_by_addresses(home, swarm, lead):
     with hivenb.Swarm.join(where, swarm.name) as guest:
         assert hivenb.Swarm.join(home.invite, swarm.name) is guest
         assert guest.peer_id != home.peer_id
-        home.dht.store("greeting", "hello", expiration_time=2e9)
+        home.dht.store("greeting", "hello", expiration_time=get_dht_time() + 60)
         assert guest.dht.get("greeting", latest=True).value == "hello"
 
 
@@ -210,7 +213,7 @@ def test_elsewhere_than_on_linux_a_swarm_says_what_to_do(monkeypatch):
 @pytest.mark.process
 def test_a_public_swarm_listens_on_the_network():
     with hivenb.Swarm("public", public=True) as swarm:
-        assert repr(swarm) == "Swarm('public', open, public)"
+        assert repr(swarm) == "Swarm('public', open, public, invited only)"
         if any(not address.startswith("/ip4/127.") for address in swarm.addresses):
             assert all("/127.0.0.1/" not in address for address in swarm.addresses)
 
@@ -218,6 +221,7 @@ def test_a_public_swarm_listens_on_the_network():
 ENDS = """
 import sys, hivenb, tiny
 from hivemind.p2p import P2P
+from hivemind.utils import get_dht_time
 from hivenb.training import TrainingRun
 P2P._UNIX_SOCKET_PREFIX = "/unix" + sys.argv[2] + "/sockets-"
 def main():

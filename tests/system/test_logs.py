@@ -44,6 +44,12 @@ def test_records_are_collected_and_not_printed(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_what_steers_a_terminal_is_written_out():
+    collector = collect_logs()
+    logging.getLogger("hivemind.p2p").warning("peer said \x1b]0;title\x07\u202e")
+    assert collector.tail()[-1].endswith(r"peer said \x1b]0;title\x07\u202e")
+
+
 @pytest.mark.process
 def test_children_that_were_forked_are_heard(eventually, capfd):
     collector = collect_logs()
@@ -127,3 +133,17 @@ def test_memory_is_bounded():
     assert lines[-1].endswith(f"line {CAPACITY + 9}")
     assert collector.tail(2) == lines[-2:]
     assert collector.tail(0) == ()
+
+
+@pytest.mark.process
+def test_a_flood_in_a_child_is_cut_and_the_rest_comes_through(eventually):
+    collector = collect_logs()
+
+    def talk() -> None:
+        for number in range(2000):
+            logging.getLogger("hivemind.child").warning(f"a stranger has sent {number} bytes")
+        logging.getLogger("hivenb.child").info("its last words after the flood")
+
+    in_a_child(talk)
+    eventually(lambda: any("last words after the flood" in line for line in collector.tail(5)))
+    assert sum("a stranger has sent" in line for line in collector.tail()) <= 120

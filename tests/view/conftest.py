@@ -45,7 +45,14 @@ class Scene:
         self.trainer_kwargs: dict[str, object] = {}
         self.options = Options(target_batch_size=2048)
         self.log: tuple[str, ...] = ()
-        self.swarm = SimpleNamespace(invite="hivenb://invite", local_peers=(), is_open=True, onlookers=Onlookers())
+        self.swarm = SimpleNamespace(
+            invite="hivenb://invite",
+            who_can_join="invited only",
+            local_peers=(),
+            is_open=True,
+            onlookers=Onlookers(),
+            blocked=(),
+        )
         self.trainer: Any = None
         self.local_peers: tuple[Any, ...] = ()
         self.roster = SimpleNamespace(members=())
@@ -55,6 +62,7 @@ class Scene:
         self.pending_epoch: int | None = None
         self.options_error: Exception | None = None
         self.why_not_host: str | None = None
+        self.kept_epoch: int | None = None
 
     def start(self) -> None:
         self._do("start", RunState.TRAINING)
@@ -68,6 +76,16 @@ class Scene:
     def stop(self, wait: bool = True) -> None:
         assert not wait, "a button must not wait"
         self._do("stop", RunState.STOPPED)
+
+    @property
+    def is_active(self) -> bool:
+        return self.status.state.is_active
+
+    def roll_back(self, wait: bool = True) -> int:
+        assert not wait, "a button must not wait"
+        assert self.kept_epoch is not None
+        self._do("roll_back", self.status.state)
+        return self.kept_epoch
 
     def apply(self, options: Options | None = None, *, wait: bool = True, **changes: Any) -> Options:
         assert not wait, "a switch must not wait"

@@ -76,11 +76,13 @@ def test_buttons_steer_the_run_from_the_one_thread(
     assert dashboard.widget
     view = dashboard._view
     assert view is not None
-    for name in ("start", "pause", "resume", "stop"):
+    scene.kept_epoch = 10
+    names = ("start", "pause", "roll_back", "resume", "stop")
+    for name in names:
         eventually(lambda name=name: not view.run_panel.buttons[name].disabled)
         view.run_panel.buttons[name].click()
-    eventually(lambda: len(scene.calls) == 4)
-    assert scene.calls == [(name, "hivenb-dashboard") for name in ("start", "pause", "resume", "stop")]
+    eventually(lambda: len(scene.calls) == 5)
+    assert scene.calls == [(name, "hivenb-dashboard") for name in names]
     eventually(lambda: "stopped" in view.run_panel._status.value)
 
 
@@ -192,7 +194,7 @@ def test_of_many_dashboards_the_newest_are_live(scene: Any) -> None:
 
 def test_a_run_without_a_swarm_can_still_be_looked_at(scene: Any) -> None:
     class Closed:
-        local_peers, is_open = (), False
+        local_peers, is_open, who_can_join, blocked = (), False, "invited only", ()
         onlookers = Onlookers()
 
         @property

@@ -26,11 +26,12 @@ def words_of(html: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html)).strip()
 
 
+BUTTONS = ("start", "pause", "resume", "stop", "roll_back")
+
+
 def run_panel(invite: str = "hivenb://invite", pressed: list[str] | None = None) -> RunPanel:
     calls = [] if pressed is None else pressed
-    return RunPanel(
-        invite, {name: lambda name=name: calls.append(name) for name in ("start", "pause", "resume", "stop")}
-    )
+    return RunPanel(invite, {name: lambda name=name: calls.append(name) for name in BUTTONS})
 
 
 def test_the_status_says_every_number_with_its_unit(status: Any) -> None:
@@ -47,6 +48,7 @@ def test_the_bar_stays_in_its_frame(status: Any, samples: int) -> None:
 @pytest.mark.parametrize("state", list(RunState))
 def test_buttons_follow_the_state(scene: Any, state: RunState) -> None:
     panel = run_panel()
+    scene.kept_epoch = 10
     scene.set(state=state)
     panel.update(DashboardState.of(scene), "")
     enabled = {name for name, button in panel.buttons.items() if not button.disabled}
@@ -62,7 +64,7 @@ def test_buttons_call_what_they_stand_for() -> None:
     panel = run_panel(pressed=pressed)
     for button in panel.buttons.values():
         button.click()
-    assert pressed == ["start", "pause", "resume", "stop"]
+    assert pressed == list(BUTTONS)
 
 
 def test_errors_are_shown_in_words_and_go_away(scene: Any) -> None:
@@ -117,6 +119,16 @@ def test_a_peers_id_and_its_name_never_become_html(members: Any) -> None:
     assert "<script" not in html
     assert "<img" not in html
     assert "<b>x" not in html
+
+
+def test_peers_that_die_are_started_again_if_asked_to(scene: Any) -> None:
+    asked: list[bool] = []
+    panel = PeersPanel(lambda count: None, asked.append)
+    panel.restart.value = True
+    panel.restart.value = False
+    assert asked == [True, False]
+    panel.close()
+    assert panel.restart.disabled
 
 
 def test_the_slider_asks_for_peers_and_follows_what_code_does(scene: Any) -> None:
@@ -201,13 +213,16 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "grad_averager_factory": "none",
         "average_buffers": True,
         "use_local_updates": False,
+        "roll_back": False,
         "matchmaking_time": "5",
         "averaging_timeout": "30",
         "allreduce_timeout": "",
         "next_chunk_timeout": "",
+        "robust_aggregation": "norm_bound",
         "load_state_timeout": "600",
         "shutdown_timeout": "5",
         "performance_ema_alpha": "0.1",
+        "keep_state_every": "10",
         "client_mode": False,
         "auxiliary": False,
         "verbose": False,
@@ -310,7 +325,7 @@ def test_what_power_sgd_sends_is_said_in_few_digits(shapes: tuple[tuple[int, ...
 def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     shared = [name for name, control in panel.controls.items() if FIELDS[name].swarm_wide]
-    assert shared == list(SHOWN["all peers"])
+    assert shared == [*SHOWN["all peers"], "robust_aggregation", "roll_back"]
     scene.why_not_host = "the host of the run decides on them for all peers (peer …abc123)"
     panel.update(DashboardState.of(scene))
     assert [name for name, control in panel.controls.items() if control.disabled] == shared

@@ -24,7 +24,9 @@ def words_of(html: str) -> str:
 
 @pytest.fixture
 def panel() -> RunPanel:
-    return RunPanel("hivenb://invite", {name: lambda: None for name in ("start", "pause", "resume", "stop")})
+    return RunPanel(
+        "hivenb://invite", {name: lambda: None for name in ("start", "pause", "resume", "stop", "roll_back")}
+    )
 
 
 def test_the_header_names_the_run_and_says_how_long_it_has_trained_and_how_far_it_is(status: Any) -> None:
@@ -88,3 +90,18 @@ def test_a_closed_swarm_takes_no_more_peers(scene: Any, eventually: Callable[...
         eventually(lambda: view.peers_panel.slider.disabled and view.run_panel.buttons["start"].disabled)
     finally:
         dashboard.close()
+
+
+def test_a_good_state_can_be_returned_to_once_there_is_one(scene: Any, panel: RunPanel) -> None:
+    scene.set(state=RunState.TRAINING)
+    button = panel.buttons["roll_back"]
+    panel.update(DashboardState.of(scene), "")
+    assert button.disabled
+    assert "once there is one" in button.tooltip
+    scene.kept_epoch = 40
+    panel.update(DashboardState.of(scene), "")
+    assert not button.disabled
+    assert "epoch 40" in button.tooltip
+    scene.set(state=RunState.STARTING)
+    panel.update(DashboardState.of(scene), "")
+    assert button.disabled

@@ -29,6 +29,16 @@ def screen(monkeypatch) -> Screen:
     return Screen()
 
 
+def test_texts_of_others_do_not_steer_it(screen):
+    terminal = Terminal(screen)
+    terminal.say("failed: \x1b[2Jgone\rwritten over")
+    terminal.show("\x9b31m")
+    assert "\x1b" not in screen.getvalue()
+    first, second, *_ = screen.rows()
+    assert first == r"failed: \x1b[2Jgone\rwritten over"
+    assert second == r"\x9b31m"
+
+
 def test_a_passing_line_is_written_over(screen):
     terminal = Terminal(screen)
     terminal.say("hello")

@@ -32,6 +32,11 @@ def test_unknown_figures_are_left_out(status: Any) -> None:
     assert "  1 peer  " in line
 
 
+def test_an_error_that_others_have_written_steers_no_terminal(status: Any) -> None:
+    text = summary(replace(status, error="P2PHandlerError: \x1b[2J\u202eerror\nand more"), History().snapshot())
+    assert text.splitlines()[1:3] == [r"failed: P2PHandlerError: \x1b[2J\u202eerror", "and more"]
+
+
 def test_summary_is_the_same_for_the_same_facts(status: Any, members: Any) -> None:
     history = History()
     for value in (2.5, 0.5, 0.75):

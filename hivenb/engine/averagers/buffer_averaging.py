@@ -20,7 +20,7 @@ from hivemind.utils import get_logger
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
 from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.engine.rounds.exact_tensors import ExactKey, SendsExactly
-from hivenb.engine.rounds.matchmaking import is_marked
+from hivenb.engine.rounds.gathered import is_marked
 
 logger = get_logger(__name__)
 
@@ -189,7 +189,7 @@ class DownloadsBuffers(AveragerBase):
         if loaded is None:
             return None
         metadata, tensors = loaded
-        fingerprint, count = _sent_buffers(metadata)
+        fingerprint, count = sent_buffers(metadata)
         kept = max(0, len(tensors) - count)
         epoch = metadata.get("epoch") if isinstance(metadata, dict) else None
         if isinstance(epoch, int) and epoch >= self.local_epoch:  # else hivemind refuses the state
@@ -198,7 +198,7 @@ class DownloadsBuffers(AveragerBase):
         return metadata, tensors[:kept]
 
 
-def _sent_buffers(metadata: Any) -> tuple[str | None, int]:
+def sent_buffers(metadata: Any) -> tuple[str | None, int]:
     """Fingerprint and number of the buffers in a download; anybody may send anything."""
     word = metadata.get(_WORD) if isinstance(metadata, dict) else None
     if isinstance(word, (list, tuple)) and len(word) == 2 and isinstance(word[1], int) and word[1] >= 0:

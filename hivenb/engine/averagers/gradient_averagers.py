@@ -12,6 +12,7 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _Power
 
 from hivenb.engine.averagers.gradient_buffers import AccumulatesBySamples
 from hivenb.engine.averagers.power_sgd import KeepsFewComponents
+from hivenb.engine.averagers.state_download import DownloadsStates
 from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantAllReduce
 from hivenb.engine.rounds.tensor_parts import PartsCutAlike
@@ -27,7 +28,7 @@ class PowerSGDGradientAverager(
     KeepsFewComponents,
     FaultTolerantAllReduce,
     _PowerSGDGradientAverager,
-    AveragerBase,
+    DownloadsStates,
 ):
     """``hivemind``'s ``PowerSGDGradientAverager`` that can be created on any thread."""
 
@@ -54,7 +55,9 @@ def own_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
     mixins: tuple[type, ...] = (AccumulatesBySamples, PartsCutAlike)
     if issubclass(factory, _PowerSGDGradientAverager):
         mixins += (KeepsFewComponents,)
-    return type(factory.__name__, (*mixins, FaultTolerantAllReduce, factory, AveragerBase), {})
+    is_without_state = _load_of(factory) is DecentralizedAverager.load_state_from_peers
+    base = AveragerBase if is_without_state else DownloadsStates
+    return type(factory.__name__, (*mixins, FaultTolerantAllReduce, factory, base), {})
 
 
 def has_state_of_its_own(averager: Any) -> bool:
@@ -64,5 +67,8 @@ def has_state_of_its_own(averager: Any) -> bool:
 
     :param averager: ``None`` with local updates
     """
-    load = getattr(type(averager), "load_state_from_peers", None)
-    return load not in (None, DecentralizedAverager.load_state_from_peers)
+    return _load_of(type(averager)) not in (None, DecentralizedAverager.load_state_from_peers)
+
+
+def _load_of(kind: type) -> Any:
+    return getattr(kind, "load_state_from_peers", None)

@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 from hivemind.optim.grad_averager import GradientAverager
+from hivemind.utils import get_logger
 
+from hivenb.engine.averagers.finite import are_finite, where_not_finite
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING
+
+logger = get_logger(__name__)
 
 
 class AccumulatesBySamples(GradientAverager):
@@ -60,6 +64,15 @@ class AccumulatesBySamples(GradientAverager):
     def step(self, *args: Any, **kwargs: Any) -> Any:
         if not self.local_samples_accumulated and not args and kwargs.get("weight") is None:
             kwargs["weight"] = NEXT_TO_NOTHING  # all of its batches were left out
+        self.load_accumulators_into_averager_()
+        with self.get_tensors() as averaged:
+            if not are_finite(averaged):
+                # sums of what was finite; the others would refuse it, and leave this peer out
+                logger.warning(f"The gradients of an epoch count for nothing: {where_not_finite(averaged)}, as summed")
+                kwargs.pop("weight", None)
+                args = (NEXT_TO_NOTHING, *args[1:])  # hivemind's first argument
+                for mean in averaged:
+                    mean.zero_()
         return super().step(*args, **kwargs)
 
     def reset_accumulated_grads_(self) -> None:

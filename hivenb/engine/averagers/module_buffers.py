@@ -186,9 +186,22 @@ class ModuleBuffers:
         if [value.shape for value in state] != [place.shape for place in self._places]:
             return False
         for place, value in zip(self._places, state, strict=True):
-            place.write(value)
+            place.write(_finite_where_it_was(value, place.read()))
         self.load()
         return True
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers they hold."""
+        return sum(place.shape.numel() for place in self._places)
+
+
+def _finite_where_it_was(value: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+    """What another peer has sent, but for nan and inf, where this one has numbers; masks are the same at all peers."""
+    if own is None or not value.is_floating_point() or bool(value.isfinite().all()):
+        return value
+    own = own.cpu().to(value.dtype)
+    return torch.where(value.isfinite() | ~own.isfinite(), value, own)
 
 
 def averaged_numbers(module: nn.Module) -> tuple[int, int]:

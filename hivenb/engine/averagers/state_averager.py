@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
+from hivemind.optim.state_averager import dump_optimizer_state
+from hivemind.p2p import PeerID
 
 from hivenb.engine.averagers.buffer_averaging import AveragesBuffers, DownloadsBuffers
+from hivenb.engine.averagers.module_buffers import ModuleBuffers
+from hivenb.engine.averagers.state_download import DownloadsStates
 from hivenb.engine.averagers.step_failure import FailsWithItsSteps
 from hivenb.engine.averagers.torch_optimizer_state import (
     group_settings,
@@ -15,6 +20,7 @@ from hivenb.engine.averagers.torch_optimizer_state import (
     initialized_by,
     lay_out_like_parameters,
     restore_group_settings,
+    restore_switches,
     state_mismatch,
 )
 from hivenb.engine.rounds.averager import AveragerBase
@@ -28,6 +34,13 @@ class _CheckedDownload(AveragerBase):
 
     optimizer: torch.optim.Optimizer
     extra_tensors: Any
+    main_parameters: Any
+    module_buffers: ModuleBuffers | None
+
+    def numbers_in_state(self) -> float:
+        _, statistics = dump_optimizer_state(self.optimizer)
+        buffers = 0 if self.module_buffers is None else self.module_buffers.numbers
+        return buffers + sum(one.numel() for one in (*self.main_parameters, *self.extra_tensors, *statistics))
 
     def load_state_from_peers(self, *args: Any, **kwargs: Any) -> Any:
         # hivemind/optim/state_averager.py:load_optimizer_state checks nothing: with a scheduler at one peer and none
@@ -50,10 +63,16 @@ class TrainingStateAverager(
     _TrainingStateAverager,
     _CheckedDownload,
     DownloadsBuffers,
+    DownloadsStates,
 ):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
 
     title = "the averager of the state"
+
+    _is_step_left_out = False
+
+    def _largest_weights(self, senders: Sequence[PeerID]) -> list[float]:
+        return [1.0] * len(senders)  # each has one state, however many samples it has seen
 
     def _init_components(
         self,
@@ -86,10 +105,35 @@ class TrainingStateAverager(
         host = torch.empty(source_tensor.shape, dtype=dtype).copy_(source_tensor.detach())
         return host.share_memory_().requires_grad_(source_tensor.requires_grad)
 
+    @property
+    def is_in_a_step(self) -> bool:
+        """Whether the optimizer is in the middle of a step, or was when that failed."""
+        return self._is_half_done
+
+    @property
+    def epoch_of_parameters(self) -> int:
+        """The epoch of the swarm whose step the parameters have; in the background, it may be still to come."""
+        return self.local_epoch - self._steps_to_come
+
+    def take_over_parameters(self) -> None:
+        """Let the model and the averaging buffers have the parameters that the torch optimizer has been given."""
+        if self.offload_optimizer:
+            self._apply_optimizer_parameters_()
+        if not self.reuse_tensors:
+            self._load_local_tensors_into_averager_()
+
+    def move_schedulers(self) -> None:
+        """Move the schedulers to the present epoch."""
+        self._update_scheduler()
+
     def let_go_of_optimizer(self) -> None:
         """Take the hooks off the torch optimizer, which another averager is to go on with."""
         for hook in self._hooks:
             hook.remove()
+
+    def leave_out_step(self) -> None:
+        """Let the next step of the optimizer change nothing; the epoch and the learning rate go on."""
+        self._is_step_left_out = True
 
     def _leave_out_frozen_parameters(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         # hivemind/optim/grad_averager.py gives each parameter a gradient, of zeros if need be, and weight decay
@@ -97,9 +141,10 @@ class TrainingStateAverager(
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._left_out = []
         for main, parameter in zip(self.main_parameters, parameters, strict=True):
-            if not main.requires_grad:
+            if self._is_step_left_out or not main.requires_grad:
                 self._left_out.append((parameter, parameter.grad))
                 parameter.grad = None
+        self._is_step_left_out = False
 
     def _put_gradients_back(self, *args: Any) -> None:
         for parameter, gradient in self._left_out:
@@ -114,7 +159,7 @@ class TrainingStateAverager(
             metadata["epoch"] -= self._steps_to_come
             return metadata, tuple(tensor.clone() for tensor in tensors), infos
 
-    def load_state_from_peers(self, **kwargs: Any) -> None:
+    def load_state_from_peers(self, **kwargs: Any) -> None:  # type: ignore[override]
         # hivemind/optim/state_averager.py:load_state_from_peers takes over the peer's learning rate, and then steps
         # the scheduler from there once for each epoch: ExponentialLR, for one, would decay twice
         scheduler, self.scheduler = self.scheduler, None
@@ -124,6 +169,7 @@ class TrainingStateAverager(
         finally:
             self.scheduler = scheduler
         lay_out_like_parameters(self.optimizer)  # what was sent has no layout
+        restore_switches(self.optimizer, settings)
         if scheduler is not None:
             restore_group_settings(self.optimizer, settings)
             try:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from hivemind.optim.state_averager import dump_optimizer_state
+from hivemind.utils import nested_flatten, nested_map
+
+#: Of a learning rate, and of other numbers that a peer sends; torch fails with what is beyond single precision.
+_LARGEST_SETTING = 1e18
 
 
 def initialize_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
@@ -69,6 +74,15 @@ def restore_group_settings(optimizer: torch.optim.Optimizer, settings: Sequence[
         group.update(own)
 
 
+def restore_switches(optimizer: torch.optim.Optimizer, settings: Sequence[dict[str, Any]]) -> None:
+    """Set of the parameter groups what is no number, such as ``fused``, to what :func:`group_settings` gave.
+
+    It goes with the device of a peer, and torch fails with that of another one.
+    """
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update({name: value for name, value in own.items() if value is None or isinstance(value, (bool, str))})
+
+
 def lay_out_like_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Let statistics lie in memory as their parameters do, such as those with ``torch.channels_last``.
 
@@ -101,6 +115,9 @@ def state_mismatch(
             f"it has {len(theirs) if isinstance(theirs, list) else 'no'} values of an optimizer's state and settings, "
             f"and this peer's {type(optimizer).__name__} has {len(values)}"
         )
+    for name, mine, other in zip(_names_of_values(optimizer), values, theirs, strict=True):
+        if not _can_be(name, mine, other):
+            return f"it has {_value_of(other)!r:.60} for {name}, and this peer has {_value_of(mine)!r:.60}"
     own = [*parameters, *extra_tensors, *own_state]
     if len(own) != len(tensors):
         return f"it has {len(tensors)} tensors, and this peer has {len(own)}"
@@ -112,3 +129,35 @@ def state_mismatch(
 
 def _kind(value: Any) -> Any:
     return value.get("type") if isinstance(value, dict) else None
+
+
+def _value_of(entry: dict[str, Any]) -> Any:
+    return entry.get("index" if entry["type"] == "tensor" else "value")
+
+
+def _names_of_values(optimizer: torch.optim.Optimizer) -> list[str]:
+    """What each value is called that ``dump_optimizer_state`` gives."""
+    known = optimizer.state_dict()
+    groups = [
+        {name: nested_map(lambda _, name=name: name, group[name]) for name in group} for group in known["param_groups"]
+    ]
+    state = nested_map(lambda _: "state", known["state"])
+    return list(nested_flatten({"state": state, "param_groups": groups}))
+
+
+def _can_be(name: str, mine: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a step could be made with another peer's value; tensors, and parameters' numbers, have their places."""
+    own, value = _value_of(mine), _value_of(other)
+    if mine["type"] == "tensor" or name == "params":
+        return type(value) is int and value == own
+    if not _is_number(own):  # a switch, which stays this peer's own
+        return own is None or isinstance(own, (bool, str)) or type(value) is type(own)
+    if not _is_number(value) or not math.isfinite(value):
+        return False
+    if name == "momentum" and bool(value) != bool(own):
+        return False  # a buffer goes with it
+    return 0 <= value < 1 if name == "betas" else abs(value) < _LARGEST_SETTING and (value >= 0 or own < 0)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -5,24 +5,42 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
-from hivemind.p2p import P2P, P2PDaemonError, PeerID
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
+from hivenb.engine.dht.blocked_peers import RefusesBlocked
+from hivenb.engine.dht.guard import Guard, Secret
+from hivenb.engine.dht.guarded_client import GuardedClient, WatchfulClient
 from hivenb.engine.dht.identity import identity_file, same_ports
+from hivenb.engine.dht.message_limits import LimitsMessages
+from hivenb.engine.dht.protocol import caller
+from hivenb.engine.dht.stream_limits import LimitsStreams
 from hivenb.engine.process.end_with_parent import tied_to_parent
 
 logger = get_logger(__name__)
 
 #: Seconds for each attempt to reach a peer that was there before.
 _REACHED_WITHIN = 3.0
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Who is let in.
+
+    :param secret: that others have to know; ``None`` to let all in
+    :param relay_service: whether to relay between peers that cannot reach each other, whoever they are
+    """
+
+    secret: Secret | None = None
+    relay_service: bool = True
 
 
 @dataclass(frozen=True)
@@ -37,7 +55,7 @@ class Earlier:
     neighbours: tuple[str, ...] = ()
 
 
-class TiedP2P(P2P):
+class TiedP2P(RefusesBlocked, LimitsMessages, LimitsStreams, P2P):
     """A libp2p daemon in a session of its own that dies with the process that started it.
 
     All that a peer sends and receives goes through this class: the DHT makes one, and each averager a replica of it.
@@ -46,9 +64,46 @@ class TiedP2P(P2P):
     an interrupt of the notebook can hit it, and leaves it running when the caller is killed.
     """
 
+    def admit_only(self, secret: Secret | None) -> None:
+        """Talk to nobody else from now on; to be called before anything is sent or handled.
+
+        :param secret: that others have to know; ``None`` to talk to all, as plain hivemind does
+        """
+        if secret is None:
+            self._client = WatchfulClient(self._client)
+        else:
+            self._client = GuardedClient(self._client, Guard(secret, self.peer_id))
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether another peer has refused to answer, since this one does not know its secret."""
+        return bool(self._client.was_refused)
+
+    @property
+    def met_stranger(self) -> bool:
+        """Whether another peer was called that does not know the secret of this one."""
+        return bool(self._client.met_stranger)
+
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
         return tied_to_parent(P2P._make_process_args(*args, **kwargs))
+
+    async def _add_protobuf_unary_handler(
+        self, handle_name: str, handler: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any
+    ) -> None:
+        async def of_caller(request: Any, context: P2PContext) -> Any:
+            caller.set(context.remote_id)  # each request is handled in a task, and a context, of its own
+            return await handler(request, context)
+
+        await super()._add_protobuf_unary_handler(handle_name, of_caller, *args, **kwargs)
+
+
+class SelfishP2P(TiedP2P):
+    """One that passes on nothing between others that cannot reach each other: it cannot tell who they are."""
+
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        return TiedP2P._make_process_args(*args, **kwargs, relayService=False)
 
 
 class DaemonRecord:
@@ -93,27 +148,30 @@ class DaemonRecord:
 
 
 async def start_daemon(
-    p2p_kwargs: Mapping[str, Any], initial_peers: Any, identity: bytes, earlier: Earlier | None
-) -> tuple[P2P, Any]:
+    p2p_kwargs: Mapping[str, Any], initial_peers: Any, identity: bytes, earlier: Earlier | None, admission: Admission
+) -> tuple[TiedP2P, Any]:
     """Start a daemon.
 
     :param p2p_kwargs: keyword arguments of ``P2P.create``
     :param initial_peers: addresses of peers to join
     :param identity: its private key, unless those say where one is
     :param earlier: how it was there before, if it was
+    :param admission: who is let in
     :returns: the daemon, and addresses of peers whom it can reach
     :raises P2PDaemonError: if it does not start
     """
     kwargs = dict(p2p_kwargs)
+    kind = TiedP2P if admission.relay_service else SelfishP2P
     if earlier is None and not kwargs.get("use_ipfs"):
         kwargs["initial_peers"] = initial_peers
     elif earlier is not None and kwargs.get("host_maddrs") and not kwargs.get("announce_maddrs"):
         kwargs["host_maddrs"] = same_ports([str(one) for one in kwargs["host_maddrs"]], earlier.addresses)
     if kwargs.get("identity_path") is None:
         with identity_file(identity) as path:
-            p2p = await TiedP2P.create(**kwargs | {"identity_path": path, "check_if_identity_free": False})
+            p2p = await kind.create(**kwargs | {"identity_path": path, "check_if_identity_free": False})
     else:
-        p2p = await TiedP2P.create(**kwargs | ({} if earlier is None else {"check_if_identity_free": False}))
+        p2p = await kind.create(**kwargs | ({} if earlier is None else {"check_if_identity_free": False}))
+    p2p.admit_only(admission.secret)
     if earlier is None:
         return p2p, initial_peers
     # not as the daemon's own initial peers: it would end if none of them is there any more

@@ -18,11 +18,18 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
+from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what stands in records ends no process
 from hivenb.engine.dht.addresses import is_loopback
-from hivenb.engine.dht.daemon import TiedP2P, start_daemon
-from hivenb.engine.dht.node import Node, SignatureValidator
+from hivenb.engine.dht.blocked_peers import BlockedPeers
+from hivenb.engine.dht.daemon import Admission, TiedP2P, start_daemon
+from hivenb.engine.dht.guard import Secret, as_secret
+from hivenb.engine.dht.identity import identity_in, new_identity, prove
+from hivenb.engine.dht.node import Node
+from hivenb.engine.dht.record_rules import RunRecords
 from hivenb.engine.dht.restarts import Restarting
+from hivenb.engine.dht.signatures import SignatureValidator
 from hivenb.engine.process.child_process import settle_as_child
+from hivenb.errors import NotInvitedError
 
 logger = get_logger(__name__)
 
@@ -34,12 +41,17 @@ DAEMON_GOGC = "20"
 
 
 class DHT(Restarting, hivemind.DHT):
-    """``hivemind.DHT`` for a notebook kernel. Parameters and methods are those of ``hivemind.DHT``.
+    """``hivemind.DHT`` for a notebook kernel. Parameters and methods are those of ``hivemind.DHT``, and two more.
 
     It signs its records with a key of its own, :attr:`private_key`. hivemind has one key for each process instead,
     and two peers in one process count as one.
 
     When its process or its daemon ends by itself, both are started anew, as the same peer with the same object.
+
+    :param secret: that others have to know to talk to this peer and to the averagers which use it. Without one, it
+      talks to everybody, as plain hivemind does
+    :param relay_service: whether its daemon relays between peers that cannot reach each other, whoever they are; by
+      default if there is no secret
     """
 
     _p2p_replica: P2P | None
@@ -50,16 +62,42 @@ class DHT(Restarting, hivemind.DHT):
         *args: Any,
         startup_timeout: float = STARTUP_TIMEOUT,
         record_validators: Iterable[RecordValidatorBase] = (),
+        secret: Secret | str | None = None,
+        relay_service: bool | None = None,
         **kwargs: Any,
     ):
-        self.private_key = RSAPrivateKey()
+        self.private_key, self._libp2p_key = RSAPrivateKey(), new_identity()
+        self._admission = Admission(as_secret(secret), secret is None if relay_service is None else relay_service)
+        self._runs: set[str] = set()
+        path = kwargs.get("identity_path")
+        self._proving_key = self._libp2p_key if path is None else identity_in(path)
+        # peers of plain hivemind's, who sign nothing, are in open swarms alone
+        all_sign = self._admission.secret is not None
+        signatures = SignatureValidator(self.private_key, self._proving_key if all_sign else None, all_sign)
+        #: to which nothing is answered, here and in the averagers that use this DHT
+        self.blocked_peers = BlockedPeers()
         super().__init__(
             *args,
             startup_timeout=startup_timeout,
-            record_validators=[SignatureValidator(self.private_key), *record_validators],
+            record_validators=[signatures, *record_validators],
             node_id=kwargs.pop("node_id", None) or DHTID.generate(),  # the same one when it is started anew
             **kwargs,
         )
+
+    def add_validators(self, record_validators: Iterable[RecordValidatorBase]) -> None:
+        validators = list(record_validators)
+        self._record_validator.extend(validators)  # for the process that is started anew
+        super().add_validators(validators)
+
+    def know_run(self, run_id: str) -> None:
+        """Let this node know the keys of a run: what stands there is its peers', each its own. Waits for the DHT."""
+        if run_id not in self._runs:
+            self._runs.add(run_id)
+            self.add_validators([RunRecords(run_id)])
+
+    def prove(self, statement: bytes) -> bytes:
+        """A proof that this peer has said something; empty if its identity is an RSA key in a file."""
+        return b"" if self._proving_key is None else prove(self._proving_key, statement)
 
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and
@@ -74,8 +112,14 @@ class DHT(Restarting, hivemind.DHT):
         # Replaces hivemind/dht/dht.py:replicate_p2p, which knows hivemind's own P2P class only.
         if self._p2p_replica is None or self._origin_pid != os.getpid():
             self._origin_pid = os.getpid()
-            self._p2p_replica = await TiedP2P.replicate(self.run_coroutine(DHT._get_p2p_daemon_listen_maddr))
+            self._p2p_replica = await self._replica_at(self.run_coroutine(DHT._get_p2p_daemon_listen_maddr))
         return self._p2p_replica
+
+    async def _replica_at(self, daemon_listen_maddr: Any) -> TiedP2P:
+        p2p = await TiedP2P.replicate(daemon_listen_maddr)
+        p2p.admit_only(self._admission.secret)
+        p2p.blocked = self.blocked_peers
+        return p2p
 
     async def _serve(self) -> None:
         try:
@@ -102,16 +146,19 @@ class DHT(Restarting, hivemind.DHT):
         node_kwargs = {name: value for name, value in self.kwargs.items() if name in _NODE_PARAMETERS}
         initial_peers = self.initial_peers
         if self._daemon_listen_maddr is not None:
-            p2p = await TiedP2P.replicate(self._daemon_listen_maddr)
+            p2p = await self._replica_at(self._daemon_listen_maddr)
         else:
             p2p_kwargs = {name: value for name, value in self.kwargs.items() if name not in _NODE_PARAMETERS}
             if node_kwargs.get("client_mode"):
                 p2p_kwargs.setdefault("dht_mode", "client")
-            p2p, initial_peers = await start_daemon(p2p_kwargs, initial_peers, self._libp2p_key, self._earlier)
+            p2p, initial_peers = await start_daemon(
+                p2p_kwargs, initial_peers, self._libp2p_key, self._earlier, self._admission
+            )
             self._daemon.watch(p2p)
         if self._earlier is not None:
             node_kwargs["ensure_bootstrap_success"] = False  # those who were there may have gone
         try:
+            p2p.blocked = self.blocked_peers
             node = await Node.create(
                 p2p=p2p,
                 initial_peers=initial_peers,
@@ -122,6 +169,8 @@ class DHT(Restarting, hivemind.DHT):
         except BaseException:
             self._daemon.is_to_end = True
             await p2p.shutdown()
+            if p2p.was_refused or p2p.met_stranger:
+                raise NotInvitedError(_why_not(p2p, self._admission.secret)) from None
             raise
         node._should_shutdown_p2p = self._daemon_listen_maddr is None
         return node
@@ -140,6 +189,29 @@ class DHT(Restarting, hivemind.DHT):
                 # An averager that died takes along the descriptors of the messages it had sent: nobody waits for
                 # their answer any more. Anything else in here came from the caller's own process.
                 logger.debug(f"Dropped a message that cannot be read: {e!r}")
+
+
+def _why_not(p2p: TiedP2P, secret: Secret | None) -> str:
+    if not p2p.was_refused:
+        return (
+            "the peers who answer do not know the secret that was given. A swarm that is open to all, or has peers of "
+            "plain hivemind, is joined by its addresses, without a secret"
+        )
+    if secret is None:
+        return (
+            "the swarm is private, and no secret was given: join it with its invite, or give secret= beside the "
+            "addresses"
+        )
+    return (
+        "the swarm has another secret than the one given. Has it been closed and opened anew since the invite was "
+        "made? Ask for a new invite, and copy it whole"
+    )
+
+
+def know_run(dht: hivemind.DHT, run_id: str) -> None:
+    """Let a node know the keys of a run, if it is one of ours."""
+    if isinstance(dht, DHT):
+        dht.know_run(run_id)
 
 
 def _finish(tasks: set[asyncio.Task], task: asyncio.Task) -> None:

@@ -7,9 +7,21 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from hivemind.proto import crypto_pb2
+
+#: Before what a peer's identity signs, which libp2p signs other things with.
+_PURPOSE = b"hivenb:"
+
+#: What the file of such a key begins with: the type, and the length of the private and the public key.
+_ED25519_KEY = bytes.fromhex("08011240")
+
+_LARGEST_FILE = 65536
+
+#: What the id of a peer with a key of that kind begins with (libp2p's specification of peer ids): it is not hashed.
+_ED25519_ID = bytes.fromhex("002408011220")
 
 
 def new_identity() -> bytes:
@@ -20,6 +32,47 @@ def new_identity() -> bytes:
     public = key.public_key().public_bytes(raw, serialization.PublicFormat.Raw)
     key_type = crypto_pb2.KeyType.Ed25519
     return bytes(crypto_pb2.PrivateKey(key_type=key_type, data=private + public).SerializeToString())
+
+
+def identity_in(path: str | os.PathLike[str]) -> bytes | None:
+    """The private key in a file, if it is there and can prove something."""
+    try:
+        with open(path, "rb") as file:
+            identity = file.read(_LARGEST_FILE)
+    except OSError:
+        return None
+    return identity if identity.startswith(_ED25519_KEY) and len(identity) == len(_ED25519_KEY) + 64 else None
+
+
+def id_of(identity: bytes) -> bytes:
+    """The id of the peer that has an identity of ours."""
+    return _ED25519_ID + bytes(crypto_pb2.PrivateKey.FromString(identity).data[32:])
+
+
+def prove(identity: bytes, statement: bytes) -> bytes:
+    """A proof that the peer of an identity of ours has said something; see :func:`is_proven`."""
+    key = crypto_pb2.PrivateKey.FromString(identity)
+    return Ed25519PrivateKey.from_private_bytes(key.data[:32]).sign(_PURPOSE + statement)
+
+
+def can_prove(peer_id: bytes) -> bool:
+    """Whether the id of a peer holds its key, as those do that the daemon or hivenb makes; not that of an RSA key."""
+    return len(peer_id) == len(_ED25519_ID) + 32 and peer_id.startswith(_ED25519_ID)
+
+
+def is_proven(peer_id: bytes, statement: bytes, proof: bytes) -> bool:
+    """Whether a peer has said something, whoever has passed it on.
+
+    :param peer_id: its id, which holds its public key; that of a peer with a key of another kind does not
+    :param proof: what :func:`prove` gave
+    """
+    if not can_prove(peer_id):
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(peer_id[len(_ED25519_ID) :]).verify(proof, _PURPOSE + statement)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, cast
 
 from hivemind.dht import DHTNode
-from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
-from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
+from hivenb.engine.dht.protocol import Protocol
+
 #: Seconds for which a node stores to those that it has found to be nearest to a key, while it meets nobody new.
 NEAREST_KNOWN_FOR = 30.0
-
-#: Records whose signatures a node remembers to have checked.
-REMEMBERED_SIGNATURES = 1024
 
 #: By default, nothing is cached. hivemind's node reads a dictionary from the whole swarm anew after each record that it
 #: stores in it, and copies what it has read to another node; here, records change once a second.
@@ -55,7 +51,9 @@ class Node(DHTNode):
     @classmethod
     async def create(cls, *args: Any, **kwargs: Any) -> Node:
         """Takes the parameters of ``DHTNode.create``, with other defaults of those that begin with ``cache``."""
-        return cast(Node, await super().create(*args, **{**_CACHING, **kwargs}))
+        node = cast(Node, await super().create(*args, **{**_CACHING, **kwargs}))
+        Protocol.take_over(node.protocol)
+        return node
 
     async def find_nearest_nodes(
         self,
@@ -101,14 +99,3 @@ class Node(DHTNode):
             for query, nearest in self._nearest.items()
             if nearest.acquaintances == acquaintances and nearest.until > now
         }
-
-
-class SignatureValidator(RSASignatureValidator):
-    """``hivemind``'s validator of signatures that checks each record once, however many nodes it comes from."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._validate = lru_cache(REMEMBERED_SIGNATURES)(super().validate)
-
-    def validate(self, record: DHTRecord) -> bool:
-        return self._validate(record)

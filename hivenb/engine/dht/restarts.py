@@ -17,17 +17,13 @@ from hivemind.dht import DHTNode
 from hivemind.utils import MPFuture, get_logger
 
 from hivenb.engine.dht.daemon import DaemonRecord, Earlier, addresses_of
-from hivenb.engine.dht.identity import new_identity
 from hivenb.engine.process.end_with_parent import wait_for_exit
 from hivenb.engine.process.interrupts import BackgroundThread
+from hivenb.engine.process.restart_count import RestartCount
 from hivenb.engine.process.watched_process import LOOK_EVERY, WatchedProcess, how_it_ended
 from hivenb.errors import ProcessEndedError
 
 logger = get_logger(__name__)
-
-#: How often a DHT is started anew within :data:`RESTARTS_WITHIN` seconds, and no more.
-MOST_RESTARTS = 3
-RESTARTS_WITHIN = 60.0
 
 #: Seconds that a DHT which is started anew is given until it works.
 RESTART_TIMEOUT = 30.0
@@ -47,10 +43,9 @@ class Restarting(WatchedProcess):
     def __init__(self, *args: Any, **kwargs: Any):
         self._works = threading.Event()
         self._works.set()
-        self._restarts: list[float] = []
+        self._restarts = RestartCount()
         self._restarting = threading.Lock()
         self._restarter: threading.Thread | None = None
-        self._libp2p_key = new_identity()
         self._daemon = DaemonRecord()
         self._earlier: Earlier | None = None
         self._neighbours: MPFuture | None = None
@@ -80,7 +75,7 @@ class Restarting(WatchedProcess):
         :raises ProcessEndedError: if that fails as well
         """
         if self.ended is not None:
-            self._restarts.clear()
+            self._restarts.forget()
             self._works.clear()
             self._restart(self.ended)
         self.require()
@@ -119,7 +114,8 @@ class Restarting(WatchedProcess):
                 self._last_neighbours = self._neighbours.result() or self._last_neighbours
             self._neighbours = None
         if self._neighbours is None and self._daemon.pid:
-            with contextlib.suppress(OSError):  # it is being closed
+            # it is being closed; or torch's manager of shared memory does not answer, as on an overloaded machine
+            with contextlib.suppress(OSError, RuntimeError):
                 self._neighbours = self.run_coroutine(_list_neighbours, return_future=True)
 
     def _describe_end(self) -> ProcessEndedError:
@@ -145,7 +141,7 @@ class Restarting(WatchedProcess):
             try:
                 if self._is_dismissed:
                     return
-                self._count_restart(error)
+                self._restarts.add(error)
                 logger.warning(f"{error}. It is started anew, as the same peer")
                 self._start_anew()
                 self.ended = None
@@ -157,15 +153,6 @@ class Restarting(WatchedProcess):
             finally:
                 self._restarter = None
                 self._works.set()
-
-    def _count_restart(self, error: ProcessEndedError) -> None:
-        now = time.monotonic()
-        self._restarts = [one for one in self._restarts if now - one < RESTARTS_WITHIN]
-        if len(self._restarts) >= MOST_RESTARTS:
-            raise ProcessEndedError(
-                f"{error}, after it had been started anew {MOST_RESTARTS} times within {RESTARTS_WITHIN:.0f} s"
-            )
-        self._restarts.append(now)
 
     def _start_anew(self) -> None:
         got = tuple(self._ready.result(0) or ()) if self._earlier is None else self._earlier.addresses

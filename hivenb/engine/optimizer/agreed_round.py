@@ -10,6 +10,7 @@ from hivemind.averaging.control import AveragingStage
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.rounds.averager import ANSWER_TIMEOUT
 from hivenb.engine.rounds.round import Round
+from hivenb.errors import ProcessEndedError
 
 
 class AgreedRound:
@@ -39,7 +40,10 @@ class AgreedRound:
         :raises TimeoutError: if the process of the averager does not answer
         """
         if self._scheduling is not None and (wait or self._scheduling.done()):
-            self.control = self._scheduling.result(ANSWER_TIMEOUT)
+            try:
+                self.control = self._scheduling.result(ANSWER_TIMEOUT)
+            except ProcessEndedError:
+                self.control = None  # nobody looks for it any more; before the next batch, a successor is made
             self._scheduling = None
         if self.control is not None and (self.control.triggered or self.control.done()):
             self.control = None

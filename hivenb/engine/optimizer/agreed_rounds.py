@@ -7,14 +7,17 @@ from functools import partial
 from typing import Any
 
 from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from hivenb.engine.optimizer.agreed_round import AgreedRound
 from hivenb.engine.optimizer.catching_up import CatchingUp
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome, is_left_out, outcome_of
 from hivenb.engine.optimizer.participant import Participant
+from hivenb.engine.rounds.conduct import Conduct, LeftOut, blocked_by_hand
 from hivenb.engine.rounds.expected_peers import AttendanceList, ExpectedPeers
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING, Round
+from hivenb.engine.rounds.sender_weights import SampleReports
 
 
 class AgreedRounds:
@@ -30,7 +33,11 @@ class AgreedRounds:
         #: what the last round of gradients came to
         self.last = RoundOutcome()
         self.attendance = AttendanceList()
+        self._conduct = Conduct()
+        #: the others for whom no round waits, as of the last look; for any thread to read
+        self.left_out: tuple[LeftOut, ...] = ()
         self._state_to_come: Round | None = None
+        self._told: tuple[SampleReports, Any] | None = None
 
     # -- who is there ---------------------------------------------------------------------------------------------
 
@@ -41,6 +48,10 @@ class AgreedRounds:
         :param gone: ids of those that have gone without a goodbye
         """
         present, own = self.attendance.call(reports), self._participant
+        left_out = self._look_at_conduct()
+        names = frozenset(one.peer for one in left_out)
+        avoided = frozenset(one.peer for one in left_out if one.is_avoided)
+        present = frozenset(one for one in present if one.peer not in names)
         newest, oldest = self.attendance.newest_epoch, self.attendance.oldest_epoch
         # one peer that has gone on alone draws nobody along but those who have nothing of their own yet
         over = newest if self._catching_up.is_under_way else oldest
@@ -51,7 +62,33 @@ class AgreedRounds:
                 if not averager.group_size_is_fixed:
                     averager.give_up_searches(before=over + min(ahead, 0))
                 if own.tracker.local_progress.epoch >= newest - 1:
-                    averager.expect_peers(ExpectedPeers(present, gone, ahead, follows))
+                    averager.expect_peers(ExpectedPeers(present, gone, ahead, follows, names, avoided))
+        self._tell_samples(reports)
+
+    def _tell_samples(self, reports: Sequence[LocalTrainingProgress]) -> None:
+        """Let the averager of gradients know how much its senders may count for, if that has changed."""
+        own = self._participant
+        told = SampleReports.of(own.tracker.target_batch_size, reports)
+        averager = getattr(own, "grad_averager", None)
+        if averager is not None and (told, averager) != self._told:
+            self._told = told, averager
+            averager.note_reports(told)
+
+    def _look_at_conduct(self) -> tuple[LeftOut, ...]:
+        for name in ("grad_averager", "state_averager"):
+            averager = getattr(self._participant, name, None)
+            for account in () if averager is None else averager.take_accounts():
+                self._conduct.note(name, account)
+        conduct = self._conduct.left_out(self._participant.tracker.local_progress.epoch)
+        blocked = getattr(self._participant.dht, "blocked_peers", None)
+        ids: frozenset[bytes] = frozenset() if blocked is None else blocked.all
+        self.left_out = (*(one for one in conduct if one.peer not in ids), *map(blocked_by_hand, sorted(ids)))
+        return self.left_out
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why no round waits for peers, by their ids; from any thread."""
+        return {PeerID(one.peer).to_base58(): str(one) for one in self.left_out}
 
     @property
     def gradients_ahead(self) -> int:

@@ -11,7 +11,7 @@ from hivemind.utils import get_logger
 
 from hivenb.engine.averagers.gradient_averagers import has_state_of_its_own
 from hivenb.engine.optimizer.participant import Participant
-from hivenb.errors import ProcessEndedError, SwarmError
+from hivenb.errors import ProcessEndedError, SwarmError, UnbelievedStateError
 
 logger = get_logger(__name__)
 
@@ -24,6 +24,9 @@ CATCHING_UP = 60.0
 #: Seconds at most for which a peer waits to learn who is there, before its first batch. If nobody is, it learns so at
 #: once.
 FIRST_LOOK = 5.0
+
+#: Seconds between two looks for an epoch that is expected.
+_LOOK_AGAIN = 0.1
 
 
 class CatchingUp:
@@ -101,9 +104,26 @@ class CatchingUp:
 
     def _download(self, **kwargs: Any) -> None:
         own = self._participant
+        own.state_averager.newest_epoch = self.newest_epoch
         own.state_averager.load_state_from_peers(**kwargs)
         if has_state_of_its_own(own.grad_averager):
             own.grad_averager.load_state_from_peers(**kwargs)
+
+    def newest_epoch(self, expected: int = 0) -> int:
+        """The newest epoch of the others, as they report it.
+
+        :param expected: that one of them claims to have reached; a while is waited for others to report it
+        """
+        tracker, deadline = self._participant.tracker, time.monotonic() + FIRST_LOOK
+        while True:
+            look = tracker.look
+            others = () if look is None else (one for one in look.peers if not one.is_self)
+            epochs = [one.epoch for one in others if look is not None and one.peer_id not in look.gone]
+            newest = max(epochs, default=tracker.global_epoch)
+            if newest >= expected or time.monotonic() > deadline:
+                return int(newest)
+            tracker.look_at_once()
+            time.sleep(_LOOK_AGAIN)
 
     def begin(self) -> None:
         """A download is about to begin, perhaps not the first one."""
@@ -125,11 +145,15 @@ def download_in_attempts(download: Callable[[], None], position: str) -> None:
     """
     misfits = 0
     last_error: Exception | None = None
+    refusal: UnbelievedStateError | None = None
     for attempt in range(1, LOAD_STATE_ATTEMPTS + 1):
         try:
             return download()
         except ProcessEndedError:
             raise  # nothing can be downloaded before that is started anew
+        except UnbelievedStateError as e:
+            refusal = last_error = e
+            logger.warning(str(e))
         except SwarmError as e:
             # it does not fit; but of what a peer of plain hivemind sends, the end may be lost, see stream_ends.py
             misfits += 1
@@ -140,6 +164,8 @@ def download_in_attempts(download: Callable[[], None], position: str) -> None:
         except Exception as e:
             logger.warning(f"Could not load the state from peers ({attempt} of {LOAD_STATE_ATTEMPTS}): {e!r}")
             last_error = e
+    if refusal is last_error and refusal is not None:
+        raise UnbelievedStateError(f"{position}, but {refusal}") from refusal
     raise SwarmError(
         f"{position}, but the state could not be downloaded in {LOAD_STATE_ATTEMPTS} attempts. Do all peers train the "
         "same model with the same optimizer?"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class EpochReport:
     :param seconds: for which this peer's training stood still since the epoch before: all that its steps took besides
       computing gradients, the transition to this epoch included
     :param failed: why the round of gradient averaging failed; ``None`` if it did not
+    :param refused: why what a peer has sent in that round was not taken, in words, by the peer's id
     """
 
     epoch: int
@@ -23,3 +25,4 @@ class EpochReport:
     group_size: int
     seconds: float
     failed: str | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hivemind.averaging.control import AveragingStage
 
+from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.rounds.round import Round
 
 #: Seconds after which a peer that looks for others to average gradients with asks itself whether it was left out.
@@ -30,10 +31,16 @@ class RoundOutcome:
 
     :param group_size: peers that averaged together, this one included
     :param failed: why it failed; ``None`` if it did not, or there was nobody to average with
+    :param refused: why what a peer has sent was not taken, in words, by the peer's id
     """
 
     group_size: int = 1
     failed: str | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def report(self, epoch: int, samples: int, seconds: float) -> EpochReport:
+        """What the epoch came to that this round has ended, as :class:`EpochReport` has it."""
+        return EpochReport(epoch, samples, self.group_size, seconds, self.failed, self.refused)
 
 
 class CanBeAlone(Protocol):
@@ -51,7 +58,9 @@ def outcome_of(control: Round, timeout: float) -> RoundOutcome:
     :param timeout: ``averaging_timeout``, in seconds; a round that has not begun by then is given up
     """
     try:
-        return RoundOutcome(len(control.result(timeout)))
+        gathered = control.result(timeout)
+        refused = {str(peer): reason for peer, reason in getattr(gathered, "refused", {}).items()}
+        return RoundOutcome(len(gathered), refused=refused)
     except concurrent.futures.CancelledError:
         return RoundOutcome(
             failed=None if control.is_deserted else "given up: the others have gone on without this peer"

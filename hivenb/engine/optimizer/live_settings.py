@@ -24,6 +24,7 @@ LIVE_SETTINGS = frozenset(
         "matchmaking_time",
         "next_chunk_timeout",
         "performance_ema_alpha",
+        "robust_aggregation",
         "shutdown_timeout",
         "state_averaging_compression",
         "target_batch_size",
@@ -39,6 +40,7 @@ _OF_AVERAGERS = frozenset(
         "load_state_compression",
         "matchmaking_time",
         "next_chunk_timeout",
+        "robust_aggregation",
         "shutdown_timeout",
         "state_averaging_compression",
     }
@@ -65,7 +67,7 @@ def set_live(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
             optimizer.tracker.performance_ema.alpha = value
         elif name == "target_batch_size":
             optimizer.target_batch_size = optimizer.tracker.target_batch_size = value
-        elif not name.endswith("_compression"):
+        elif not name.endswith("_compression") and name != "robust_aggregation":
             setattr(optimizer, name, value)
 
 
@@ -79,6 +81,8 @@ def _set_in_averagers(optimizer: Optimizer, settings: Mapping[str, Any]) -> None
         attributes["_allreduce_timeout"] = settings["allreduce_timeout"]
     if "shutdown_timeout" in settings:
         attributes["shutdown_timeout"] = settings["shutdown_timeout"]
+    if "robust_aggregation" in settings:
+        attributes["robust_aggregation"] = settings["robust_aggregation"]
     if "next_chunk_timeout" in settings:
         timeout = attributes["next_chunk_timeout"] = settings["next_chunk_timeout"]
         # as hivemind/averaging/averager.py derives them

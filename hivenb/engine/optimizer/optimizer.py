@@ -21,6 +21,7 @@ from hivenb.engine.optimizer.deadlines import GONE_WITHIN, default_next_chunk_ti
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
 from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches
+from hivenb.engine.optimizer.left_out_steps import LeavesOutSteps
 from hivenb.engine.optimizer.step_clock import StepClock
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.engine.rounds.round import Round
@@ -28,7 +29,7 @@ from hivenb.engine.rounds.round import Round
 logger = get_logger(__name__)
 
 
-class Optimizer(LeavesOutBatches, hivemind.Optimizer):
+class Optimizer(LeavesOutBatches, LeavesOutSteps, hivemind.Optimizer):
     """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
 
     Takes the parameters of ``hivemind.Optimizer``
@@ -183,8 +184,7 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
             return
         self._catching_up.end()
         if self._on_epoch is not None:
-            last = self.rounds.last
-            self._on_epoch(EpochReport(self.local_epoch, samples, last.group_size, self._clock.restart(), last.failed))
+            self._on_epoch(self.rounds.last.report(self.local_epoch, samples, self._clock.restart()))
 
     def _skip_missed_rounds(self) -> None:
         """Go on with the others' epoch, as a helper that has come too late and has no state to catch up with."""
@@ -344,4 +344,4 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
 
 
 #: What ``averager_opts`` may hold for both averagers; all else is for the one that averages the state.
-_OPTIONS_OF_ALL_AVERAGERS = frozenset(inspect.signature(DecentralizedAverager).parameters)
+_OPTIONS_OF_ALL_AVERAGERS = frozenset({*inspect.signature(DecentralizedAverager).parameters, "robust_aggregation"})

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 class Participant(Protocol):
     """An optimizer that takes part in rounds; all of this may change from step to step."""
 
+    dht: Any
     averaging_timeout: float
     load_state_timeout: float
     matchmaking_time: float

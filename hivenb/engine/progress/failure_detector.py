@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 #: once a second, unless its batches take longer.
 ASK_AFTER = 1.2
 
-#: Seconds between two questions to a peer that has never answered, or has gone.
+#: Seconds between two questions to a peer that has gone or never answers, and of silence after which that one has gone.
 TRY_AGAIN_AFTER = 5.0
 
 #: Seconds for which a peer is remembered that is not on the list: a look may miss it.
@@ -39,6 +39,16 @@ ANSWER_WITHIN = 1.0
 
 #: Seconds by which two clocks may drift apart in a second.
 DRIFT = 1e-3
+
+#: Questions that a peer has not answered, which never did, before no round waits for it.
+MOST_FAILURES = 2
+
+#: Peers that have not answered yet, at most, for which rounds wait. All do within moments of the first look at them,
+#: and of one attacker's there may be thousands.
+FLOOD = 8
+
+#: Peers at most that are counted before they have answered for the first time.
+MAX_UNREACHED = 64
 
 #: Questions under way at a time; in a large swarm of slow peers nearly everybody is silent for a second.
 MAX_QUESTIONS = 8
@@ -54,6 +64,7 @@ class _Sighting:
       holds up the DHT as well
     :param asked_at: when it was last asked
     :param was_reached: whether it has ever answered; one that we could never reach may be there for others
+    :param failures: questions in a row that it has not answered
     :param is_gone: whether it could be reached before, and no longer can, or was gone before we came
     :param answer: to a question that is under way
     """
@@ -63,6 +74,7 @@ class _Sighting:
     reported_at: float = -math.inf
     asked_at: float = -math.inf
     was_reached: bool = False
+    failures: int = 0
     is_gone: bool = False
     answer: MPFuture | None = None
 
@@ -95,6 +107,29 @@ class FailureDetector:
             self._look_at(listed[peer], self._sightings[peer], gone_after)
         return frozenset(peer for peer in listed if self._sightings[peer].is_gone)
 
+    def in_doubt(self, peer: bytes) -> bool:
+        """Whether no round should wait for a peer that has never answered: it may be there for others, or not at all.
+
+        That is so when it was asked twice, or is one of a flood.
+        """
+        sighting = self._sightings.get(peer)
+        if sighting is None or sighting.was_reached:
+            return False
+        return sighting.failures >= MOST_FAILURES or len(self._unreached) > FLOOD
+
+    def too_many(self) -> frozenset[bytes]:
+        """Ids of those that have never answered, beyond those who were seen first."""
+        return frozenset(self._unreached[MAX_UNREACHED:])
+
+    @property
+    def answering(self) -> int:
+        """How many have ever answered."""
+        return sum(one.was_reached for one in self._sightings.values())
+
+    @property
+    def _unreached(self) -> list[bytes]:
+        return [peer for peer, one in self._sightings.items() if not one.was_reached]
+
     def _look_at(self, report: LocalTrainingProgress, sighting: _Sighting, gone_after: float) -> None:
         now = time.monotonic()
         sighting.behind = min(sighting.behind + DRIFT * (now - sighting.looked_at), now - report.time)
@@ -106,11 +141,13 @@ class FailureDetector:
         if sighting.answer is not None and sighting.answer.done():
             if (is_reached := _answer(sighting.answer)) is not None:
                 sighting.was_reached |= is_reached
+                sighting.failures = 0 if is_reached else sighting.failures + 1
                 sighting.is_gone = not is_reached and (sighting.was_reached or silence >= TRY_AGAIN_AFTER)
             sighting.answer = None
-        pause = ASK_AFTER if sighting.was_reached and not sighting.is_gone else TRY_AGAIN_AFTER
-        is_in_doubt = silence >= ASK_AFTER or not sighting.was_reached
-        if sighting.answer is None and is_in_doubt and now - sighting.asked_at >= pause:
+        is_in_doubt = not sighting.was_reached and sighting.failures >= MOST_FAILURES
+        pause = TRY_AGAIN_AFTER if sighting.is_gone or is_in_doubt else ASK_AFTER
+        is_to_be_asked = silence >= ASK_AFTER or not sighting.was_reached
+        if sighting.answer is None and is_to_be_asked and now - sighting.asked_at >= pause:
             self._ask(report, sighting, max(ANSWER_WITHIN, gone_after - ASK_AFTER))
 
     def _ask(self, report: LocalTrainingProgress, sighting: _Sighting, within: float) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import hivemind
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
-from hivemind.utils import get_dht_time
+from hivemind.utils import ValueWithExpiration, get_dht_time
 
+from hivenb.engine.dht.checked_values import PEER_ID_BYTES, finite, named, raw, truth, whole
 from hivenb.engine.dht.record_board import ANSWER_TIMEOUT, RecordBoard
+
+#: Fields of a report at most; a newer version may add some.
+MAX_FIELDS = 32
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,8 @@ def read_peers(dht: hivemind.DHT, run_id: str, timeout: float = ANSWER_TIMEOUT) 
     :returns: one entry for each peer; this process first, then by id
     :raises SwarmError: if the DHT does not answer in time
     """
-    records = RecordBoard(dht, f"{run_id}_progress", timeout=timeout).read()
-    reports = (parse_report(record.value) for record in records.values())
-    return as_infos((report for report in reports if report is not None), dht.peer_id)
+    reports = parse_reports(RecordBoard(dht, f"{run_id}_progress", timeout=timeout).read())
+    return as_infos(reports.values(), dht.peer_id)
 
 
 def as_infos(reports: Iterable[LocalTrainingProgress], own: PeerID) -> tuple[PeerInfo, ...]:
@@ -86,11 +89,26 @@ def as_infos(reports: Iterable[LocalTrainingProgress], own: PeerID) -> tuple[Pee
     return tuple(sorted(found, key=lambda peer: (not peer.is_self, peer.peer_id)))
 
 
+def parse_reports(entries: Mapping[Any, Any]) -> dict[Any, LocalTrainingProgress]:
+    """The reports in a record of the DHT, by its subkeys; what is none is left out.
+
+    :param entries: what stands there
+    """
+    found = {key: parse_report(one.value) for key, one in entries.items() if isinstance(one, ValueWithExpiration)}
+    return {key: report for key, report in found.items() if report is not None}
+
+
 def parse_report(value: Any) -> LocalTrainingProgress | None:
     """A peer's report as it was found, or ``None`` if it has withdrawn it or it is something else."""
     try:
-        progress = LocalTrainingProgress.parse_obj(value)
-        PeerID(progress.peer_id)
-    except (ValueError, TypeError):
+        fields = named(value, MAX_FIELDS)
+        return LocalTrainingProgress.construct(
+            peer_id=raw(fields["peer_id"], PEER_ID_BYTES, least=1),
+            epoch=whole(fields["epoch"]),
+            samples_accumulated=whole(fields["samples_accumulated"]),
+            samples_per_second=finite(fields["samples_per_second"]),
+            time=finite(fields["time"]),
+            client_mode=truth(fields["client_mode"]),
+        )
+    except (KeyError, ValueError):
         return None
-    return progress

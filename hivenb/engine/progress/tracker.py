@@ -8,20 +8,19 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import hivemind
 from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress
 from hivemind.optim.progress_tracker import ProgressTracker as _ProgressTracker
-from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
+from hivenb.engine.dht.dht import know_run
 from hivenb.engine.progress.answer import UNANSWERED, answer_of
 from hivenb.engine.progress.estimate import seconds_left
-from hivenb.engine.progress.failure_detector import FailureDetector
-from hivenb.engine.progress.peer_reports import Look, as_infos, parse_report
+from hivenb.engine.progress.peer_list import OnLook, PeerList, reports_in
+from hivenb.engine.progress.peer_reports import Look
+from hivenb.errors import SwarmError
 
 logger = get_logger(__name__)
 
@@ -78,7 +77,7 @@ class ProgressTracker(_ProgressTracker):
         min_refresh_period: float = MIN_REFRESH_PERIOD,
         default_refresh_period: float = DEFAULT_REFRESH_PERIOD,
         max_refresh_period: float = MAX_REFRESH_PERIOD,
-        on_look: Callable[[Sequence[LocalTrainingProgress], frozenset[bytes]], None] | None = None,
+        on_look: OnLook | None = None,
         **kwargs: Any,
     ):
         self._announced, self._aside = threading.Event(), threading.Event()
@@ -87,15 +86,13 @@ class ProgressTracker(_ProgressTracker):
         self._batch_size = 0
         #: whether all peers train on only when this one has ended its epoch, too
         self.is_waited_for = False
-        self.on_look = on_look
         #: seconds without a report or an answer after which a peer has gone
         self.gone_after = GONE_AFTER
-        self._detector = FailureDetector(dht)
-        self._others: list[LocalTrainingProgress] = []
-        self._gone: frozenset[bytes] = frozenset()
-        #: the newest look at the swarm, for any thread to read; ``None`` before the first
-        self.look: Look | None = None
+        #: who is on the swarm's list, and who of them is there
+        self.list = PeerList(dht)
+        self.list.on_look = on_look
         self._asked_at = -math.inf
+        self._failure: Exception | None = None
         super().__init__(
             dht,
             *args,
@@ -105,6 +102,7 @@ class ProgressTracker(_ProgressTracker):
             max_refresh_period=max_refresh_period,
             **kwargs,
         )
+        know_run(dht, self.prefix)
 
     def set_live(self, *, performance_ema_alpha: float, **settings: Any) -> None:
         """Change settings while it works.
@@ -142,6 +140,8 @@ class ProgressTracker(_ProgressTracker):
             logger.debug(f"No goodbye to {self.training_progress_key}: {e!r}")
 
     def report_local_progress(self, local_epoch: int, samples_accumulated: int, *args: Any, **kwargs: Any) -> None:
+        if self._failure is not None:
+            raise SwarmError(f"the thread that follows the swarm has ended with {self._failure!r}") from self._failure
         self._aside.clear()
         with self._lock_counting:
             self._batch_size = max(0, samples_accumulated - self.local_progress.samples_accumulated)
@@ -186,14 +186,19 @@ class ProgressTracker(_ProgressTracker):
             return 0.0
         return self._batch_size / self.performance_ema.samples_per_second / 2
 
-    def _entries_of(self, record: Any) -> dict[Any, ValueWithExpiration]:
-        """What those peers have reported that are there, by their public keys."""
-        entries = record.value if isinstance(record, ValueWithExpiration) and isinstance(record.value, dict) else {}
-        reports = {key: report for key, entry in entries.items() if (report := parse_report(entry.value)) is not None}
-        self._others = [report for key, report in reports.items() if key != self._local_public_key]
-        gone = self._detector.find_gone(self._others, self.gone_after)
-        self._tell_who_is_there(Look(time.monotonic(), as_infos(reports.values(), self.dht.peer_id)), gone)
-        return {key: entries[key] for key, report in reports.items() if report.peer_id not in self._gone}
+    @property
+    def on_look(self) -> OnLook | None:
+        """Called on the tracker's thread each time the swarm was looked at."""
+        return self.list.on_look
+
+    @on_look.setter
+    def on_look(self, on_look: OnLook | None) -> None:
+        self.list.on_look = on_look
+
+    @property
+    def look(self) -> Look | None:
+        """The newest look at the swarm, for any thread to read; ``None`` before the first."""
+        return self.list.look
 
     @property
     def unanswered_for(self) -> float:
@@ -202,31 +207,22 @@ class ProgressTracker(_ProgressTracker):
         is_asked = self._asked_at > answered_at and not self.shutdown_triggered.is_set()
         return time.monotonic() - self._asked_at if is_asked else 0.0
 
-    def _look_for_the_gone(self) -> None:
-        """See whether somebody has gone since the last look; a peer that does not answer holds up the next one."""
-        gone = self._detector.find_gone(self._others, self.gone_after)
-        if self.look is not None and gone != self._gone:
-            self._tell_who_is_there(self.look, gone)
-
-    def _tell_who_is_there(self, look: Look, gone: frozenset[bytes]) -> None:
-        self._gone = gone
-        self.look = replace(look, gone=frozenset(PeerID(peer).to_base58() for peer in gone))
-        if self.on_look is not None:
-            self.on_look([report for report in self._others if report.peer_id not in self._gone], self._gone)
-
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
+        return self._estimate(reports_in(metadata))
+
+    def _estimate(self, reports: dict[Any, LocalTrainingProgress]) -> GlobalTrainingProgress:
         # hivemind would end at the first report that is none. It would count its own samples as it last reported them,
         # and take somebody else for itself, being alone, where it is not on the list yet
-        entries = metadata.items() if isinstance(metadata, dict) else ()
-        metadata = {key: entry for key, entry in entries if parse_report(entry.value) is not None}
         if not self._is_away:
-            metadata[self._local_public_key] = ValueWithExpiration(self.local_progress.dict(), math.inf)
-        progress = super()._parse_swarm_progress_data(metadata)
+            reports = {**reports, self._local_public_key: self.local_progress}
+        entries = {key: ValueWithExpiration(report.dict(), math.inf) for key, report in reports.items()}
+        progress = super()._parse_swarm_progress_data(entries)
         if progress.num_peers <= 1 or seconds_left(progress) is None:
             # hivemind would wait for max_refresh_period: it finds a peer, which is this one, or peers that have just
             # begun and whose speed is not known yet, and whose first epoch is over by then
             progress.next_fetch_time = get_dht_time() + self.default_refresh_period
-        soonest = min(REFRESH_PERIOD_OF_PEER * progress.num_peers, self.max_refresh_period)
+        reporting = min(progress.num_peers, self.list.busy)
+        soonest = min(REFRESH_PERIOD_OF_PEER * reporting, self.max_refresh_period)
         progress.next_fetch_time = max(progress.next_fetch_time, get_dht_time() + soonest)
         return progress
 
@@ -241,8 +237,11 @@ class ProgressTracker(_ProgressTracker):
     async def _report_and_fetch(self) -> None:
         try:
             await asyncio.gather(self._progress_reporter(), self._progress_fetcher())
+        except Exception as e:
+            self._failure = e  # surfaces at the next batch: nobody would follow the others any more
         finally:
-            self.shutdown_triggered.set()  # a thread of the loop waits for that, and the end of this process for it
+            for event in (self.shutdown_triggered, self.should_report_progress, self.global_state_updated):
+                event.set()  # threads of the loop wait for them, and the end of this process for those
 
     async def _progress_reporter(self) -> None:
         # Replaces hivemind/optim/progress_tracker.py:_progress_reporter, which cannot be told to withdraw its report
@@ -315,24 +314,27 @@ class ProgressTracker(_ProgressTracker):
                 break
             reading = asyncio.ensure_future(answer_of(read, ENDING_REFRESH_PERIOD))
             while not reading.done() and not shutdown.done():
-                self._look_for_the_gone()
+                self.list.look_for_the_gone(self.gone_after)
                 await asyncio.wait(
                     {reading, shutdown}, timeout=ENDING_REFRESH_PERIOD, return_when=asyncio.FIRST_COMPLETED
                 )
             if not reading.done():
                 reading.cancel()
                 break
-            record = reading.result()
-            entries = None if record is UNANSWERED else self._entries_of(record)
-            if entries is None or not self.lock_global_progress.acquire(blocking=False):
-                continue  # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
-            try:
-                # parsed under the locks, against the epoch and the samples that this peer has reached by now
-                with self._lock_counting:
-                    self.global_progress = self._parse_swarm_progress_data(entries)
-                self.fetched_global_progress_this_epoch.set()
-            finally:
-                self.lock_global_progress.release()
+            if reading.result() is not UNANSWERED:
+                self._take_in(reading.result())
+
+    def _take_in(self, record: Any) -> None:
+        reports = self.list.take_in(record, self._local_public_key, self.gone_after)
+        if not self.lock_global_progress.acquire(blocking=False):
+            return  # this peer is ending its epoch, perhaps waiting for one that has left: keep looking meanwhile
+        try:
+            # parsed under the locks, against the epoch and the samples that this peer has reached by now
+            with self._lock_counting:
+                self.global_progress = self._estimate(reports)
+            self.fetched_global_progress_this_epoch.set()
+        finally:
+            self.lock_global_progress.release()
 
 
 #: What of a tracker can be changed while it works, with the defaults.

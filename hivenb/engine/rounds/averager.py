@@ -22,11 +22,17 @@ from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 
 from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - a peer without one decodes others' messages, too
+from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what others say ends no process
 from hivenb.engine.dht.daemon import remove_socket
+from hivenb.engine.dht.message_limits import limit_for
 from hivenb.engine.dht.restarts import ending_with
 from hivenb.engine.process.watched_process import WatchedProcess
+from hivenb.engine.rounds.account import Account, AccountBook
+from hivenb.engine.rounds.download_pace import DownloadPace
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
-from hivenb.engine.rounds.matchmaking import EpochMatchmaking, marked
+from hivenb.engine.rounds.gathered import marked
+from hivenb.engine.rounds.kept_tasks import complain_unless_cancelled, keep_tasks_alive
+from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.round import Round
 from hivenb.engine.rounds.stale_handlers import forget_handlers
 from hivenb.engine.rounds.stream_ends import (
@@ -68,6 +74,8 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         self._retired = False
         #: whether the user has chosen ``target_group_size``, so that a large swarm averages in several groups
         self.group_size_is_fixed = kwargs.get("target_group_size") is not None
+        self._accounts = AccountBook()
+        self._downloads = DownloadPace()
         self._listens_at = RawArray(ctypes.c_char, 256)
         super().__init__(*args, **kwargs)
 
@@ -140,13 +148,18 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         A ``target_group_size`` of the user's own choice stays as it is. Nothing is expected from those that have gone.
         """
         # a look that finds nobody at all may have failed
-        if peers != self._expected and (peers.present or peers.gone):
+        if peers != self._expected and (peers.present or peers.gone or peers.left_out):
             self._expected = peers
             self._outer_pipe.send(("_expect_peers", [peers], {}))
         self._seen_alone = 0 if peers.present else self._seen_alone + 1
         if self._seen_alone >= ALONE_AFTER:
             for search in self._searches():
-                search.desert()
+                if search.triggered or not peers.left_out:  # one of them may come after all, until then
+                    search.desert()
+
+    def take_accounts(self) -> list[Account]:
+        """What the others did in its rounds, since the last call. For one thread."""
+        return self._accounts.take()
 
     def give_up_searches(self, before: float = math.inf) -> bool:
         """Cancel the rounds that look for a group, all those of epochs before one; whether there were any.
@@ -206,9 +219,11 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         self._own_matchmaking = EpochMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
         )
+        self._own_matchmaking.tell = self._accounts.tell
+        self._p2p.longest_message = limit_for(self.allreduce_kwargs.get("part_size_bytes"))
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
-        _keep_tasks_alive()
+        keep_tasks_alive()
         self._listens_at.value = str(p2p._client_listen_maddr).encode()
         await super().add_p2p_handlers(p2p, *args, **kwargs)
 
@@ -224,6 +239,7 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         for name, value in attributes.items():
             setattr(self, name, value)
         self.allreduce_kwargs.update(allreduce)
+        self._p2p.longest_message = limit_for(self.allreduce_kwargs.get("part_size_bytes"))
         for name, value in matchmaking.items():
             setattr(self._matchmaking, name, value)
             setattr(self._matchmaking.potential_leaders, name, value)
@@ -240,7 +256,7 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         # (_run, in _run_internal, is the loop that waits for this very task)
         others = {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") != "_run"}
         others -= {asyncio.current_task()}
-        asyncio.get_running_loop().set_exception_handler(_complain_unless_cancelled)
+        asyncio.get_running_loop().set_exception_handler(complain_unless_cancelled)
         for task in others:
             task.cancel()
         if others:
@@ -282,9 +298,16 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         self, request: averaging_pb2.DownloadRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(context.remote_id) else STATE_LEFT_OPEN
-        state = with_end(super().rpc_download_state(request, context))
+        state = with_end(self._state_in_turn(request, context))
         async for message in left_open(state, seconds, is_end_of_state):
             yield message
+
+    async def _state_in_turn(
+        self, request: averaging_pb2.DownloadRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        async with self._downloads.turn(context.remote_id):
+            async for message in super().rpc_download_state(request, context):
+                yield message
 
     @classmethod
     def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> StubBase:
@@ -293,7 +316,7 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         return stub
 
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
-        _keep_tasks_alive()  # a client has no handlers
+        keep_tasks_alive()  # a client has no handlers
         step._data_for_gather = marked(step.data_for_gather)
         try:
             await super()._step(step=step, future_for_init=future_for_init)
@@ -318,32 +341,3 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
                 break
         except (P2PDaemonError, P2PHandlerError, OSError, EOFError) as e:
             logger.debug(f"{peer} could not be told that this peer has left a group: {e!r}")
-
-
-def _complain_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Of an error that nobody else has seen.
-
-    Before Python 3.12, asyncio/streams.py takes a request that is cancelled for such an error.
-    """
-    if not isinstance(context.get("exception"), asyncio.CancelledError):
-        loop.default_exception_handler(context)
-
-
-def _keep_tasks_alive() -> None:
-    """Let the running loop hold each of its tasks until it is done; may be called again.
-
-    asyncio holds them weakly, and hivemind/averaging/averager.py:_run_internal only the newest one. A round that has
-    met its peers and waits for its trigger, or a peer's request that waits for that round, would be collected as
-    garbage: the peer then waits for averaging_timeout, and the others for a peer that has never really left.
-    """
-    asyncio.get_running_loop().set_task_factory(_make_kept_task)
-
-
-_kept_tasks: set[asyncio.Task[Any]] = set()
-
-
-def _make_kept_task(loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
-    task = asyncio.Task(coro, loop=loop, **kwargs)
-    _kept_tasks.add(task)
-    task.add_done_callback(_kept_tasks.discard)
-    return task

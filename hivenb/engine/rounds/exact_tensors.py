@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 
+from hivenb.engine.rounds.refused_parts import NO_WEIGHT
+
 _UNCOMPRESSED = NoCompression()
 
 
@@ -59,11 +61,12 @@ class LargestOfAll:
         :param part: numbers that are finite
         :param alpha: its weight; one without any, such as a peer that only helps, counts where nobody has one
         """
-        if self._largest is None or (alpha > 0 and not self._has_weight):
+        has_weight = alpha > NO_WEIGHT
+        if self._largest is None or (has_weight and not self._has_weight):
             self._largest = part.clone()
-        elif alpha > 0 or not self._has_weight:
+        elif has_weight or not self._has_weight:
             self._largest = torch.maximum(self._largest, part)
-        self._has_weight |= alpha > 0
+        self._has_weight |= has_weight
 
     def div_(self, total_weight: float) -> torch.Tensor | None:
         """What has come of it; the sum would be divided here."""

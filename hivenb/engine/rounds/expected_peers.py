@@ -28,6 +28,8 @@ class ExpectedPeers:
 
     :param present: of them, those that can take part in rounds
     :param gone: ids of those that have gone without a goodbye
+    :param left_out: ids of those for which nobody waits, as they have kept others waiting
+    :param avoided: ids of those that are not let into groups either
     :param ahead: by how much the number of a round is ahead of what its peers report while they look for each other
     :param follows: by how much it is ahead of the epoch that its peers have trained in
     """
@@ -36,6 +38,8 @@ class ExpectedPeers:
     gone: frozenset[bytes] = frozenset()
     ahead: int = 0
     follows: int = 0
+    left_out: frozenset[bytes] = frozenset()
+    avoided: frozenset[bytes] = frozenset()
 
     def of_round(self, epoch: int | None) -> frozenset[bytes]:
         """Ids of those that come to a round of that epoch: neither who is further already nor who came later."""

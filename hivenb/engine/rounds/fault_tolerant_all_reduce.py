@@ -7,20 +7,23 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.partition import TensorPartReducer
 from hivemind.p2p import P2PContext, P2PDaemonError, PeerID, StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
-from hivenb.engine.rounds.exact_tensors import ExactKey, LargestOfAll
+from hivenb.engine.rounds.exact_tensors import ExactKey
+from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer, PartRules
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
+from hivenb.engine.rounds.refused_parts import NO_WEIGHT, CheckedParts, Gathered
+from hivenb.engine.rounds.robust_aggregation import CENTERED_CLIPPING, NONE, NORM_BOUND, NormBounds, UsualNorms
+from hivenb.engine.rounds.sender_weights import SampleReports, SenderWeights
 from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_parts, left_open
 
 logger = get_logger(__name__)
@@ -29,41 +32,8 @@ logger = get_logger(__name__)
 #: Seconds after which the others are dialled, again and again, and for each attempt.
 DIAL_AFTER = 0.5
 
-
-class FaultTolerantReducer(TensorPartReducer):
-    """``hivemind``'s ``TensorPartReducer`` of which no sender that leaves takes the others' averages away.
-
-    :param types: of the parts, in which they are added up, in single precision at least
-    :param largest: numbers of the parts of which it makes the largest value instead of the mean
-    """
-
-    accumulator: Any
-
-    def __init__(
-        self,
-        part_shapes: Sequence[torch.Size],
-        num_senders: int,
-        types: Sequence[torch.dtype] = (),
-        largest: Collection[int] = (),
-    ):
-        self._types, self._largest = types, largest
-        super().__init__(part_shapes, num_senders)
-
-    def reset_accumulators(self) -> None:
-        super().reset_accumulators()
-        if self.finished.is_set():
-            return
-        if self._types:
-            # hivemind/averaging/partition.py adds up in single precision, whatever it is sent
-            wide = torch.promote_types(self._types[self.current_part_index], torch.float32)
-            self.accumulator = self.accumulator.to(wide)
-        if self.current_part_index in self._largest:
-            self.accumulator = LargestOfAll()
-
-    async def accumulate_part(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        # All senders of a part wait for one future. Of a sender that is gone, the request is cancelled, and asyncio
-        # cancels what it waits for with it; the others would wait until allreduce_timeout
-        return await asyncio.shield(super().accumulate_part(*args, **kwargs))
+#: Seconds between two lines in the log on one peer that is refused in each round.
+SAY_AGAIN_AFTER = 60.0
 
 
 class FaultTolerantRunner(AllReduceRunner):
@@ -73,21 +43,68 @@ class FaultTolerantRunner(AllReduceRunner):
     twice as long.
 
     :param matchmaking: which knows who that is, and who is not one of plain hivemind
+    :param largest_weights: gives those of senders
+    :param rule: by which what is finite is averaged, one of :mod:`hivenb.engine.rounds.robust_aggregation`
+    :param usual: norms of the rounds before
+    :param phase: which of the rounds of a group it is
     """
 
-    def __init__(self, *, matchmaking: EpochMatchmaking, **kwargs: Any):
+    def __init__(
+        self,
+        *,
+        matchmaking: EpochMatchmaking,
+        largest_weights: Callable[[Sequence[PeerID]], list[float]],
+        rule: str,
+        usual: UsualNorms,
+        phase: bytes = b"",
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         self._matchmaking = matchmaking
         self._exchanges: dict[PeerID, asyncio.Task[None]] = {}
         self._left_out: set[PeerID] = set()
         #: when something has last arrived from a peer
         self._heard_at: dict[PeerID, float] = {}
+        #: why a peer's parts or averages were not taken, in words
+        self.refused: dict[PeerID, str] = {}
+        self.weight = self.weight or NO_WEIGHT  # plain hivemind divides by zero if nobody else has one
+        self._bounds = None if rule == NONE else self._norm_bounds(usual, phase)
+        check_average = None if self._bounds is None else self._bounds.check_average
+        own_index = self.ordered_peer_ids.index(self.peer_id)
+        CheckedParts.of(self.tensor_part_container, self._refuse_average, check_average, own_index)
+        self.tensor_part_reducer = self._reducer(largest_weights(self.sender_peer_ids), rule == CENTERED_CLIPPING)
+
+    def _norm_bounds(self, usual: UsualNorms, phase: bytes) -> NormBounds:
+        parts = [[part for part, _ in some] for some in self.tensor_part_container._input_parts_by_peer]
+        weight = self.weight if self.peer_id in self.sender_peer_ids else 0.0
+        return NormBounds(usual, phase, parts, self.ordered_peer_ids.index(self.peer_id), weight)
+
+    def _reducer(self, weights: list[float], clips: bool) -> FaultTolerantReducer:
         made = self.tensor_part_reducer  # of hivemind's own class, and nothing was added to it yet
         made.finished.set()  # it would complain that it was sent nothing
         types = [part.dtype for part in self.parts_for_local_averaging]
         parts = self.tensor_part_container._input_parts_by_peer[self.ordered_peer_ids.index(self.peer_id)]
         largest = {number for number, (_, info) in enumerate(parts) if info.key == ExactKey(takes_largest=True)}
-        self.tensor_part_reducer = FaultTolerantReducer(made.part_shapes, made.num_senders, types, largest)
+        if self.peer_id in self.sender_peer_ids:
+            weights[self.sender_peer_ids.index(self.peer_id)] = math.inf
+        rules = PartRules(types, largest, weights, self._check_sent, clips, self._refuse_sender)
+        return FaultTolerantReducer(made.part_shapes, made.num_senders, rules)
+
+    def _check_sent(self, sender_index: int, part_index: int, norm: float, weight: float) -> None:
+        if self._bounds is not None and self.sender_peer_ids[sender_index] != self.peer_id:
+            self._bounds.check_sent(sender_index, part_index, norm, weight)
+
+    def _refuse_sender(self, sender_index: int, reason: str) -> None:
+        self._refuse(self.sender_peer_ids[sender_index], f"what it sent to be averaged was refused: {reason}")
+
+    def _refuse_average(self, peer_index: int, reason: str) -> None:
+        self._refuse(self.ordered_peer_ids[peer_index], f"what it gave as an average was refused: {reason}")
+
+    def _refuse(self, peer: PeerID, reason: str) -> None:
+        if peer == self.peer_id:
+            logger.warning(f"This peer takes no part in a round: {reason}")
+        else:
+            self.refused.setdefault(peer, reason)
 
     @property
     def unreached(self) -> set[PeerID]:
@@ -146,7 +163,8 @@ class FaultTolerantRunner(AllReduceRunner):
             if not self.tensor_part_container.finished.is_set():
                 # hivemind's method has done so, unless it was cancelled before it began
                 self.tensor_part_container.register_failed_reducer(self.ordered_peer_ids.index(peer_id))
-            if isinstance(e, (P2PDaemonError, OSError)) and peer_id in self.sender_peer_ids:
+            is_own = peer_id == self.peer_id  # whose numbers were refused, as they would be by anybody
+            if (is_own or isinstance(e, (P2PDaemonError, OSError))) and peer_id in self.sender_peer_ids:
                 await self._ban_sender(peer_id)
             raise
 
@@ -216,6 +234,25 @@ class FaultTolerantAllReduce(DecentralizedAverager):
 
     _matchmaking: EpochMatchmaking
 
+    def __init__(self, *args: Any, robust_aggregation: str = NORM_BOUND, **kwargs: Any):
+        #: the rule by which what is finite is averaged
+        self.robust_aggregation = robust_aggregation
+        self._usual_norms = UsualNorms()
+        #: when it was last said that a peer was refused
+        self._said_at: dict[PeerID, float] = {}
+        self._sender_weights = SenderWeights()
+        super().__init__(*args, **kwargs)
+
+    def note_reports(self, reports: SampleReports) -> None:
+        """Let senders count for no more than this. In the process that trains, on any thread."""
+        self._outer_pipe.send(("_note_reports", [reports], {}))
+
+    async def _note_reports(self, reports: SampleReports) -> None:
+        self._sender_weights.note(reports)
+
+    def _largest_weights(self, senders: Sequence[PeerID]) -> list[float]:
+        return self._sender_weights.largest(senders)
+
     @contextlib.contextmanager
     def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
         with super()._register_allreduce_group(group_info):
@@ -224,8 +261,25 @@ class FaultTolerantAllReduce(DecentralizedAverager):
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         self._unreached: set[PeerID] = set()
-        gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
-        return {peer: value for peer, value in gathered.items() if peer not in self._unreached}
+        self._refused: dict[PeerID, str] = {}
+        began = time.monotonic()
+        try:
+            gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+        finally:
+            seconds = time.monotonic() - began
+            self._matchmaking.note_exchange(group_info, self._unreached, self._refused, seconds)
+            self._note_refused(self._refused)
+        return Gathered({peer: value for peer, value in gathered.items() if peer not in self._unreached}, self._refused)
+
+    def _note_refused(self, refused: Mapping[PeerID, str]) -> None:
+        """Say what was refused in a round, in the averager's process.
+
+        :param refused: why, in words, by the peer's id
+        """
+        for peer, reason in refused.items():
+            if time.monotonic() - self._said_at.get(peer, -math.inf) >= SAY_AGAIN_AFTER:
+                self._said_at[peer] = time.monotonic()
+                logger.warning(f"{peer} is left out of a round: {reason}")
 
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
@@ -234,17 +288,24 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         group = dataclasses.replace(group_info, group_id=group_id or group_info.group_id)
         # hivemind/averaging/partition.py cuts what lies in memory in the order of its indices, which with
         # torch.channels_last it does not; others are sent that order whatever the layout is here
+        kwargs["phase"] = group.group_id[len(group_info.group_id) :]
         runner = self._runner_of(group, [tensor.contiguous() for tensor in tensors], kwargs)
         self._running_groups[group.group_id].set_result(runner)  # for those who send their parts
         try:
             await runner.average_into(tensors, self._averaging_alpha)
         finally:
             self._unreached |= runner.unreached
+            self._refused |= runner.refused
 
     def _runner_of(
         self, group: GroupInfo, tensors: Sequence[torch.Tensor], settings: Mapping[str, Any]
     ) -> FaultTolerantRunner:
         own = {"p2p": self._p2p, "prefix": self.prefix, "servicer_type": type(self), "matchmaking": self._matchmaking}
+        own |= {"rule": self.robust_aggregation, "usual": self._usual_norms, "largest_weights": self._largest_weights}
         return FaultTolerantRunner(
-            group_id=group.group_id, ordered_peer_ids=group.peer_ids, tensors=tensors, **own, **settings
+            group_id=group.group_id,
+            ordered_peer_ids=group.peer_ids,
+            tensors=tensors,
+            **own,
+            **settings,
         )

@@ -6,51 +6,27 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
 import hivemind
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
-from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.averaging.matchmaking import Matchmaking, MatchmakingException
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MSGPackSerializer
 
+from hivenb.engine.rounds.account import NOTABLE, Account
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
-
-#: What hivemind's averager sends to its group with each round: bandwidth, mode, the caller's own.
-UPSTREAM_FIELDS = 3
-
-#: What ours add to it; a peer of plain hivemind reads the fields that it knows and no further.
-MARK = "hivenb"
+from hivenb.engine.rounds.gathered import epoch_of, is_readable, marked
+from hivenb.engine.rounds.search import LeadersOfASearch, Waiting
 
 #: Groups of which it is remembered who has left them.
 REMEMBERED = 64
 
 #: Seconds between two looks for peers to average with.
 SEARCH_EVERY = 0.1
-
-
-def marked(gather: bytes) -> bytes:
-    """What a peer sends to its group, with the mark of ours."""
-    return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), MARK])
-
-
-def is_marked(record: list[Any]) -> bool:
-    """Whether a peer of ours has sent that record."""
-    return MARK in record[UPSTREAM_FIELDS:]
-
-
-def epoch_of(gather: bytes) -> int | None:
-    """The epoch whose round a peer of ours looks for; ``None`` if it does not say, or is not one of ours."""
-    try:
-        record = MSGPackSerializer.loads(gather)
-        epoch = MSGPackSerializer.loads(record[UPSTREAM_FIELDS - 1]) if is_marked(record) else None
-    except (ValueError, TypeError, IndexError):  # anybody may send anything
-        return None
-    return epoch if isinstance(epoch, int) else None
 
 
 class PacedGroupKeyManager(GroupKeyManager):
@@ -111,6 +87,9 @@ class EpochMatchmaking(Matchmaking):
         self._declined: deque[tuple[bytes, PeerID]] = deque(maxlen=REMEMBERED)
         #: peers that have said which epoch's round they look for, in a group with this one
         self._peers_of_ours: set[PeerID] = set()
+        #: told what the others do
+        self.tell: Callable[[Account], None] = lambda account: None
+        self._leaders = LeadersOfASearch()
         super().__init__(p2p, schema_hash, dht, initial_group_bits=initial_group_bits, **kwargs)
         # hivemind makes one of its own class, and has asked it for nothing yet
         self.group_key_manager = PacedGroupKeyManager(dht, self._prefix, initial_group_bits, self._chosen_size)
@@ -123,8 +102,7 @@ class EpochMatchmaking(Matchmaking):
         """
         if self._chosen_size is not None or self._expected is None:
             return self._chosen_size
-        step = self.step_control
-        expected = self._expected.of_round(None if step is None else epoch_of(step.data_for_gather))
+        expected = self._expected_at(self.step_control)
         present = {self.peer_id, *self.current_followers}
         # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
         return max(2, len(expected | {peer.to_bytes() for peer in present}))
@@ -132,6 +110,44 @@ class EpochMatchmaking(Matchmaking):
     @target_group_size.setter
     def target_group_size(self, chosen: int | None) -> None:
         self._chosen_size = chosen
+
+    async def look_for_group(self, step: StepControl) -> GroupInfo | None:
+        if self._leaders.step is not step:  # else it is the same search, begun anew
+            self._leaders = LeadersOfASearch(step)
+        waiting, expected = Waiting(step), self._expected_at(step)
+        group = await super().look_for_group(step)
+        met = frozenset(peer.to_bytes() for peer in (() if group is None else group.peer_ids))
+        missed = (expected & self._expected_at(step)) - met
+        if missed and self._chosen_size is None and waiting.seconds >= NOTABLE:
+            self.tell(Account(epoch_of(step.data_for_gather) or 0, missed=missed, seconds=waiting.seconds))
+        return group
+
+    def _expected_at(self, step: StepControl | None) -> frozenset[bytes]:
+        if self._expected is None:
+            return frozenset()
+        return self._expected.of_round(None if step is None else epoch_of(step.data_for_gather))
+
+    def note_exchange(
+        self, group: GroupInfo, unreached: Collection[PeerID], refused: Mapping[PeerID, str], seconds: float
+    ) -> None:
+        """Tell who has taken part in a round, and who has let it wait or was refused.
+
+        :param unreached: whose data, or whose averages, have not arrived
+        :param refused: why what a peer has sent was not taken, by its id
+        :param seconds: that it took
+        """
+        own = [gather for peer, gather in zip(group.peer_ids, group.gathered, strict=True) if peer == self.peer_id]
+        others = {peer for peer in group.peer_ids if peer != self.peer_id}
+        stalled = {peer for peer in unreached if self.takes_part(peer, group.group_id)} if seconds >= NOTABLE else ()
+        self.tell(
+            Account(
+                epoch=epoch_of(marked(own[0])) or 0,  # by now, the group's records have lost their marks
+                took_part=frozenset(peer.to_bytes() for peer in others.difference(unreached, refused)),
+                stalled=frozenset(peer.to_bytes() for peer in set(stalled).difference(refused)),
+                refused=tuple((peer.to_bytes(), reason) for peer, reason in refused.items() if peer in others),
+                seconds=seconds if stalled else 0.0,
+            )
+        )
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -149,6 +165,10 @@ class EpochMatchmaking(Matchmaking):
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader | None:
         reason = super()._check_reasons_to_reject(request, context)
+        if reason is None and self._avoids(context.remote_id):
+            return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
+        if reason is None and not is_readable(request.gather):
+            return averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
         if reason is None and self.step_control is not None:
             own, theirs = epoch_of(self.step_control.data_for_gather), epoch_of(request.gather)
             if own is not None and theirs is not None and own != theirs:
@@ -169,8 +189,10 @@ class EpochMatchmaking(Matchmaking):
                 await self.leader_assemble_group()
 
     async def _request_join_group(self, leader: PeerID) -> GroupInfo | None:
-        if self._has_gone(leader):
+        if self._has_gone(leader) or self._avoids(leader) or not self._leaders.may_be_asked(leader):
             return None
+        until = math.inf if self.step_control is None else self.get_request_expiration_time()
+        request = self._leaders.ask(leader, until, self.request_timeout)
         # on its own, so that the search may go on without it
         following = asyncio.create_task(super()._request_join_group(leader))
         self._following = leader, following
@@ -178,12 +200,32 @@ class EpochMatchmaking(Matchmaking):
             await asyncio.wait({following})
         finally:
             await _give_up(following)
-        return None if following.cancelled() else following.result()
+        if following.cancelled():
+            return None
+        if (seconds := request.stalled_for(following)) is not None:
+            step = self.step_control
+            epoch = None if step is None else epoch_of(step.data_for_gather)
+            self.tell(Account(epoch or 0, stalled=frozenset({leader.to_bytes()}), seconds=seconds))
+            return None
+        return None if isinstance(following.exception(), OSError) else following.result()
+
+    @property
+    def current_leader(self) -> PeerID | None:
+        """The peer that has let this one into its group."""
+        return self._current_leader
+
+    @current_leader.setter
+    def current_leader(self, leader: PeerID | None) -> None:
+        self._current_leader = leader
+        if leader is not None:
+            self._leaders.note_welcome(leader)
 
     async def leader_assemble_group(self) -> GroupInfo:
         return self._await_trigger(await super().leader_assemble_group())
 
     async def follower_assemble_group(self, leader: PeerID, msg: averaging_pb2.MessageFromLeader) -> GroupInfo:
+        if not all(map(is_readable, msg.gathered)):
+            raise MatchmakingException(f"{leader} has sent what its group cannot have gathered")
         return self._await_trigger(await super().follower_assemble_group(leader, msg))
 
     def _await_trigger(self, group: GroupInfo) -> GroupInfo:
@@ -247,7 +289,10 @@ class EpochMatchmaking(Matchmaking):
         :param group_id: maybe with a suffix for a phase of the round
         """
         has_left = any(one == peer and group_id.startswith(left) for left, one in self._declined)
-        return not has_left and not self._has_gone(peer)
+        return not has_left and not self._has_gone(peer) and not self._avoids(peer)
+
+    def _avoids(self, peer: PeerID) -> bool:
+        return self._expected is not None and peer.to_bytes() in self._expected.avoided
 
     def _has_gone(self, peer: PeerID) -> bool:
         return self._expected is not None and peer.to_bytes() in self._expected.gone

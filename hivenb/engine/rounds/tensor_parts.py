@@ -16,7 +16,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.compression import CompressionBase, CompressionInfo, TensorRole
 from hivemind.optim.grad_averager import GradientAverager
 
-from hivenb.engine.rounds.matchmaking import UPSTREAM_FIELDS, is_marked
+from hivenb.engine.rounds.gathered import UPSTREAM_FIELDS, is_marked
 
 
 class PartsCutAlike(DecentralizedAverager):

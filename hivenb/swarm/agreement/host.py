@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -13,13 +14,18 @@ from typing import TYPE_CHECKING
 from hivemind.utils import get_dht_time
 
 from hivenb.errors import OptionsError
+from hivenb.options.largest_change import too_large_a_change
 from hivenb.options.swarm_wide import Shared
-from hivenb.swarm.agreement.options_record import EXPIRATION, Declaration, Plan, Records, host_of
+from hivenb.swarm.agreement.agreed_return import Return
+from hivenb.swarm.agreement.options_record import EXPIRATION, Declaration, Plan, Records
+from hivenb.swarm.agreement.seniority import Seniority
 from hivenb.swarm.peer_id import short_id
 
 if TYPE_CHECKING:
     from hivenb.engine.dht.dht import DHT
     from hivenb.engine.progress.peer_reports import PeerInfo
+
+logger = logging.getLogger(__name__)
 
 #: Seconds between two renewals of a declaration.
 RENEWAL = EXPIRATION / 3
@@ -33,7 +39,7 @@ NOTICE = 4.0
 #: Seconds that a goodbye may take.
 _GOODBYE = 2.0
 
-_first_started: weakref.WeakKeyDictionary[DHT, dict[str, float]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[DHT, dict[str, Seniority]] = weakref.WeakKeyDictionary()
 
 
 def epochs_ahead(seconds_left: float | None, seconds_per_epoch: float | None) -> int:
@@ -58,12 +64,20 @@ class Hosting:
 
     def __init__(self, dht: DHT, peers: Callable[[], Sequence[PeerInfo]], run_id: str, may_host: bool = True):
         self._dht, self._peers, self._run_id, self._may_host = dht, peers, run_id, may_host
+        dht.know_run(run_id)
         self._records = Records(dht, run_id)
+        self._proof = dht.prove(self._records.owner)
         self._lock = threading.RLock()
         self._host: Declaration | None = None
         self._plan: Plan | None = None
-        self._since: float | None = None
-        self._declared: tuple[float, Plan] | None = None
+        self._seniority = _known.setdefault(dht, {}).setdefault(run_id, Seniority(self._records.owner))
+        self._inviting = frozenset(str(one).rpartition("/p2p/")[2] for one in dht.initial_peers or ())
+        self._order: tuple[str, ...] = ()
+        #: what the host has decided and this peer does not follow, in words; ``None`` if it follows
+        self.refusal: str | None = None
+        self._declared: tuple[float, Plan, tuple[str, ...]] | None = None
+        self._own_plan: Plan | None = None
+        self._unsure_until = -math.inf
         self._taken = 0
         self._others, self._swarm_epoch = 0, 0
         self._epochs_at: deque[float] = deque(maxlen=6)
@@ -74,6 +88,12 @@ class Hosting:
     def plan(self) -> Plan | None:
         """What is agreed on; ``None`` while nobody has declared anything."""
         return self._plan
+
+    @property
+    def returned(self) -> Return | None:
+        """The last return to an earlier state that was decided on; ``None`` if there was none."""
+        plan = self._plan
+        return None if plan is None else plan.returned
 
     @property
     def is_alone(self) -> bool:
@@ -116,15 +136,21 @@ class Hosting:
         self._note_peers(self._peers())
         declarations = self._records.read()
         with self._lock:
+            others = [one for one in declarations if one.owner != self._records.owner]
+            self._seniority.meet(others, self._inviting)
+            elders = self._seniority.elders(others)
             if self._may_host:
-                started = _first_started.setdefault(self._dht, {})
+                self._seniority.is_unsure = self._seniority.since is None and not others and self._others > 0
                 # whoever is there already is the elder, whatever this machine's clock says
-                newcomer = max([get_dht_time(), *(one.since + 1e-3 for one in declarations)])
-                self._since = started.setdefault(self._run_id, newcomer)
+                self._seniority.come(max([get_dht_time(), *(one.since + 1e-3 for one in declarations)]))
+                self._unsure_until = time.monotonic() + EXPIRATION
                 # a host that comes back goes on with what was decided meanwhile
-                before = host_of(one for one in declarations if one.owner != self._records.owner)
-                self._plan = Plan(0, ((0, shared),)) if before is None else before.plan
-                self._declaration(self._plan, self._since).require_short()
+                before = next(iter(elders or self._seniority.juniors(others)), None)
+                self._own_plan = Plan(0, ((0, shared),))
+                self._plan = self._own_plan if before is None else before.plan
+                self._declaration(self._plan).require_short()
+            elif elders:
+                self._plan = elders[0].plan
             self._update(declarations)
             wanted = self.wanted(self._swarm_epoch, is_paused=False)
             return shared if wanted is None else wanted
@@ -157,6 +183,8 @@ class Hosting:
             present = max(epoch, self._swarm_epoch)
             if self._plan is not None and self._plan.newest == shared:
                 return self._plan.newest_epoch
+            if not self.is_alone and self._plan is not None:
+                self._check_step(self._plan.at(present), shared)
             since = present if self.is_alone else present + epochs_ahead(seconds_left, self._pace)
             self._declare_changed(shared, since, present)
             return since
@@ -169,6 +197,24 @@ class Hosting:
         with self._lock:
             self._declare_changed(shared, epoch, epoch)
 
+    def decide_return(self, to: int, epoch: int) -> int:
+        """As the host, let all peers return to an earlier state. Does not wait.
+
+        :param to: the epoch of that state
+        :param epoch: that the swarm has reached
+        :returns: the epoch at which they go on with it, which none of them has reached before it knows of this
+        :raises OptionsError: if another peer is the host
+        """
+        with self._lock:
+            if self._plan is None or self._seniority.since is None or self.why_not_host is not None:
+                raise OptionsError(f"this peer cannot let all return to an earlier state: {self.why_not_host}")
+            at = max(epoch, self._swarm_epoch) + epochs_ahead(None, self._pace)
+            plan = self._plan.with_return(Return(to, at))
+            self._declaration(plan).require_short()
+            self._declare(plan)
+            self._plan = plan
+            return at
+
     def take_early(self) -> None:
         """What was decided for a coming epoch is in force here already."""
         with self._lock:
@@ -179,6 +225,25 @@ class Hosting:
         """Withdraw, so that the next peer is host at once. Returns within seconds."""
         if self._declared is not None:
             self._records.withdraw(_GOODBYE)
+
+    def depose(self) -> str:
+        """Follow the present host no more, and go back to what this peer would train with.
+
+        :returns: id of the peer that was the host
+        :raises OptionsError: if this peer is the host, or there is none
+        """
+        with self._lock:
+            host = self._host
+            if host is None or host.owner == self._records.owner:
+                raise OptionsError("there is no other peer that decides for this one, so that none can be deposed")
+            self._seniority.depose(host.owner)
+            self._plan, self.refusal = self._own_plan, None
+            return host.peer_id
+
+    @staticmethod
+    def _check_step(before: Shared, after: Shared) -> None:
+        if (reason := too_large_a_change(before, after)) is not None:
+            raise OptionsError(f"no peer would follow a change of {reason}: make it in several steps")
 
     @property
     def _pace(self) -> float | None:
@@ -191,32 +256,57 @@ class Hosting:
             self._swarm_epoch = max((peer.epoch for peer in peers), default=0)
 
     def _declare_changed(self, shared: Shared, since: int, present: int) -> None:
-        if self._plan is None or self._since is None or self.why_not_host is not None:
+        if self._plan is None or self._seniority.since is None or self.why_not_host is not None:
             raise OptionsError(f"swarm-wide options cannot be changed at this peer: {self.why_not_host}")
         plan = self._plan.changed(shared, since, present)
-        self._declaration(plan, self._since).require_short()
-        self._declare(plan, self._since)
+        self._declaration(plan).require_short()
+        self._declare(plan)
         self._plan = plan
 
     def _update(self, declarations: Sequence[Declaration]) -> None:
-        own = self._records.owner
-        others = [one for one in declarations if one.owner != own]
-        elders = [one for one in others if self._since is None or one.rank < (self._since, own)]
+        others = [one for one in declarations if one.owner != self._records.owner]
+        self._meet(others)
+        elders = self._seniority.elders(others)
+        self._order = self._seniority.labels(declarations)
         if elders:
-            self._host = host_of(elders)
-            self._plan = elders[0].plan
-        elif self._since is not None and self._plan is not None:
-            self._host = self._declaration(self._plan, self._since)
+            self._host = elders[0]
+            self._follow(elders[0])
+        elif self._seniority.since is not None and self._plan is not None:
+            self._host, self.refusal = self._declaration(self._plan), None
         else:
             self._host = None
-        if self._since is not None and self._plan is not None and len(elders) < CANDIDATES:
-            declared_at, declared = self._declared or (-math.inf, None)
-            if declared != self._plan or time.monotonic() - declared_at > RENEWAL:
-                self._declare(self._plan, self._since)
+        if self._seniority.since is not None and self._plan is not None and len(elders) < CANDIDATES:
+            declared_at, *declared = self._declared or (-math.inf, None, None)
+            if declared != [self._plan, self._order] or time.monotonic() - declared_at > RENEWAL:
+                self._declare(self._plan)
 
-    def _declare(self, plan: Plan, since: float) -> None:
-        self._records.write(self._declaration(plan, since))
-        self._declared = (time.monotonic(), plan)
+    def _meet(self, others: Sequence[Declaration]) -> None:
+        self._seniority.meet(others, self._inviting)
+        if others or time.monotonic() > self._unsure_until:
+            self._seniority.is_unsure = False
 
-    def _declaration(self, plan: Plan, since: float) -> Declaration:
-        return Declaration(self._records.owner, self._records.peer_id, since, plan)
+    def _follow(self, host: Declaration) -> None:
+        """Take over what the host has decided, unless it is too large a change for one step."""
+        # while it has agreed on nothing yet, there is nothing to be changed
+        if self._plan is None or self._plan is self._own_plan or host.plan == self._plan:
+            self._plan, self.refusal = host.plan, None
+            return
+        present = self._plan.at(max(self._taken, self._swarm_epoch))
+        changes = (too_large_a_change(present, shared) for _, shared in host.plan.steps)
+        reason = next((change for change in changes if change is not None), None)
+        if reason is None:
+            self._plan, self.refusal = host.plan, None
+        else:
+            who = f"peer {short_id(host.peer_id)}, the host of the run, wants to change {reason}"
+            refusal = f"{who}: this peer goes on as before. To follow it all the same, stop and start this run"
+            if refusal != self.refusal:
+                logger.warning(refusal)
+            self.refusal = refusal
+
+    def _declare(self, plan: Plan) -> None:
+        self._records.write(self._declaration(plan))
+        self._declared = (time.monotonic(), plan, self._order)
+
+    def _declaration(self, plan: Plan) -> Declaration:
+        since = self._seniority.since or 0.0
+        return Declaration(self._records.owner, self._records.peer_id, since, plan, self._order, self._proof)

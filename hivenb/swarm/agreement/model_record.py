@@ -1,21 +1,29 @@
 """What the peers of a run have to agree on: a model's parameters, compared through the DHT before training.
 
 Peers of different models meet in the DHT all the same, but hivemind's averagers turn each other away without a word,
-and each of them trains alone.
+and each of them trains alone. Each peer signs the digest of its description; the description itself stands under that
+digest, so that nobody can change it, and is there once however many peers train the model.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import hivemind
 import torch
+from hivemind.p2p import PeerID
 
+from hivenb.engine.dht.checked_values import PEER_ID_LENGTH, raw, sequence, text, whole
+from hivenb.engine.dht.dht import DHT, know_run
+from hivenb.engine.dht.identity import is_proven
 from hivenb.engine.dht.record_board import ANSWER_TIMEOUT, RECORD_BYTES, RecordBoard
-from hivenb.engine.progress.peer_reports import read_peers
+from hivenb.engine.progress.peer_reports import parse_reports
 from hivenb.errors import SwarmError
 
 #: Seconds for which a description counts after its last renewal; peers renew it while they train.
@@ -26,6 +34,11 @@ RENEWAL = 60.0
 
 #: Bytes of a description in one record, which also says how many records there are.
 _PART_BYTES = RECORD_BYTES - 16
+
+#: Records of a description, and parameters in it, at most: a megabyte tells of some ten thousand.
+MAX_PARTS, MAX_PARAMETERS = 512, 100_000
+
+_MAX_DIMENSIONS, _MAX_TYPE, _DIGEST, _PROOF_BYTES = 64, 32, 64, 128
 
 #: Name and shape of a parameter; and its type, where that is averaged in another than single precision.
 ParameterShape = tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], str]
@@ -61,6 +74,20 @@ def first_difference(ours: Sequence[ParameterShape], theirs: Sequence[ParameterS
     return None
 
 
+@dataclass(frozen=True)
+class ModelRecord:
+    """What one peer says of its model.
+
+    :param owner: the subkey, which holds its public key
+    :param digest: SHA-256 of the description
+    :param inviting: id of the peer, if that has proven to be the owner
+    """
+
+    owner: bytes
+    digest: str
+    inviting: str = ""
+
+
 def agree_on_model(
     dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape], timeout: float = ANSWER_TIMEOUT
 ) -> None:
@@ -72,47 +99,101 @@ def agree_on_model(
     :param timeout: seconds that the DHT is given for each answer
     :raises SwarmError: if the models differ, and the message names the first difference; or if the DHT does not answer
     """
-    others = [peer for peer in read_peers(dht, run_id, timeout) if not peer.is_self]
+    know_run(dht, run_id)
+    reports = parse_reports(RecordBoard(dht, f"{run_id}_progress", timeout=timeout).read())
+    others = {key for key, report in reports.items() if report.peer_id != dht.peer_id.to_bytes()}
     # without others, what stands there is what somebody trained before: a corrected cell is to be run again
-    theirs = declared_model(dht, run_id, timeout) if others else None
-    difference = None if theirs is None else first_difference(ours, theirs)
-    if difference is not None:
-        raise SwarmError(
-            f"the swarm trains another model in the run {run_id!r}: {difference}. Build the same model as the others, "
-            "or give this run a name of its own (run_id=...)"
-        )
+    theirs = _model_of(dht, run_id, others, timeout) if others else None
+    if theirs is not None and theirs[0] != digest_of(ours):
+        difference = None if theirs[1] is None else first_difference(ours, theirs[1])
+        if theirs[1] is None or difference is not None:
+            raise SwarmError(
+                f"the swarm trains another model in the run {run_id!r}: {difference or 'its parameters are others'}. "
+                "Build the same model as the others, or give this run a name of its own (run_id=...)"
+            )
     declare_model(dht, run_id, ours)
 
 
 def declare_model(dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape]) -> None:
-    """Describe the model of a run to those who come later, for the next :data:`EXPIRATION` seconds. Does not wait."""
-    text = json.dumps(ours, separators=(",", ":")).encode()
-    parts = [text[start : start + _PART_BYTES] for start in range(0, len(text), _PART_BYTES)]
-    board = RecordBoard(dht, _key(run_id), expiration=EXPIRATION)
-    for number, part in enumerate(parts):
-        board.write(number, [len(parts), part])
+    """Describe the model of a run to those who come later, for the next :data:`EXPIRATION` seconds. Does not wait.
 
-
-def declared_model(
-    dht: hivemind.DHT, run_id: str, timeout: float = ANSWER_TIMEOUT
-) -> tuple[ParameterShape, ...] | None:
-    """The description of the model of a run; ``None`` if there is none, or it is not whole.
-
-    :param timeout: seconds that the DHT is given to answer
-    :raises SwarmError: if the DHT does not answer in time
+    :param dht: of ours; without effect for one of plain hivemind's, which signs nothing
+    :param run_id: name of the run
+    :param ours: what :func:`describe_parameters` gave
     """
-    records = RecordBoard(dht, _key(run_id), timeout=timeout).read()
+    if not isinstance(dht, DHT):
+        return
+    described, digest = _packed(ours), digest_of(ours)
+    parts = [described[start : start + _PART_BYTES] for start in range(0, len(described), _PART_BYTES)]
+    board = RecordBoard(dht, _key(run_id), expiration=EXPIRATION)
+    board.write(board.owner, [digest, dht.peer_id.to_base58(), dht.prove(board.owner)])
+    for number, part in enumerate(parts):
+        board.write(f"{digest}/{number}", [len(parts), part])
+
+
+def digest_of(described: Sequence[ParameterShape]) -> str:
+    """Equal where two descriptions are."""
+    return hashlib.sha256(_packed(described)).hexdigest()
+
+
+def _packed(described: Sequence[ParameterShape]) -> bytes:
+    return json.dumps(described, separators=(",", ":")).encode()
+
+
+def _model_of(
+    dht: hivemind.DHT, run_id: str, owners: Collection[Any], timeout: float
+) -> tuple[str, tuple[ParameterShape, ...] | None] | None:
+    """Digest and description of the model that some peers train; a description that is not whole is ``None``."""
+    records = {key: one.value for key, one in RecordBoard(dht, _key(run_id), timeout=timeout).read().items()}
+    found = (parse_record(owner, records[owner]) for owner in owners if owner in records)
+    inviting = frozenset(str(one).rpartition("/p2p/")[2] for one in dht.initial_peers or ())
+    digest = whose_model([record for record in found if record is not None], inviting)
+    return None if digest is None else (digest, parse_description(digest, records))
+
+
+def whose_model(records: Sequence[ModelRecord], inviting: frozenset[str]) -> str | None:
+    """The digest to believe: of the peer from whose invite this one came, or else that of most of them.
+
+    :param records: of peers that are there
+    :param inviting: ids of the peers from whose invite this one came
+    """
+    invited = [record.digest for record in records if record.inviting in inviting]
+    most = Counter(invited or [record.digest for record in records]).most_common(1)
+    return most[0][0] if most else None
+
+
+def parse_record(owner: Any, value: Any) -> ModelRecord | None:
+    """What a peer says of its model, as it was found, or ``None`` if it is nothing: anybody may write to a DHT."""
     try:
-        count = records[0].value[0]
-        text = b"".join(records[number].value[1] for number in range(count))
-        return tuple(_read(*entry) for entry in json.loads(text))
-    except (KeyError, IndexError, TypeError, ValueError):  # anybody may write to a DHT
+        digest, peer_id, proof = sequence(value, 3, least=3)
+        raw_id = PeerID.from_base58(text(peer_id, PEER_ID_LENGTH)).to_bytes()
+        is_its_own = is_proven(raw_id, raw(owner, RECORD_BYTES), raw(proof, _PROOF_BYTES))
+        return ModelRecord(owner, text(digest, _DIGEST), peer_id if is_its_own else "")
+    except ValueError:
         return None
 
 
-def _read(name: Any, shape: Any, averaged_in: Any = "") -> ParameterShape:
-    own = str(name), tuple(int(size) for size in shape)
-    return (*own, str(averaged_in)) if averaged_in else own
+def parse_description(digest: str, records: Mapping[Any, Any]) -> tuple[ParameterShape, ...] | None:
+    """The description of a model, as it was found.
+
+    :param digest: of it
+    :param records: what stands on the board
+    :returns: ``None`` if it is none, or not whole: anybody may write to a DHT
+    """
+    try:
+        count, _ = sequence(records[f"{digest}/0"], 2, least=2)
+        parts = (sequence(records[f"{digest}/{number}"], 2, least=2)[1] for number in range(whole(count, 1, MAX_PARTS)))
+        packed = b"".join(raw(part, RECORD_BYTES) for part in parts)
+        if hashlib.sha256(packed).hexdigest() != digest:
+            return None
+        return tuple(_parse_entry(*sequence(one, 3, least=2)) for one in sequence(json.loads(packed), MAX_PARAMETERS))
+    except (KeyError, ValueError, RecursionError):
+        return None
+
+
+def _parse_entry(name: Any, shape: Any, averaged_in: Any = "") -> ParameterShape:
+    own = text(name, RECORD_BYTES), tuple(whole(size) for size in sequence(shape, _MAX_DIMENSIONS))
+    return (*own, averaged_in) if text(averaged_in, _MAX_TYPE) else own
 
 
 class ModelDeclaration:

@@ -7,25 +7,40 @@ longest counts: it is the host. When it leaves, the next one's word counts, whic
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import hivemind
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
+from hivenb.engine.dht.checked_values import PEER_ID_LENGTH, finite, named, raw, sequence, text, whole
+from hivenb.engine.dht.identity import is_proven
 from hivenb.engine.dht.record_board import RECORD_BYTES, RecordBoard, Subkey, is_owned
 from hivenb.errors import OptionsError
 from hivenb.options.options import Options
 from hivenb.options.swarm_wide import Shared, with_shared_part
+from hivenb.swarm.agreement.agreed_return import Return
 
 #: Seconds for which a declaration counts after its last renewal: one that leaves without a goodbye is host that long.
 EXPIRATION = 30.0
 
 _MAX_STEPS = 8
+
+_UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)  # OptionsError is a ValueError
+
+#: Names in a declaration, and in what is agreed on, at most; a newer version may add some.
+_MAX_FIELDS = 64
+
+#: Labels in a declaration at most, characters of one, and of a proof in hexadecimal.
+_MAX_ORDER, _LABEL, _PROOF = 8, 16, 128
+
+#: Declarations that are read at most; those that are known already come first.
+MAX_DECLARATIONS = 64
 
 
 @dataclass(frozen=True)
@@ -34,10 +49,12 @@ class Plan:
 
     :param version: how often it was changed
     :param steps: what counts from which epoch of the swarm on; oldest first, and at least one
+    :param returned: the last return to an earlier state, if there was any
     """
 
     version: int
     steps: tuple[tuple[int, Shared], ...]
+    returned: Return | None = None
 
     @property
     def newest(self) -> Shared:
@@ -62,7 +79,11 @@ class Plan:
         """
         before = [(epoch, one) for epoch, one in self.steps if now < epoch < since]
         steps = (*([(0, self.at(now))] if since > now else []), *before, (since, shared))
-        return Plan(self.version + 1, steps[-_MAX_STEPS:])
+        return replace(self, version=self.version + 1, steps=steps[-_MAX_STEPS:])
+
+    def with_return(self, returned: Return) -> Plan:
+        """With another return to an earlier state."""
+        return replace(self, version=self.version + 1, returned=returned)
 
 
 @dataclass(frozen=True)
@@ -71,24 +92,49 @@ class Declaration:
 
     :param owner: the subkey, which holds its public key
     :param peer_id: its id in the DHT, by which people know it
-    :param since: when it first took part in the run, as DHT time in seconds
+    :param since: when it first took part in the run, as DHT time in seconds; it can claim anything
     :param plan: what it believes to be agreed on
+    :param order: in which order it believes those who declare something, itself included, as :func:`label_of` names
+      them
+    :param proof: that the peer of that id is the owner
     """
 
     owner: bytes
     peer_id: str
     since: float
     plan: Plan
+    order: tuple[str, ...] = ()
+    proof: bytes = b""
 
     @property
     def rank(self) -> tuple[float, bytes]:
-        """The lowest is the host's."""
+        """The lowest claims to have come first."""
         return self.since, self.owner
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the peer of that id has declared it."""
+        try:
+            peer_id = PeerID.from_base58(self.peer_id).to_bytes()
+        except ValueError:
+            return False
+        return is_proven(peer_id, self.owner, self.proof)
 
     def pack(self) -> bytes:
         """As it travels."""
-        fields = {"peer": self.peer_id, "since": self.since, "version": self.plan.version, "steps": self.plan.steps}
-        return json.dumps(fields, separators=(",", ":")).encode()
+        fields: dict[str, Any] = {
+            "peer": self.peer_id,
+            "since": self.since,
+            "version": self.plan.version,
+            "steps": self.plan.steps,
+        }
+        if self.plan.returned is not None:
+            fields["returned"] = self.plan.returned.pack()
+        if self.proof:
+            fields["proof"] = self.proof.hex()
+        packed = _packed(fields)
+        with_order = _packed({**fields, "order": self.order[:_MAX_ORDER]}) if self.order else packed
+        return with_order if len(with_order) <= RECORD_BYTES else packed  # a plan that just fits is told without it
 
     def require_short(self) -> None:
         """Refuse what is too long to travel.
@@ -103,27 +149,36 @@ class Declaration:
             )
 
 
+def _packed(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def label_of(owner: bytes) -> str:
+    """A short name of a subkey, that nobody else's has."""
+    return hashlib.sha256(owner).hexdigest()[:_LABEL]
+
+
 def parse(owner: Any, value: Any) -> Declaration | None:
     """A declaration as it was found, or ``None`` if it is none: anybody may write to a DHT."""
-    if not is_owned(owner) or not isinstance(value, bytes) or len(value) > RECORD_BYTES:
-        return None
     try:
-        fields = json.loads(value)
-        peer_id, since, version = fields["peer"], float(fields["since"]), int(fields["version"])
-        steps = tuple((int(epoch), dict(shared)) for epoch, shared in fields["steps"])
+        fields = named(json.loads(raw(value, RECORD_BYTES)), _MAX_FIELDS)
+        peer_id = text(fields["peer"], PEER_ID_LENGTH)
+        since, version = finite(fields["since"]), whole(fields["version"])
+        steps = tuple(_parse_step(*sequence(one, 2, least=2)) for one in sequence(fields["steps"], _MAX_STEPS, least=1))
+        order = tuple(text(label, _LABEL) for label in sequence(fields.get("order", []), _MAX_ORDER))
+        proof = bytes.fromhex(text(fields.get("proof", ""), _PROOF))
+        returned = Return.parse(fields.get("returned"))
         for _, shared in steps:
             _check(shared)
-    except (KeyError, TypeError, ValueError, RecursionError):  # OptionsError is a ValueError
+    except _UNREADABLE:
         return None
     ascending = [epoch for epoch, _ in steps] == sorted({epoch for epoch, _ in steps})
-    if not (isinstance(peer_id, str) and math.isfinite(since) and 0 < len(steps) <= _MAX_STEPS and ascending):
-        return None
-    return Declaration(owner, peer_id, since, Plan(version, steps))
+    declared = Declaration(owner, peer_id, since, Plan(version, steps, returned), order, proof)
+    return declared if is_owned(owner) and ascending else None
 
 
-def host_of(declarations: Iterable[Declaration]) -> Declaration | None:
-    """The one whose word counts; ``None`` if nobody has declared anything."""
-    return min(declarations, key=lambda one: one.rank, default=None)
+def _parse_step(epoch: Any, shared: Any) -> tuple[int, Shared]:
+    return whole(epoch), named(shared, _MAX_FIELDS)
 
 
 class Records:
@@ -142,12 +197,15 @@ class Records:
         self._lock = threading.Lock()
 
     def read(self) -> tuple[Declaration, ...]:
-        """What all peers declare at the moment, this one's own included; first the host's.
+        """What all peers declare at the moment, this one's own included.
 
         :raises SwarmError: if the DHT does not answer in time
         """
         records, now = self._board.read(), get_dht_time()
-        for subkey, record in records.items():
+        known = [subkey for subkey in self._known if subkey in records]
+        unknown = (subkey for subkey in records if subkey not in self._known)
+        for subkey in (*known, *islice(unknown, max(0, MAX_DECLARATIONS - len(known)))):
+            record = records[subkey]
             declaration = parse(subkey, record.value)
             # one that would stand for ever is none of ours, or of a clock that is far ahead
             if (declaration is not None or record.value is None) and record.expiration_time < now + 2 * EXPIRATION:
@@ -155,7 +213,7 @@ class Records:
         with self._lock:
             self._known = {owner: known for owner, known in self._known.items() if known[0] > now}
             declarations = [one for _, one in self._known.values() if one is not None]
-        return tuple(sorted(declarations, key=lambda one: one.rank))
+        return tuple(declarations)
 
     def write(self, declaration: Declaration) -> None:
         """Declare something for the next :data:`EXPIRATION` seconds, over what was declared before. Does not wait."""

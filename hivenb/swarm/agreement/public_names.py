@@ -1,7 +1,7 @@
 """Names that peers give themselves, told through the DHT.
 
-Nothing proves a name: whoever reaches the DHT can write one for any peer. It is a word for a person to read, and
-nothing else hangs on it.
+Only a peer itself can tell its name: the record stands under its public key, with a proof that this is the key of the
+peer. Nothing proves the name: anybody may take any, and it is a word for a person to read.
 """
 
 from __future__ import annotations
@@ -9,16 +9,24 @@ from __future__ import annotations
 import time
 import unicodedata
 from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-import hivemind
+from hivemind.p2p import PeerID
 
-from hivenb.engine.dht.record_board import RecordBoard
+from hivenb.engine.dht.checked_values import PEER_ID_LENGTH, named, raw, text
+from hivenb.engine.dht.identity import can_prove, is_proven
+from hivenb.engine.dht.record_board import RECORD_BYTES, RecordBoard
+
+if TYPE_CHECKING:
+    from hivenb.engine.dht.dht import DHT
 
 #: Characters of a name that are kept.
 MAX_LENGTH = 40
 
 #: Names that are read at most; peers beyond that are shown by their ids.
 MAX_NAMES = 1000
+
+_MAX_FIELDS, _PROOF_BYTES = 16, 128
 
 #: Seconds for which a name counts after it was told last, and between two tellings.
 EXPIRATION, RENEWAL = 180.0, 60.0
@@ -43,9 +51,10 @@ class PublicNames:
     :param own: what this peer calls itself; nothing is told when empty
     """
 
-    def __init__(self, dht: hivemind.DHT, run_id: str, own: str):
+    def __init__(self, dht: DHT, run_id: str, own: str):
         self._board = RecordBoard(dht, f"{run_id}_names", expiration=EXPIRATION)
         self._peer_id, self._own = dht.peer_id.to_base58(), clean(own)
+        self._proof = dht.prove(self._board.owner)
         self._tell_at = self._read_at = 0.0
         self._names: dict[str, str] = {}
 
@@ -57,7 +66,8 @@ class PublicNames:
         """
         now = time.monotonic()
         if self._own and now >= self._tell_at:
-            self._board.write(self._peer_id, self._own)
+            record = {"peer": self._peer_id, "name": self._own, "proof": self._proof}
+            self._board.write(self._board.owner, record)
             self._tell_at = now + RENEWAL
         if now >= self._read_at:
             self._names = self._read()
@@ -66,7 +76,19 @@ class PublicNames:
 
     def _read(self) -> dict[str, str]:
         names = {self._peer_id: self._own} if self._own else {}
-        for peer_id, record in islice(self._board.read().items(), MAX_NAMES):
-            if isinstance(peer_id, str) and peer_id not in names and (name := clean(record.value)):
-                names[peer_id] = name
+        for owner, record in islice(self._board.read().items(), MAX_NAMES):
+            if (told := parse_name(owner, record.value)) is not None:
+                names.setdefault(*told)
         return names
+
+
+def parse_name(owner: Any, value: Any) -> tuple[str, str] | None:
+    """The id of a peer and its name, as it was found, or ``None`` if it is none: anybody may write to a DHT."""
+    try:
+        fields = named(value, _MAX_FIELDS)
+        peer_id, proof = text(fields["peer"], PEER_ID_LENGTH), raw(fields["proof"], _PROOF_BYTES)
+        name, raw_id = clean(fields["name"]), PeerID.from_base58(peer_id).to_bytes()
+        is_its_own = is_proven(raw_id, raw(owner, RECORD_BYTES), proof) or not can_prove(raw_id)
+    except (KeyError, ValueError):
+        return None
+    return (peer_id, name) if name and is_its_own else None

@@ -29,8 +29,9 @@ from hivenb.engine.averagers.gradient_averagers import GradientAverager, PowerSG
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.averagers.torch_optimizer_state import initialize_optimizer_state
 from hivenb.engine.dht.dht import DHT
-from hivenb.engine.rounds.averager import AveragerBase, _complain_unless_cancelled
+from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
+from hivenb.engine.rounds.kept_tasks import complain_unless_cancelled
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=0.1),
@@ -322,7 +323,7 @@ def test_a_request_that_is_cancelled_is_no_error_and_all_else_is(caplog: pytest.
             finally:
                 writer.close()
 
-        asyncio.get_running_loop().set_exception_handler(_complain_unless_cancelled)
+        asyncio.get_running_loop().set_exception_handler(complain_unless_cancelled)
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         await begun.wait()

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_state
 from tiny import TinyModel, parameters, train
 
+from hivenb.engine.averagers.torch_optimizer_state import (
+    _names_of_values,
+    group_settings,
+    initialize_optimizer_state,
+    restore_switches,
+    state_mismatch,
+)
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.errors import SwarmError
@@ -90,3 +98,52 @@ def test_frozen_parameters_stay_as_they_are_and_can_be_thawed(make_optimizer: Ma
     model.layer.bias.requires_grad_(True)
     train(model, optimizer, 2, batch_size=8)
     assert not torch.equal(model.layer.bias, before)
+
+
+def _sent(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[torch.Tensor]]:
+    values, statistics = dump_optimizer_state(optimizer)
+    return values, [*(p.detach() for group in optimizer.param_groups for p in group["params"]), *statistics]
+
+
+def _an_optimizer() -> torch.optim.Optimizer:
+    made = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2, 4)), torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    initialize_optimizer_state(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lr", "0.1"),
+        ("lr", None),
+        ("lr", -0.1),
+        ("lr", 1e308),
+        ("lr", float("nan")),
+        ("lr", True),
+        ("betas", 1.5),
+        ("params", 1),
+        ("state", 1),
+        ("state", -1),
+        ("state", 10**9),
+    ],
+)
+def test_a_value_with_which_no_step_could_be_made_is_refused(name: str, value: Any) -> None:
+    """Each of them ended the training of the newcomer, or put one tensor in the place of another."""
+    optimizer = _an_optimizer()
+    values, tensors = _sent(optimizer)
+    assert state_mismatch(optimizer, (), {"optimizer_metadata": values}, tensors) is None
+    place = _names_of_values(optimizer).index(name)
+    values[place] = {**values[place], "index" if name == "state" else "value": value}
+    assert f"for {name}" in (state_mismatch(optimizer, (), {"optimizer_metadata": values}, tensors) or "")
+
+
+def test_another_rate_is_taken_over_and_another_switch_is_not() -> None:
+    optimizer, other = _an_optimizer(), _an_optimizer()
+    other.param_groups[0].update(lr=0.7, betas=(0.8, 0.99), capturable=True, foreach=True)
+    values, tensors = _sent(other)
+    assert state_mismatch(optimizer, (), {"optimizer_metadata": values}, tensors) is None
+    settings = group_settings(optimizer)
+    load_optimizer_state(optimizer, values, tensors[2:])
+    restore_switches(optimizer, settings)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["betas"], group["capturable"], group["foreach"]) == (0.7, (0.8, 0.99), False, None)

@@ -11,14 +11,11 @@ from typing import Any
 import hivemind
 import pytest
 from hivemind.dht import DHTNode
-from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.dht.validation import DHTRecord
-from hivemind.utils import get_dht_time
-from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.dht.routing import DHTID
+from hivemind.utils import MSGPackSerializer, get_dht_time
 from tiny import LOOPBACK
 
 from hivenb.engine.dht.dht import DHT
-from hivenb.engine.dht.node import SignatureValidator
 
 #: Nodes that hold a record, and nodes in a swarm that is larger.
 REPLICAS, MANY = 5, 7
@@ -164,31 +161,22 @@ class TestReading:
         assert searches == REPLICAS // 2 + 1
 
 
-class TestSignatures:
-    @pytest.fixture
-    def key(self) -> RSAPrivateKey:
-        return RSAPrivateKey()
+async def write_rubbish(dht: hivemind.DHT, node: DHTNode) -> list[bool]:
+    """Store what is no message and what is one, as a stranger does who checks nothing; whether each was taken."""
+    key, taken = DHTID.generate("rubbish"), []
+    for number, value in enumerate([b"", b"\xc1", b"\x91" * 2000, b"\x01\x02", MSGPackSerializer.dumps("good")]):
+        for peer in list(node.protocol.routing_table.peer_id_to_uid):
+            stored = await node.protocol.call_store(peer, [key], [value], [get_dht_time() + 60], [number])
+            taken.append((number, bool(stored and stored[0])))
+    return taken
 
-    def signed(self, key: RSAPrivateKey, value: bytes) -> DHTRecord:
-        signer = RSASignatureValidator(key)
-        record = DHTRecord(b"run", signer.local_public_key, value, 100.0)
-        return DHTRecord(record.key, record.subkey, signer.sign_value(record), record.expiration_time)
 
-    def test_each_record_is_checked_once(self, key: RSAPrivateKey, monkeypatch: pytest.MonkeyPatch) -> None:
-        checked: list[DHTRecord] = []
-        upstream = RSASignatureValidator.validate
-        monkeypatch.setattr(
-            RSASignatureValidator, "validate", lambda self, record: checked.append(record) or upstream(self, record)
-        )
-        validator, record = SignatureValidator(RSAPrivateKey()), self.signed(key, b"1")
-        assert [validator.validate(record) for _ in range(3)] == [True] * 3
-        assert checked == [record]
-
-    def test_what_was_forged_is_none_of_them(self, key: RSAPrivateKey) -> None:
-        validator, genuine = SignatureValidator(RSAPrivateKey()), self.signed(key, b"1")
-        assert validator.validate(genuine)
-        forged = DHTRecord(genuine.key, genuine.subkey, genuine.value.replace(b"1", b"2", 1), 100.0)
-        later = DHTRecord(genuine.key, genuine.subkey, genuine.value, 200.0)
-        assert not validator.validate(forged)
-        assert not validator.validate(later)
-        assert not validator.validate(forged), "nor later on"
+def test_what_cannot_be_read_is_refused_and_whoever_asks_gets_the_rest(swarm: list[DHT]) -> None:
+    stranger = hivemind.DHT(start=True, initial_peers=[str(a) for a in swarm[0].get_visible_maddrs()], **LOOPBACK)
+    try:
+        taken = stranger.run_coroutine(write_rubbish)
+    finally:
+        stranger.shutdown()
+    assert {number for number, was_taken in taken if was_taken} == {4}
+    found = swarm[1].get("rubbish", latest=True, return_future=True).result(10)
+    assert {subkey: one.value for subkey, one in found.value.items()} == {4: "good"}

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from tiny import LOOPBACK
 
-from hivenb.engine.dht import restarts
 from hivenb.engine.dht.dht import DHT, reachable_addresses
 from hivenb.engine.dht.identity import same_ports
+from hivenb.engine.process import restart_count
 from hivenb.engine.process.end_with_parent import wait_for_exit
 from hivenb.errors import ProcessEndedError, SwarmError
 from hivenb.swarm import Swarm
@@ -113,7 +113,7 @@ def test_who_asks_meanwhile_waits_and_is_answered(two_dhts):
 
 
 def test_one_that_ends_again_and_again_is_given_up_and_can_be_revived(two_dhts, eventually, monkeypatch):
-    monkeypatch.setattr(restarts, "MOST_RESTARTS", 1)
+    monkeypatch.setattr(restart_count, "MOST_RESTARTS", 1)
     victim, other = two_dhts
     kill(victim, "process", eventually)
     find_each_other(victim, other)

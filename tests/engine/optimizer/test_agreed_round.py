@@ -10,6 +10,7 @@ from hivemind.averaging.control import AveragingStage
 from rounds_without_averagers import FakeRound
 
 from hivenb.engine.optimizer.agreed_round import AgreedRound
+from hivenb.errors import ProcessEndedError
 
 
 def test_training_goes_on_while_an_averager_begins_to_look(eventually: Callable[..., None]) -> None:
@@ -39,6 +40,19 @@ def test_what_goes_wrong_in_the_background_is_raised_where_it_is_waited_for() ->
     agreed.look_for(lambda: exec("raise OSError('the averager is gone')"))  # type: ignore[arg-type, return-value, func-returns-value]
     with pytest.raises(OSError, match="the averager is gone"):
         agreed.take(wait=True)
+
+
+def test_there_is_none_where_the_averager_has_been_killed_meanwhile() -> None:
+    agreed, found = AgreedRound(), FakeRound()
+
+    def killed() -> FakeRound:
+        raise ProcessEndedError("the averager was killed")
+
+    agreed.look_for(killed)  # type: ignore[arg-type]
+    assert agreed.take(wait=True) is None, "who makes a successor has to be able to leave"
+    assert agreed.leave() is None
+    agreed.look_for(lambda: found)  # type: ignore[arg-type, return-value]
+    assert agreed.take(wait=True) is found
 
 
 @pytest.mark.parametrize("what", ["begun", "over"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from rounds_without_averagers import FakeRound, participant
 from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
 from hivenb.engine.optimizer.catching_up import CatchingUp
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
+from hivenb.engine.rounds.account import Account
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING
 
 
@@ -125,6 +127,38 @@ class TestWhoIsThere:
         own.grad_averager.group_size_is_fixed = True
         rounds_of(own).see_swarm([report(b"a", 9)], frozenset())
         assert own.grad_averager.given_up == own.grad_averager.expected == []
+
+    def test_the_averager_of_gradients_is_told_what_each_has_reported_once(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        for epoch in (4, 4, 5):
+            rounds.see_swarm([report(b"a", epoch)], frozenset())
+        assert [(one.target_batch_size, one.told[b"a"].epoch) for one in own.grad_averager.told] == [(64, 4), (64, 5)]
+        assert own.state_averager.told == []
+
+    def test_nobody_waits_for_who_has_missed_rounds_until_it_comes(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        missed = Account(3, missed=frozenset({b"a"}), seconds=5.0)
+        own.grad_averager.accounts = [missed, replace(missed, epoch=4)]
+        rounds.see_swarm([report(b"a", 4), report(b"b", 4)], frozenset())
+        (state,), (gradients,) = own.state_averager.expected, own.grad_averager.expected
+        assert gradients.of_round(4) == state.of_round(5) == {b"b"}
+        assert gradients.left_out == {b"a"}
+        assert not gradients.avoided, "it may come"
+        assert [str(one) for one in rounds.left_out] == ["missed 2 rounds in a row; asked again in 3 epochs and 80 s"]
+        own.grad_averager.accounts = [Account(4, took_part=frozenset({b"a"}))]
+        rounds.see_swarm([report(b"a", 4), report(b"b", 4)], frozenset())
+        assert own.grad_averager.expected[-1].of_round(4) == {b"a", b"b"}
+
+    def test_one_that_was_blocked_by_hand_is_avoided(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        own.dht.blocked_peers.replace(frozenset({b"a"}))
+        rounds.see_swarm([report(b"a", 4), report(b"b", 4)], frozenset())
+        assert own.grad_averager.expected[0].of_round(4) == {b"b"}
+        assert own.grad_averager.expected[0].avoided == {b"a"}
+        assert [str(one) for one in rounds.left_out] == ["blocked by hand"]
 
     def test_before_averagers_are_made_nobody_is_told(self) -> None:
         own = participant()

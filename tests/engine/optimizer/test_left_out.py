@@ -117,4 +117,4 @@ def see_others_at(epoch: int, optimizer: Optimizer, monkeypatch: pytest.MonkeyPa
             next_fetch_time=get_dht_time() + 0.1,
         )
 
-    monkeypatch.setattr(optimizer.tracker, "_parse_swarm_progress_data", parse)
+    monkeypatch.setattr(optimizer.tracker, "_estimate", parse)

@@ -20,7 +20,7 @@ from tiny import LOOPBACK
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.process.child_process import shared_locks_held
 from hivenb.engine.progress import failure_detector as module
-from hivenb.engine.progress.failure_detector import MAX_QUESTIONS, FailureDetector
+from hivenb.engine.progress.failure_detector import MAX_QUESTIONS, MAX_UNREACHED, FailureDetector
 from hivenb.engine.progress.tracker import GONE_AFTER
 
 
@@ -164,3 +164,27 @@ def test_whoever_was_not_asked_for_want_of_room_comes_first(monkeypatch: pytest.
         question.set_result(True)
     detector.find_gone(reports, GONE_AFTER)
     assert asked[MAX_QUESTIONS : MAX_QUESTIONS + 2] == [one.peer_id for one in reports[MAX_QUESTIONS:]]
+
+
+def test_no_round_waits_for_one_that_has_never_answered(dht: DHT, joining_dht: DHT, eventually: Any) -> None:
+    detector = FailureDetector(dht)
+    nobody = PeerID(b"\x12\x20" + bytes(range(32)))
+
+    def looks() -> list[bool]:
+        assert detector.find_gone([report(nobody), report(joining_dht)], GONE_AFTER) == frozenset()
+        return [detector.in_doubt(peer.to_bytes()) for peer in (nobody, joining_dht.peer_id)]
+
+    assert looks() == [False, False], "before it was asked"
+    eventually(lambda: looks() == [True, False])
+
+
+def test_of_a_flood_no_more_are_counted_than_can_be_asked(dht: DHT, joining_dht: DHT, eventually: Any) -> None:
+    detector = FailureDetector(dht)
+    eventually(lambda: detector.find_gone([report(joining_dht)], GONE_AFTER) or was_reached(detector, joining_dht))
+    flood = [report(PeerID(number.to_bytes(2, "big") + b"x" * 32)) for number in range(10 * MAX_UNREACHED)]
+    detector.find_gone([*flood, report(joining_dht)], GONE_AFTER)
+    too_many = detector.too_many()
+    assert len(too_many) == 9 * MAX_UNREACHED
+    assert joining_dht.peer_id.to_bytes() not in too_many
+    assert detector.in_doubt(flood[0].peer_id), "before it was asked"
+    assert not detector.in_doubt(joining_dht.peer_id.to_bytes())

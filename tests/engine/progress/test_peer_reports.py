@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hivemind.utils import get_dht_time
 from tiny import LOOPBACK
 
 from hivenb.engine.dht.dht import DHT
-from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
+from hivenb.engine.progress.peer_reports import PeerInfo, parse_report, read_peers
 from hivenb.errors import SwarmError
 
 
@@ -53,6 +54,12 @@ class TestReadPeers:
             "time": get_dht_time(),
             "client_mode": False,
         }
+        assert parse_report(good) is not None
+        odd = {"epoch": [True, 1e999, 2.0, 10**30], "samples_accumulated": [False, -1], "client_mode": [1, None]}
+        odd |= {"samples_per_second": [True, math.inf, math.nan, -1.0, 1e300], "time": [math.nan, math.inf, "now"]}
+        odd |= {"peer_id": ["text", b"", b"x" * 10_000, 7, None]}
+        for name, value in ((name, value) for name, values in odd.items() for value in values):
+            assert parse_report({**good, name: value}) is None, (name, value)
         bad: list[Any] = [None, 5, "text", b"bytes", [], {}, {**good, "epoch": -1}, {**good, "epoch": "1"}]
         for number, value in enumerate([*bad, good, {k: v for k, v in good.items() if k != "time"}]):
             store(dht, run_id, number, value)

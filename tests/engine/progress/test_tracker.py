@@ -19,6 +19,7 @@ from hivenb.engine.dht.dht import DHT
 from hivenb.engine.progress import tracker as module
 from hivenb.engine.progress.peer_reports import read_peers
 from hivenb.engine.progress.tracker import METADATA_EXPIRATION, ProgressTracker
+from hivenb.errors import SwarmError
 
 
 def store(dht: DHT, run_id: str, subkey: Any, value: Any) -> None:
@@ -137,7 +138,7 @@ class TestTracker:
         tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
         report_and_vanish(joining_dht, run_id)
         eventually(lambda: (1, frozenset()) in told)
-        eventually(lambda: tracker._detector._sightings[joining_dht.peer_id.to_bytes()].was_reached)
+        eventually(lambda: tracker.list._detector._sightings[joining_dht.peer_id.to_bytes()].was_reached)
         with silence(dht) as reading:
             assert reading.wait(20)
             joining_dht.kill()
@@ -176,7 +177,7 @@ class TestTracker:
         tracker, killed = make_tracker(), joining_dht.peer_id.to_base58()
         report_and_vanish(joining_dht, run_id)
         eventually(lambda: tracker.look is not None and [peer.peer_id for peer in tracker.look.peers] == [killed])
-        eventually(lambda: tracker._detector._sightings[joining_dht.peer_id.to_bytes()].was_reached)
+        eventually(lambda: tracker.list._detector._sightings[joining_dht.peer_id.to_bytes()].was_reached)
         with silence(dht) as reading:
             assert reading.wait(20)
             before = tracker.look
@@ -215,6 +216,20 @@ class TestTracker:
         eventually(lambda: tracker.global_progress is not before)
         assert tracker.is_alive()
         assert tracker.global_epoch == 0
+
+    def test_an_error_of_its_own_that_ends_it_is_told_at_the_next_batch(
+        self, make_tracker: Any, eventually: Any
+    ) -> None:
+        def fail(*args: Any) -> None:
+            raise RuntimeError("a bug")
+
+        tracker = make_tracker()
+        tracker.report_local_progress(local_epoch=0, samples_accumulated=1)
+        tracker.on_look = fail
+        tracker.look_at_once()
+        eventually(lambda: not tracker.is_alive())
+        with pytest.raises(SwarmError, match=r"follows the swarm has ended with RuntimeError\('a bug'\)"):
+            tracker.report_local_progress(local_epoch=0, samples_accumulated=2)
 
     def test_what_others_wrote_before_does_not_keep_it_from_starting(
         self, dht: DHT, run_id: str, make_tracker: Any, eventually: Any

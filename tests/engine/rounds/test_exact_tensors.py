@@ -9,7 +9,7 @@ import torch
 from hivemind.compression import CompressionInfo, Float16Compression, deserialize_torch_tensor
 
 from hivenb.engine.rounds.exact_tensors import ExactKey, LargestOfAll, SendsExactly
-from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantReducer
+from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer, PartRules
 
 
 def test_a_codec_is_for_all_but_them() -> None:
@@ -33,7 +33,7 @@ def test_the_largest_is_that_of_peers_with_a_weight(weights: tuple[float, float]
 
 def test_a_reducer_takes_it_of_those_parts_alone() -> None:
     async def reduce() -> list[torch.Tensor]:
-        reducer = FaultTolerantReducer([torch.Size([2])] * 3, 2, largest={1})
+        reducer = FaultTolerantReducer([torch.Size([2])] * 3, 2, PartRules(largest={1}))
         found = []
         for number in range(3):
             parts = (torch.tensor([2.0**52 + 1, 1.0], dtype=torch.float64), torch.tensor([0.0, 3.0]).double())

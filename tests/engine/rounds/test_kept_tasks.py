@@ -6,7 +6,7 @@ import weakref
 
 import uvloop
 
-from hivenb.engine.rounds.averager import _keep_tasks_alive, _kept_tasks
+from hivenb.engine.rounds.kept_tasks import _kept_tasks, keep_tasks_alive
 
 
 async def survives_a_collection() -> bool:
@@ -28,8 +28,8 @@ async def survives_a_collection() -> bool:
 
 def test_a_waiting_round_is_not_garbage_in_an_averager():
     async def main() -> bool:
-        _keep_tasks_alive()
-        _keep_tasks_alive()
+        keep_tasks_alive()
+        keep_tasks_alive()
         return await survives_a_collection()
 
     for new_loop in (uvloop.new_event_loop, asyncio.new_event_loop):

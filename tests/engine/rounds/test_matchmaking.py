@@ -23,7 +23,8 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
-from hivenb.engine.rounds.matchmaking import SEARCH_EVERY, EpochMatchmaking, epoch_of, is_marked, marked
+from hivenb.engine.rounds.gathered import epoch_of, is_marked, marked
+from hivenb.engine.rounds.matchmaking import SEARCH_EVERY, EpochMatchmaking
 
 Make = Callable[..., Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -13,13 +14,18 @@ from hivemind.utils import get_dht_time
 from torch.utils.data import DataLoader, TensorDataset
 
 import hivenb
+from hivenb.engine.dht.record_board import RecordBoard
 from hivenb.errors import SwarmError
 from hivenb.swarm.agreement.model_record import (
+    ModelRecord,
     agree_on_model,
     declare_model,
-    declared_model,
     describe_parameters,
+    digest_of,
     first_difference,
+    parse_description,
+    parse_record,
+    whose_model,
 )
 
 OURS = (("a.weight", (3, 4)), ("a.bias", (3,)))
@@ -104,16 +110,16 @@ def test_a_corrected_model_can_be_trained_under_the_same_name_when_nobody_else_t
             run.stop()
 
 
-@pytest.mark.process
-def test_a_large_model_fits_and_rubbish_is_passed_over():
+def test_a_large_model_fits(swarm, eventually):
     many = tuple((f"layers.{i}.some.long.name.weight", (1024, 1024)) for i in range(500))
-    with hivenb.Swarm("host") as host, hivenb.Swarm.join(host.invite, "guest") as guest:
-        guest.dht.store("large_model", subkey=0, value=["?"], expiration_time=get_dht_time() + 1)
-        declare_model(host.dht, "large", many)
-        deadline = get_dht_time() + 10
-        while declared_model(guest.dht, "large") != many and get_dht_time() < deadline:
-            pass
-        assert declared_model(guest.dht, "large") == many
+    with hivenb.Swarm.join(swarm.invite, "guest") as guest:
+        declare_model(swarm.dht, "large", many)
+
+        def found():
+            records = RecordBoard(guest.dht, "large_model").read()
+            return parse_description(digest_of(many), {key: one.value for key, one in records.items()})
+
+        eventually(lambda: found() == many)
 
 
 @pytest.mark.process
@@ -152,15 +158,66 @@ def test_a_dht_that_does_not_answer_is_an_error_at_whichever_read(swarm, eventua
         agree_on_model(guest.dht, "slow", OURS)
 
 
-def test_a_description_that_is_not_whole_is_none(swarm):
-    def write(key, subkey, value):
-        assert swarm.dht.store(key, subkey=subkey, value=value, expiration_time=get_dht_time() + 60)
+def board(*parts):
+    """What stands on the board of a model that is described by that, and its digest."""
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    return digest, {f"{digest}/{number}": [len(parts), part] for number, part in enumerate(parts)}
 
-    write("torn_model", 0, [2, b'[["a.weight",'])
-    assert declared_model(swarm.dht, "torn") is None
-    write("torn_model", 1, [2, b"[3,4]]]"])
-    assert declared_model(swarm.dht, "torn") == (("a.weight", (3, 4)),)
-    write("withdrawn_model", 0, None)
-    assert declared_model(swarm.dht, "withdrawn") is None
-    assert swarm.dht.store("plain_model", {"a": 1}, expiration_time=get_dht_time() + 60)
-    assert declared_model(swarm.dht, "plain") is None
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"[" * 2000,
+        b"\xff",
+        b'[["a",[1e999]]]',
+        b'[["a",[-1]]]',
+        b'[["a",[true]]]',
+        b'[["a",{"0":1}]]',
+        b'[["a",[3],7]]',
+        b'[["a",[3],"x","y"]]',
+        b'[[["a"],[3]]]',
+        b'{"a":[3]}',
+        b'[["a",[' + b"1," * 64 + b"1]]]",
+    ],
+)
+def test_what_is_no_description_is_passed_over(packed):
+    assert parse_description(*board(packed)) is None
+
+
+@pytest.mark.parametrize("value", [None, 7, [1e999, b"[]"], [True, b"[]"], [10**9, b"[]"], [1, "[]"], [0, b"[]"], [1]])
+def test_parts_that_are_none_are_passed_over(value):
+    digest, _ = board(b"[]")
+    assert parse_description(digest, {f"{digest}/0": value}) is None
+
+
+def test_a_description_is_read_as_it_was_written_and_not_as_somebody_has_changed_it():
+    digest, records = board(b'[["a",[3,4]],', b'["b",[],"float64"]]')
+    assert parse_description(digest, records) == (("a", (3, 4)), ("b", (), "float64"))
+    assert parse_description(digest, {**records, f"{digest}/1": [2, b'["b",[9],"float64"]]']}) is None
+    del records[f"{digest}/1"]
+    assert parse_description(digest, records) is None
+
+
+def test_the_model_of_the_inviting_peer_counts_or_else_that_of_most():
+    records = [ModelRecord(b"1", "forged"), ModelRecord(b"2", "forged"), ModelRecord(b"3", "true", inviting="host")]
+    assert whose_model(records, frozenset({"host"})) == "true"
+    assert whose_model(records, frozenset({"another"})) == "forged"
+    assert whose_model([*records[1:2], ModelRecord(b"4", "true"), ModelRecord(b"5", "true")], frozenset()) == "true"
+    assert whose_model([], frozenset()) is None
+
+
+@pytest.mark.parametrize("value", [None, 7, "x", [], ["d" * 65, "peer", b""], ["d", "0OIl", b""], ["d", "Qm", "text"]])
+def test_what_is_no_record_is_passed_over(value):
+    assert parse_record(b"owner", value) is None
+
+
+def test_only_the_peer_itself_counts_as_the_one_that_has_invited(swarm):
+    with hivenb.Swarm.join(swarm.invite, "guest") as guest:
+        own, others = RecordBoard(swarm.dht, "x").owner, RecordBoard(guest.dht, "x").owner
+        for dht, owner, inviting in (
+            (swarm.dht, own, swarm.peer_id),
+            (guest.dht, own, ""),
+            (guest.dht, others, ""),
+        ):
+            record = parse_record(owner, ["digest", swarm.peer_id, dht.prove(owner)])
+            assert record == ModelRecord(owner, "digest", inviting)

@@ -19,6 +19,7 @@ from tiny import LOOPBACK, loader
 
 import hivenb
 from hivenb.engine.dht.record_board import RECORD_BYTES, is_owned, owner_of
+from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.errors import OptionsError
 from hivenb.options import FIELDS, Options
 from hivenb.options.swarm_wide import PART_SIZE, SHARED_FIELDS, shared_part, with_shared_part
@@ -29,7 +30,6 @@ from hivenb.swarm.agreement.options_record import (
     Declaration,
     Plan,
     Records,
-    host_of,
     parse,
 )
 
@@ -105,6 +105,18 @@ def test_an_averager_of_ones_own_is_named_and_taken_from_whoever_has_it() -> Non
         b'{"peer":"x","since":1,"version":0,"steps":[[0,{"target_batch_size":"many"}]]}',
         b'{"peer":"x","since":1,"version":0,"steps":[[0,{"average_opt_statistics":[7]}]]}',
         b'{"peer":"x","since":1,"version":0,"steps":' + b"[" * 1500 + b"}",
+        b'{"peer":"x","since":1,"version":1e999,"steps":[[0,{}]]}',
+        b'{"peer":"x","since":1,"version":1.0,"steps":[[0,{}]]}',
+        b'{"peer":"x","since":1,"version":true,"steps":[[0,{}]]}',
+        b'{"peer":"x","since":1,"version":' + b"9" * 1500 + b',"steps":[[0,{}]]}',
+        b'{"peer":"x","since":true,"version":0,"steps":[[0,{}]]}',
+        b'{"peer":"x","since":1e300,"version":0,"steps":[[0,{}]]}',
+        b'{"peer":"x","since":1,"version":0,"steps":[[1e999,{}]]}',
+        b'{"peer":"x","since":1,"version":0,"steps":[[0,{}],[1]]}',
+        b'{"peer":"x","since":1,"version":0,"steps":{"0":{}}}',
+        b'{"peer":"x","since":1,"version":0,"steps":[[0,{"target_batch_size":1e999}]]}',
+        b'{"peer":"x","since":1,"version":0,"steps":[[0,7]]}',
+        b'{"peer":"' + b"x" * 101 + b'","since":1,"version":0,"steps":[[0,{}]]}',
         b'{"peer":"' + b"x" * RECORD_BYTES + b'","since":1,"version":0,"steps":[[0,{}]]}',
     ],
 )
@@ -133,11 +145,16 @@ def test_what_is_too_long_to_travel_says_so() -> None:
         Declaration(OWNER, "peer", 1.0, Plan(0, ((0, shared),))).require_short()
 
 
-def test_the_host_is_who_has_been_there_longest() -> None:
-    plan = Plan(0, ((0, SHARED),))
-    late, early, tied = (Declaration(key, "p", at, plan) for key, at in ((b"a", 9.0), (b"c", 3.0), (b"d", 3.0)))
-    assert host_of([late, tied, early]) is early
-    assert host_of([]) is None
+def test_an_order_travels_where_there_is_room_for_it() -> None:
+    order = tuple(f"{number:016x}" for number in range(20))
+    proven = Declaration(OWNER, "peer", 1.0, Plan(1, ((0, SHARED),)), order, b"x" * 64)
+    told = parse(OWNER, proven.pack())
+    assert told is not None
+    assert (told.order, told.proof) == (order[:8], b"x" * 64)
+    wide = shared_part(OPTIONS.replace(average_opt_statistics=["s" * 1500]))
+    told = parse(OWNER, Declaration(OWNER, "peer", 1.0, Plan(1, ((0, wide),)), order, b"x" * 64).pack())
+    assert told is not None
+    assert (told.order, told.proof) == ((), b"x" * 64)
 
 
 def test_a_plan_says_what_counts_in_each_epoch() -> None:
@@ -227,40 +244,103 @@ def hosting_of(swarm: hivenb.Swarm, may_host: bool = True) -> Hosting:
     return Hosting(swarm.dht, partial(swarm.peers, "both"), "both", may_host)
 
 
-def test_of_two_that_believe_to_be_host_the_younger_yields_and_the_elder_comes_back_as_host(
-    swarm: hivenb.Swarm, eventually: Callable[..., None]
-) -> None:
+def test_the_elder_stays_host_and_the_next_one_follows_it(swarm: hivenb.Swarm, eventually: Callable[..., None]) -> None:
     other = shared_part(OPTIONS.replace(target_batch_size=96))
     with hivenb.Swarm.join(swarm.invite, "younger") as second:
         elder, younger = hosting_of(swarm), hosting_of(second)
-        assert younger.join(other) == other  # as if the elder's declaration were still on its way
-        assert younger.why_not_host is None
-        records = Records(swarm.dht, "both")
-        records.write(Declaration(records.owner, swarm.peer_id, 1.0, Plan(0, ((0, SHARED),))))
+        assert elder.join(SHARED) == SHARED
+        eventually(lambda: Records(second.dht, "both").read())
+        assert younger.join(other) == SHARED, "what is agreed on, instead of its own"
 
         def sees(hosting: Hosting, reason: bool) -> bool:
             hosting.look(())
             return (hosting.why_not_host is not None) is reason
 
-        eventually(lambda: sees(younger, True))
-        assert younger.wanted(0, is_paused=False) == SHARED
+        assert sees(younger, True)
+        assert sees(elder, False)
         with pytest.raises(OptionsError, match=rf"at this peer: .*{swarm.peer_id[-6:]}"):
             younger.decide(other, 0, None)
-        records.withdraw(10.0)
+        elder.leave()
         eventually(lambda: sees(younger, False))
         assert younger.wanted(0, is_paused=False) == SHARED, "what was agreed on stays"
         assert younger.decide(other, 5, None) == 5, "with nobody else there, at once"
-        assert elder.join(SHARED) == other
-        younger.leave()
-        eventually(lambda: sees(elder, False))
-        elder.leave()
-        # who returns is the elder again
-        again = hosting_of(second)
-        assert again.join(SHARED) == SHARED
+        # who returns is the elder again, and goes on with what was decided meanwhile
         returned = hosting_of(swarm)
-        returned.join(SHARED)
-        eventually(lambda: sees(again, False) and sees(returned, True))
-        assert hosting_of(swarm, may_host=False).why_not_host is not None
+        eventually(lambda: [one.plan.newest for one in Records(swarm.dht, "both").read()] == [other])
+        assert returned.join(SHARED) == other
+        eventually(lambda: sees(younger, True) and sees(returned, False))
+        assert hosting_of(second, may_host=False).why_not_host is not None
+
+
+def forge(dht: hivemind.DHT, key: RSAPrivateKey, version: int, since: float, size: int) -> None:
+    plan = Plan(version, ((0, shared_part(OPTIONS.replace(target_batch_size=size))),))
+    packed = Declaration(owner_of(key), dht.peer_id.to_base58(), since, plan).pack()
+    expires = get_dht_time() + EXPIRATION + version
+    assert dht.store("both_options", subkey=owner_of(key), value=packed, expiration_time=expires)
+
+
+def test_whoever_claims_to_have_come_first_is_not_followed(
+    swarm: hivenb.Swarm, intruder: Any, eventually: Callable[..., None]
+) -> None:
+    key = RSAPrivateKey()
+    with hivenb.Swarm.join(swarm.invite, "second") as second, hivenb.Swarm.join(swarm.invite, "third") as third:
+        founder, member = hosting_of(swarm), hosting_of(second)
+        founder.join(SHARED)
+        eventually(lambda: Records(second.dht, "both").read())
+        member.join(SHARED)
+        forge(intruder(key), key, version=9, since=0.0, size=96)
+        eventually(lambda: owner_of(key) in [one.owner for one in Records(third.dht, "both").read()])
+        eventually(lambda: len(Records(third.dht, "both").read()) == 3)
+        for hosting in (founder, member):
+            hosting.look(())
+            assert hosting.wanted(0, is_paused=False) == SHARED
+        assert founder.why_not_host is None
+        newcomer = hosting_of(third)
+        assert newcomer.join(shared_part(OPTIONS.replace(target_batch_size=64))) == SHARED, (
+            "of the peer that invited it"
+        )
+        declared = {one.owner: one.plan.newest for one in Records(third.dht, "both").read()}
+        assert [owner for owner, shared in declared.items() if shared != SHARED] == [owner_of(key)]
+
+
+def test_a_host_that_changes_too_much_at_once_is_not_followed_and_can_be_deposed(
+    swarm: hivenb.Swarm, intruder: Any, eventually: Callable[..., None]
+) -> None:
+    key, own = RSAPrivateKey(), shared_part(OPTIONS.replace(target_batch_size=128))
+    host = intruder(key)
+    forge(host, key, version=0, since=5.0, size=512)
+    member = hosting_of(swarm)
+    eventually(lambda: Records(swarm.dht, "both").read())
+    assert member.join(own) == SHARED
+    assert member.refusal is None
+    forge(host, key, version=1, since=5.0, size=63)
+
+    def looks(word: str) -> bool:
+        member.look(())
+        return member.refusal is not None and word in member.refusal
+
+    eventually(lambda: looks("target batch size from 512 to 63, which is more than 8 times"))
+    assert member.wanted(0, is_paused=False) == SHARED
+    forge(host, key, version=2, since=5.0, size=64)
+    eventually(lambda: not looks(""))
+    assert member.plan is not None
+    assert member.plan.newest["target_batch_size"] == 64
+    assert member.depose() == host.peer_id.to_base58()
+    member.look(())
+    assert member.why_not_host is None
+    assert member.wanted(0, is_paused=False) == own, "not what the other one has decided"
+    with pytest.raises(OptionsError, match="there is no other peer that decides"):
+        member.depose()
+
+
+def test_a_host_is_told_what_nobody_would_follow(swarm: hivenb.Swarm) -> None:
+    hosting = Hosting(swarm.dht, lambda: (PeerInfo("other", 0, 0, 1.0, False, 0.0, False),), "told")
+    hosting.join(SHARED)
+    with pytest.raises(
+        OptionsError, match=r"from 512 to 4097, which is more than 8 times .*: make it in several steps"
+    ):
+        hosting.decide(shared_part(OPTIONS.replace(target_batch_size=4097)), 0, None)
+    hosting.decide(shared_part(OPTIONS.replace(target_batch_size=4096)), 0, None)
 
 
 # -- real peers ---------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ import pytest
 from hivemind.utils import get_dht_time
 
 import hivenb
+from hivenb.engine.dht.record_board import RecordBoard
 from hivenb.errors import SwarmError
-from hivenb.swarm.agreement.public_names import MAX_LENGTH, PublicNames, clean
+from hivenb.swarm.agreement.public_names import MAX_LENGTH, PublicNames, clean, parse_name
 
 
 @pytest.mark.parametrize(
@@ -37,16 +38,30 @@ def test_others_read_the_name_that_a_peer_has_told(swarm, eventually):
         assert PublicNames(swarm.dht, "another", "").look() == {}
 
 
-def test_what_strangers_write_is_cleaned_and_never_replaces_ones_own(swarm):
-    def write(subkey, value):
-        assert swarm.dht.store("run_names", subkey=subkey, value=value, expiration_time=get_dht_time() + 60)
+def test_only_a_peer_itself_can_tell_its_name(swarm, eventually):
+    with hivenb.Swarm.join(swarm.invite, "named") as guest:
+        board = RecordBoard(guest.dht, "run_names")
 
-    write("someone", "x" * 500)
-    write("else", {"not": "text"})
-    write(17, "no id")
-    write(swarm.peer_id, "an impostor")
-    found = PublicNames(swarm.dht, "run", "me").look()
-    assert found == {"someone": "x" * MAX_LENGTH, swarm.peer_id: "me"}
+        def write(subkey, peer_id, name, proof):
+            board.write(subkey, {"peer": peer_id, "name": name, "proof": proof})
+
+        write(board.owner, swarm.peer_id, "an impostor", guest.dht.prove(board.owner))
+        assert PublicNames(swarm.dht, "run", "").look() == {}
+        write(board.owner, guest.peer_id, "x" * 500, guest.dht.prove(board.owner))
+        names = {guest.peer_id: "x" * MAX_LENGTH}
+        eventually(lambda: PublicNames(swarm.dht, "run", "").look() == names)
+        assert PublicNames(swarm.dht, "run", "me").look() == {**names, swarm.peer_id: "me"}
+
+
+@pytest.mark.parametrize("value", [None, 7, "text", [], {}, {"peer": 7, "name": "x", "proof": b""}])
+def test_what_is_no_name_is_passed_over(value):
+    assert parse_name(b"owner", value) is None
+
+
+@pytest.mark.parametrize("peer_id", ["x" * 200, "0OIl", "", "12D3KooW"])
+def test_ids_that_are_none_have_no_proof(peer_id):
+    told = parse_name(b"owner", {"peer": peer_id, "name": "Ann", "proof": b""})
+    assert told is None or told == (peer_id, "Ann")
 
 
 def test_a_record_of_another_shape_is_no_names(swarm):

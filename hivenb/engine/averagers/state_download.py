@@ -1,0 +1,305 @@
+"""A state that is taken over from a peer: who is asked for it, and why it is believed."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from hivemind.compression import deserialize_torch_tensor
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MPFuture, ValueWithExpiration, get_logger
+from hivemind.utils.asyncio import aiter_with_timeout
+from hivemind.utils.streaming import combine_from_streaming
+
+from hivenb.engine.averagers.buffer_averaging import sent_buffers
+from hivenb.engine.averagers.finite import are_finite
+from hivenb.engine.averagers.state_witness import Question, Statement, make_statement, verdict
+from hivenb.engine.dht.checked_values import finite, raw, whole
+from hivenb.engine.rounds.averager import AveragerBase
+from hivenb.errors import UnbelievedStateError
+
+logger = get_logger(__name__)
+
+#: Peers that are asked for their states in one download, and for a word about that of another, at most.
+MOST_SOURCES, MOST_WITNESSES = 8, 3
+
+#: Seconds that a witness is given.
+WITNESS_WITHIN = 10.0
+
+#: Seconds between two questions of one peer about this one's state.
+ASKED_AGAIN_AFTER = 0.3
+
+#: Epochs by which a state may be ahead of what the others report: reports come late.
+EPOCHS_AHEAD = 2
+
+#: Bytes by which a state may be larger than this peer's own would be as 64-bit numbers.
+SLACK = 2**24
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to download.
+
+    :param newest: the newest epoch that a peer can be at; a higher priority counts no more
+    :param refused: ids of peers whose states are not to be had
+    :param most_bytes: of a state
+    :param is_limited: whether the next message of a state is waited for only as long as any chunk
+    """
+
+    newest: float
+    refused: frozenset[bytes]
+    most_bytes: float
+    is_limited: bool
+
+
+@dataclass(frozen=True)
+class Download:
+    """A state as a peer has sent it.
+
+    :param source: id of that peer
+    :param others: ids of other peers that share theirs
+    :param metadata: what it has sent with its tensors
+    :param tensors: of the state
+    """
+
+    source: bytes
+    others: tuple[bytes, ...]
+    metadata: Any
+    tensors: Sequence[torch.Tensor]
+
+    @property
+    def epoch(self) -> Any:
+        """As the peer has sent it; ``None`` if it has not."""
+        return self.metadata.get("epoch") if isinstance(self.metadata, dict) else None
+
+
+class DownloadsStates(AveragerBase):
+    """Base to put *behind* a class of hivemind's averagers: a state is taken over only if it can be believed."""
+
+    main_parameters: Sequence[torch.Tensor]
+
+    #: gives the newest epoch of the other peers, as they report it, and waits a while for one that is expected;
+    #: ``None`` if it is not known
+    newest_epoch: Callable[[int], int] | None = None
+
+    def numbers_in_state(self) -> float:
+        """Numbers in this peer's own state, of which that of another one has about as many; infinity if not known."""
+        return math.inf
+
+    # -- in the process that trains -----------------------------------------------------------------------------
+
+    def load_state_from_peers(self, wait: bool = True, timeout: float | None = None) -> Any:
+        # Replaces hivemind/averaging/averager.py:load_state_from_peers, which takes whatever the peer sends that claims
+        # the highest priority
+        if not wait:
+            return super().load_state_from_peers(wait=wait, timeout=timeout)
+        refused: dict[bytes, str] = {}
+        for _ in range(MOST_SOURCES):
+            most_bytes = 16 * self.numbers_in_state() + SLACK
+            wanted = Wanted(self._newest() + 1, frozenset(refused), most_bytes, timeout is not None)
+            loaded: Download | None = self._ask_process("_download_state", [wanted], timeout)
+            if loaded is None:
+                break
+            reason = self._why_refused(loaded)
+            if reason is None:
+                return loaded.metadata, loaded.tensors
+            refused[loaded.source] = reason
+            logger.warning(f"The state of peer {PeerID(loaded.source)} was not taken over: {reason}")
+        if refused:
+            told = "; ".join(f"{reason} (peer {PeerID(peer)})" for peer, reason in refused.items())
+            raise UnbelievedStateError(f"no peer sends a state that can be believed: {told}")
+        return None
+
+    def _why_refused(self, loaded: Download) -> str | None:
+        """Why a state is not to be taken over, in words; ``None`` if it is."""
+        if (where := self._where_not_finite(loaded)) is not None:
+            return f"it holds nan or inf {where}"
+        if loaded.epoch is None:
+            return None  # an averager of gradients
+        try:
+            epoch = whole(loaded.epoch)
+        except ValueError:
+            return f"its epoch is {str(loaded.epoch)[:40]}"
+        if epoch > (newest := self._newest(epoch)) + EPOCHS_AHEAD:
+            return f"it claims to be of epoch {epoch}, and the others are at epoch {newest:.0f}"
+        return self._why_contradicted(loaded)
+
+    def _where_not_finite(self, loaded: Download) -> str | None:
+        kept = len(loaded.tensors) - sent_buffers(loaded.metadata)[1]  # those are looked at when they are applied
+        own = [*getattr(self, "main_parameters", ()), *(None for _ in loaded.tensors)]
+        for number, (tensor, mine) in enumerate(zip(loaded.tensors[: max(0, kept)], own, strict=False), start=1):
+            has_numbers = tensor.is_floating_point() or tensor.is_complex()
+            if has_numbers and not are_finite([tensor]) and not _is_mask(tensor, mine):
+                return f"in tensor {number} of {kept}"
+        values = loaded.metadata.get("optimizer_metadata") if isinstance(loaded.metadata, dict) else None
+        numbers = [one.get("value") for one in values if isinstance(one, dict)] if isinstance(values, list) else []
+        return None if all(map(_is_no_bad_number, numbers)) else "among the optimizer's settings"
+
+    def _why_contradicted(self, loaded: Download) -> str | None:
+        parameters = getattr(self, "main_parameters", ())
+        if not parameters or not loaded.others or len(loaded.tensors) < len(parameters):
+            return None
+        question = Question(os.urandom(16), len(parameters))
+        own = make_statement(question, loaded.epoch, loaded.tensors)
+        asked = list(loaded.others[:MOST_WITNESSES])
+        found = self._ask_process("_ask_witnesses", [asked, question.pack()], 2 * WITNESS_WITHIN) or {}
+        said = {peer: own.contradicts(statement) for peer, one in found.items() if (statement := _parsed(one))}
+        against = [peer for peer, contradicts in said.items() if contradicts]
+        is_believed = verdict(sum(contradicts is False for contradicts in said.values()), len(against))
+        inviting = self._inviting
+        if is_believed or (is_believed is None and loaded.source in inviting and not inviting.intersection(against)):
+            for peer in against:
+                logger.warning(f"Peer {PeerID(peer)} tells another state than the others, and is not believed")
+            return None
+        others = ", ".join(str(PeerID(peer)) for peer in against)
+        return f"{others} {'tells' if len(against) == 1 else 'tell'} another one, and no more peers tell this one"
+
+    @property
+    def _inviting(self) -> frozenset[bytes]:
+        ids = (str(one).rpartition("/p2p/")[2] for one in self.dht.initial_peers or ())
+        return frozenset(PeerID.from_base58(one).to_bytes() for one in ids if one)
+
+    def _newest(self, expected: int = 0) -> float:
+        return math.inf if self.newest_epoch is None else self.newest_epoch(expected)
+
+    def _ask_process(self, method: str, args: list[Any], timeout: float | None) -> Any:
+        answer: MPFuture[Any] = MPFuture()
+        self._outer_pipe.send((method, args, {"answer": answer}))
+        try:
+            return answer.result(timeout)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            return None
+
+    # -- in the averager's own process --------------------------------------------------------------------------
+
+    async def _download_state(self, wanted: Wanted, answer: Any) -> None:
+        loaded = None
+        try:
+            sharing = await self._sharing_peers(wanted)
+            sources = [peer for peer in sharing if peer.to_bytes() not in wanted.refused]
+            for peer in sources[:MOST_SOURCES]:
+                others = tuple(one.to_bytes() for one in sharing if one != peer)
+                try:
+                    loaded = replace(await self._download_from(peer, wanted), others=others)
+                    break
+                except Exception as e:  # the next one may have it
+                    logger.warning(f"Could not download the state of peer {peer}: {e!r}")
+        finally:
+            answer.set_result(loaded)
+
+    async def _sharing_peers(self, wanted: Wanted) -> list[PeerID]:
+        """Whom to ask, those first that are furthest ahead."""
+        key = f"{self._matchmaking.group_key_manager.prefix}.all_averagers"
+        found = await self.dht.get(key, latest=True, return_future=True)
+        entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
+        return [PeerID(peer) for peer in ranked_sources(entries, wanted.newest) if peer != self.peer_id.to_bytes()]
+
+    async def _download_from(self, peer: PeerID, wanted: Wanted) -> Download:
+        logger.info(f"Downloading the state of peer {peer}")
+        stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
+        stream = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
+        chunk_timeout = self.request_timeout if self.next_chunk_timeout is None else self.next_chunk_timeout
+        metadata, size = None, 0
+        tensors: list[torch.Tensor] = []
+        parts: list[Any] = []
+        async for message in aiter_with_timeout(stream, timeout=chunk_timeout if wanted.is_limited else None):
+            size += message.ByteSize()
+            if size > wanted.most_bytes:
+                raise ValueError(f"it is larger than {wanted.most_bytes:.0f} bytes")
+            if message.metadata:
+                metadata = self.serializer.loads(message.metadata)
+            if message.tensor_part.dtype and parts:  # the beginning of the next tensor
+                tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
+                parts = []
+            parts.append(message.tensor_part)
+        if parts:
+            tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
+        if not metadata:
+            raise ValueError("it sent none")
+        return Download(peer.to_bytes(), (), metadata, tensors)
+
+    async def _ask_witnesses(self, peers: Sequence[bytes], question: bytes, answer: Any) -> None:
+        told: dict[bytes, bytes] = {}
+        try:
+            found = await asyncio.gather(*(self._ask_witness(PeerID(peer), question) for peer in peers))
+            told = {peer: one for peer, one in zip(peers, found, strict=True) if one is not None}
+        finally:
+            answer.set_result(told)
+
+    async def _ask_witness(self, peer: PeerID, question: bytes) -> bytes | None:
+        last_asked = self.__dict__.setdefault("_last_asked", {})
+        await asyncio.sleep(last_asked.get(peer, -math.inf) + 2 * ASKED_AGAIN_AFTER - time.monotonic())
+        last_asked[peer] = time.monotonic()
+        stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
+        request = averaging_pb2.DownloadData(metadata=question)
+        try:
+            return bytes((await stub.rpc_tell_state(request, timeout=WITNESS_WITHIN)).metadata)
+        except Exception as e:  # one of plain hivemind, or gone
+            logger.debug(f"{peer} tells nothing of its state: {e!r}")
+            return None
+
+    async def rpc_tell_state(
+        self, request: averaging_pb2.DownloadData, context: P2PContext
+    ) -> averaging_pb2.DownloadData:
+        """Answer a newcomer that wants to know whether another peer has sent it the swarm's state."""
+        question = Question.parse(raw(request.metadata, 64))
+        self._require_patience(context.remote_id.to_bytes())
+        if not self.allow_state_sharing:
+            raise ValueError("this peer does not share its state")
+        packed, tensors, _ = await self._get_current_state_from_host_process()
+        epoch = self.serializer.loads(packed).get("epoch")
+        telling = asyncio.get_running_loop().run_in_executor(None, make_statement, question, epoch, tensors)
+        return averaging_pb2.DownloadData(metadata=(await telling).pack())
+
+    _asked_at: dict[bytes, float]
+
+    def _require_patience(self, peer: bytes) -> None:
+        now = time.monotonic()
+        asked_at = self.__dict__.setdefault("_asked_at", {})
+        self._asked_at = {one: at for one, at in asked_at.items() if now - at < ASKED_AGAIN_AFTER}
+        if peer in self._asked_at:
+            raise ValueError("this peer was asked just now")
+        self._asked_at[peer] = now
+
+
+def ranked_sources(entries: Iterable[tuple[Any, Any]], newest: float) -> list[bytes]:
+    """Ids of peers that share their states, those first that are furthest ahead, and at random among equals.
+
+    :param entries: what stands where they say so: anybody may write there
+    :param newest: epoch beyond which nobody can be
+    """
+    found: list[tuple[float, bytes, bytes]] = []
+    for peer, entry in entries:
+        try:
+            priority = finite(entry.value if isinstance(entry, ValueWithExpiration) else None, -math.inf, math.inf)
+            found.append((-min(priority, newest), os.urandom(8), raw(peer, 64, least=1)))
+        except ValueError:
+            continue
+    return [peer for _, _, peer in sorted(found)]
+
+
+def _is_mask(tensor: torch.Tensor, mine: torch.Tensor | None) -> bool:
+    """Whether a tensor is not finite only where this peer's own is not, either."""
+    if mine is None or mine.shape != tensor.shape:
+        return False
+    return bool((tensor.isfinite() | ~mine.detach().cpu().isfinite()).all())
+
+
+def _is_no_bad_number(value: Any) -> bool:
+    return not isinstance(value, (int, float)) or math.isfinite(value)
+
+
+def _parsed(packed: bytes) -> Statement | None:
+    try:
+        return Statement.parse(packed)
+    except (ValueError, TypeError) as e:
+        logger.debug(f"What a peer tells of its state cannot be read: {e!r}")
+        return None

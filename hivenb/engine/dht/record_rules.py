@@ -1,0 +1,142 @@
+"""What may stand in the DHT: rules for all keys, and stricter ones for those of a run.
+
+Under the keys of a run there are only dictionaries, whose records are their owners': those of matchmaking and of state
+sharing stand under ids of peers, as hivemind's averagers write them, the others under public keys that sign them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import product
+from typing import Any
+
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.utils import MSGPackSerializer, get_dht_time
+
+from hivenb.engine.dht.checked_values import finite, named, raw, sequence, truth
+from hivenb.engine.dht.record_board import is_owned
+
+#: Seconds for which a record may stand at most, unless its kind may stand for less.
+LONGEST = 600.0
+
+#: Bytes of a record at most: one of a board with its signature, and twice that to spare.
+LARGEST = 8192
+
+#: Bytes of a value that is no dictionary; nothing of hivenb's is one.
+LARGEST_PLAIN = 65536
+
+#: Groups of averagers of which the keys are known, in binary digits: more than four thousand peers fill.
+_GROUP_BITS = 6
+
+#: What the id of a peer begins with, and its length: that of an Ed25519 key, and of the SHA-256 of a longer one.
+_PEER_IDS = ((bytes.fromhex("002408011220"), 38), (bytes.fromhex("1220"), 34))
+
+_PART = re.compile(r"[0-9a-f]{64}/[0-9]{1,4}")
+
+
+class Kind(Enum):
+    """What a key of a run is for."""
+
+    PROGRESS = "progress"
+    OPTIONS = "options"
+    NAMES = "names"
+    MODEL = "model"
+    MATCHMAKING = "matchmaking"
+    SHARING = "all_averagers"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What records of a kind are.
+
+    :param is_owner: whether a subkey says whose record it is
+    :param check: raises a ValueError for a value that is none of that kind; one that was withdrawn is ``None``
+    :param longest: seconds for which a record may stand
+    :param from_one: records that one peer may bring
+    """
+
+    is_owner: Callable[[Any], bool]
+    check: Callable[[Any], Any]
+    longest: float = LONGEST
+    from_one: int = 4
+
+
+def is_peer_id(subkey: object) -> bool:
+    """Whether a subkey is the id of a peer."""
+    return isinstance(subkey, bytes) and any(
+        len(subkey) == length and subkey.startswith(start) for start, length in _PEER_IDS
+    )
+
+
+def is_part(subkey: object) -> bool:
+    """Whether a subkey names a part of something by its SHA-256."""
+    return isinstance(subkey, str) and _PART.fullmatch(subkey) is not None
+
+
+RULES: Mapping[Kind, Rule] = {
+    Kind.PROGRESS: Rule(is_owned, lambda value: named(value, 32), longest=150.0),
+    Kind.OPTIONS: Rule(is_owned, lambda value: raw(value, LARGEST)),
+    Kind.NAMES: Rule(is_owned, lambda value: named(value, 8)),
+    Kind.MODEL: Rule(lambda key: is_owned(key) or is_part(key), lambda value: sequence(value, 4), from_one=600),
+    Kind.MATCHMAKING: Rule(is_peer_id, truth),
+    Kind.SHARING: Rule(is_peer_id, lambda value: finite(value, -1e9, 1e9)),
+}
+
+#: Records that one peer may bring under a key of which nothing is known.
+FROM_ONE = 256
+
+
+class RunRecords(RecordValidatorBase):
+    """The keys of a run, for the validator of a node, :class:`hivenb.engine.dht.signatures.SignatureValidator`.
+
+    :param run_id: name of the run
+    """
+
+    def __init__(self, run_id: str):
+        boards = {f"{run_id}_{kind.value}": kind for kind in (Kind.PROGRESS, Kind.OPTIONS, Kind.NAMES, Kind.MODEL)}
+        for prefix in (f"{run_id}_grad_averager", f"{run_id}_state_averager"):
+            boards[f"{prefix}.{Kind.SHARING.value}"] = Kind.SHARING
+            for length in range(_GROUP_BITS + 1):
+                groups = ("".join(bits) for bits in product("01", repeat=length))
+                boards |= {f"{prefix}.0b{group}": Kind.MATCHMAKING for group in groups}
+        self.kinds = {DHTID.generate(key).to_bytes(): kind for key, kind in boards.items()}
+
+    def validate(self, record: DHTRecord) -> bool:
+        return True
+
+
+def why_refused(record: DHTRecord, value: bytes, kind: Kind | None) -> str | None:
+    """Why a record may not stand in the DHT, in words; ``None`` if it may.
+
+    :param record: with its signatures, if it has any
+    :param value: without
+    :param kind: of its key; ``None`` if nothing is known of that
+    """
+    is_plain = record.subkey == DHTProtocol.IS_REGULAR_VALUE
+    rule = None if kind is None else RULES[kind]
+    if len(record.value) > (LARGEST_PLAIN if is_plain else LARGEST) or len(record.subkey) > LARGEST:
+        return "it is too long"
+    expires = record.expiration_time
+    longest = LONGEST if rule is None else rule.longest
+    if not isinstance(expires, (int, float)) or not math.isfinite(expires) or expires > get_dht_time() + longest:
+        return f"it is to stand for more than {longest:.0f} s"
+    try:
+        content = MSGPackSerializer.loads(value)
+        subkey = None if is_plain else MSGPackSerializer.loads(record.subkey)
+        hash(subkey)
+        if rule is not None:
+            if is_plain:
+                return "it would take the place of a dictionary"
+            if not rule.is_owner(subkey):
+                return "its subkey names no owner"
+            if content is not None:
+                rule.check(content)
+    except (ValueError, TypeError, RecursionError) as e:
+        return str(e) or repr(e)
+    return None

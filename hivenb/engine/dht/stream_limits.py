@@ -1,0 +1,78 @@
+"""How many streams another peer may have open, and how long it may take to say something in one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from hivemind.p2p import P2P, PeerID
+from hivemind.utils import get_logger
+
+logger = get_logger(__name__)
+
+#: Streams that a peer may have open to one process at a time. One of ours needs two or three in a round, and each may
+#: stay open for ten seconds after that.
+MOST_STREAMS = 64
+
+#: Seconds for the first word in a stream, and for a message of any length.
+WITHIN = 30.0
+
+#: Bytes in a second of a message that has begun, at least.
+SLOWEST = 4096.0
+
+
+class SilentStreamError(asyncio.IncompleteReadError):
+    """A peer has not sent in time what it began; taken for the end of its stream."""
+
+
+class TimedReader:
+    """What reads a stream, and waits for no message for ever that has begun, nor for the first one.
+
+    :param reader: of the stream
+    """
+
+    def __init__(self, reader: Any):
+        self._reader, self._is_new = reader, True
+
+    async def readexactly(self, count: int) -> bytes:
+        """As the stream's own method.
+
+        :raises SilentStreamError: if it takes too long
+        """
+        if count <= 1 and not self._is_new:
+            data: bytes = await self._reader.readexactly(count)  # the begin of a message, which may come later
+            return data
+        self._is_new = False
+        try:
+            data = await asyncio.wait_for(self._reader.readexactly(count), WITHIN + count / SLOWEST)
+        except (TimeoutError, asyncio.TimeoutError) as e:
+            raise SilentStreamError(b"", count) from e
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+
+class LimitsStreams(P2P):
+    """Mixin to put *before* ``hivemind``'s ``P2P``, in which anybody may open streams until there is no descriptor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: Counter[PeerID] = Counter()
+
+    async def add_binary_stream_handler(self, name: str, handler: Any, balanced: bool = False) -> None:
+        async def limited(stream: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = stream.peer_id
+            if self._open[peer] >= MOST_STREAMS:
+                logger.debug(f"{peer} has {MOST_STREAMS} streams open; one more was closed")
+                writer.close()
+                return
+            self._open[peer] += 1
+            try:
+                await handler(stream, TimedReader(reader), writer)
+            finally:
+                self._open[peer] -= 1
+                self._open += Counter()  # forgets those that have none
+
+        await super().add_binary_stream_handler(name, limited, balanced)

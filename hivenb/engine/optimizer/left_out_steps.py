@@ -1,0 +1,30 @@
+"""Epochs of the swarm that end without a step of the optimizer, since the gradients to step with are not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hivemind
+from hivemind.utils import get_logger
+
+from hivenb.engine.averagers.finite import are_finite, where_not_finite
+
+logger = get_logger(__name__)
+
+
+class LeavesOutSteps(hivemind.Optimizer):
+    """Base to put *before* ``hivemind.Optimizer``: no step is made with an average that is not finite.
+
+    Each batch was looked at before, and all that came from others; but sums of finite numbers may be infinite.
+    """
+
+    grad_averager: Any
+    state_averager: Any
+
+    def _load_averaged_gradients_into_optimizer_(self) -> None:
+        with self.grad_averager.get_tensors() as averaged:
+            where = None if are_finite(averaged) else where_not_finite(averaged)
+        if where is not None:
+            self.state_averager.leave_out_step()
+            logger.warning(f"Epoch {self.local_epoch} ends without a step of the optimizer: {where}, as averaged")
+        super()._load_averaged_gradients_into_optimizer_()

@@ -1,0 +1,83 @@
+"""The swarm's list of peers as it was read last: who is on it, and who of them is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import hivemind
+from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.p2p import PeerID
+from hivemind.utils import ValueWithExpiration
+
+from hivenb.engine.progress.failure_detector import FLOOD, FailureDetector
+from hivenb.engine.progress.peer_reports import Look, as_infos, parse_reports
+
+OnLook = Callable[[Sequence[LocalTrainingProgress], frozenset[bytes]], None]
+
+
+class PeerList:
+    """What a tracker knows of the others. For the tracker's thread; any may read :attr:`look`.
+
+    :param dht: which asks them whether they are there
+    """
+
+    def __init__(self, dht: hivemind.DHT):
+        self._own_id = dht.peer_id
+        self._detector = FailureDetector(dht)
+        self._others: list[LocalTrainingProgress] = []
+        self._gone: frozenset[bytes] = frozenset()
+        self._keys: dict[bytes, Any] = {}
+        #: the newest look at the swarm; ``None`` before the first
+        self.look: Look | None = None
+        #: called each time the swarm was looked at, with the newest reports of the others whom rounds may wait for, and
+        #: the ids of those that have gone without a goodbye
+        self.on_look: OnLook | None = None
+
+    def take_in(self, record: Any, own_key: bytes, gone_after: float) -> dict[Any, LocalTrainingProgress]:
+        """What those peers have reported that are there, by their public keys.
+
+        :param record: as the DHT gave it
+        :param own_key: of this peer
+        :param gone_after: seconds without a report or an answer after which a peer has gone
+        """
+        reports = self._one_of_each(reports_in(record))
+        others = [report for key, report in reports.items() if key != own_key]
+        gone, too_many = self._detector.find_gone(others, gone_after), self._detector.too_many()
+        reports = {key: report for key, report in reports.items() if report.peer_id not in too_many}
+        self._others = [report for report in others if report.peer_id not in too_many]
+        self._tell_who_is_there(Look(time.monotonic(), as_infos(reports.values(), self._own_id)), gone)
+        return {key: report for key, report in reports.items() if report.peer_id not in self._gone}
+
+    def _one_of_each(self, reports: dict[Any, LocalTrainingProgress]) -> dict[Any, LocalTrainingProgress]:
+        """Of several that name one peer, the one under the key that did so first."""
+        self._keys = {peer: key for peer, key in self._keys.items() if key in reports}
+        for key, report in reports.items():
+            self._keys.setdefault(report.peer_id, key)
+        return {key: report for key, report in reports.items() if self._keys[report.peer_id] == key}
+
+    @property
+    def busy(self) -> int:
+        """How many peers have each other's reports checked, a flood of those that are none left aside."""
+        return 1 + FLOOD + self._detector.answering
+
+    def look_for_the_gone(self, gone_after: float) -> None:
+        """See whether somebody has gone since the last look; a peer that does not answer holds up the next one."""
+        gone = self._detector.find_gone(self._others, gone_after)
+        if self.look is not None and gone != self._gone:
+            self._tell_who_is_there(self.look, gone)
+
+    def _tell_who_is_there(self, look: Look, gone: frozenset[bytes]) -> None:
+        self._gone = gone
+        self.look = replace(look, gone=frozenset(PeerID(peer).to_base58() for peer in gone))
+        if self.on_look is not None:
+            here = [report for report in self._others if report.peer_id not in self._gone]
+            self.on_look([report for report in here if not self._detector.in_doubt(report.peer_id)], self._gone)
+
+
+def reports_in(record: Any) -> dict[Any, LocalTrainingProgress]:
+    """The reports in what the DHT has found, by their public keys."""
+    found = record.value if isinstance(record, ValueWithExpiration) else record
+    return parse_reports(found) if isinstance(found, Mapping) else {}

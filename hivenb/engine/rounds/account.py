@@ -1,0 +1,65 @@
+"""What the others did in a round: told by the averager's process, in which it is seen, to the one that trains."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+#: Peers that one account names of each sort; with them it fits into a pipe in one piece.
+MOST_NAMED = 16
+
+#: Characters of a reason; some of it is what a peer has sent.
+LONGEST_REASON = 120
+
+#: Seconds of waiting that are worth a word.
+NOTABLE = 0.5
+
+
+@dataclass(frozen=True)
+class Account:
+    """Of one round, or of the search for its group. Peers are told by their ids.
+
+    :param epoch: that it was a round of
+    :param took_part: peers whose data and averages have arrived
+    :param missed: peers for which this one has waited, and which have not come
+    :param stalled: peers in whose group it was, and which have let it wait
+    :param refused: peers that have sent what was not taken, and why
+    :param seconds: that this peer's training has lost by waiting
+    """
+
+    epoch: int
+    took_part: frozenset[bytes] = frozenset()
+    missed: frozenset[bytes] = frozenset()
+    stalled: frozenset[bytes] = frozenset()
+    refused: tuple[tuple[bytes, str], ...] = ()
+    seconds: float = 0.0
+
+
+class AccountBook:
+    """Accounts on their way from a process that is forked to the one that has made this. Neither ever waits."""
+
+    def __init__(self) -> None:
+        self._out, self._in = mp.Pipe(duplex=False)
+        os.set_blocking(self._in.fileno(), False)
+
+    def tell(self, account: Account) -> None:
+        """Write one; lost if nobody has read for long."""
+        named = {name: _some(getattr(account, name)) for name in ("took_part", "missed", "stalled")}
+        refused = tuple((peer, reason[:LONGEST_REASON]) for peer, reason in account.refused[:MOST_NAMED])
+        with suppress(OSError):
+            self._in.send(Account(account.epoch, **named, refused=refused, seconds=account.seconds))
+
+    def take(self) -> list[Account]:
+        """All that were written since the last call."""
+        taken: list[Account] = []
+        with suppress(OSError, EOFError):
+            while self._out.poll():
+                taken.append(self._out.recv())
+        return taken
+
+
+def _some(peers: Iterable[bytes]) -> frozenset[bytes]:
+    return frozenset(sorted(peers)[:MOST_NAMED])

@@ -1,0 +1,154 @@
+"""What each peer has done in rounds, and for whom nobody waits any more."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hivenb.engine.rounds.account import Account
+
+#: Rounds in a row that a peer may miss, or stall, before it is left out.
+TOLERATED = 1
+
+#: For how many times as long as a peer has kept this one waiting nobody waits for it: it costs a ninth of the time at
+#: most, for however long it goes on.
+PAUSE_FOR_WAITING = 8
+
+#: Seconds for which a peer is left out that has sent what was refused; twice as many the next time, and so on.
+PAUSE_FOR_REFUSED = 10.0
+
+#: Times that a pause grows.
+MOST_PAUSES = 10
+
+#: Peers that are remembered; those that have done nothing wrong are not.
+MOST_REMEMBERED = 1024
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A peer for which no round waits.
+
+    :param peer: its id
+    :param reason: why, in words; some of them may be what it has sent
+    :param epochs: in how many it is waited for again, at the earliest
+    :param seconds: after how many, at the earliest
+    :param is_avoided: whether it is not let into groups either
+    """
+
+    peer: bytes
+    reason: str
+    epochs: int
+    seconds: float
+    is_avoided: bool
+
+    def __str__(self) -> str:
+        if math.isinf(self.seconds):
+            return self.reason
+        if self.epochs <= 0 and self.seconds <= 0:
+            return f"{self.reason}; asked again now"
+        epochs = f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}" if self.epochs > 0 else ""
+        seconds = f"{self.seconds:.0f} s" if self.seconds >= 1 else ""
+        return f"{self.reason}; asked again in {' and '.join(filter(None, (epochs, seconds))) or '1 s'}"
+
+
+def blocked_by_hand(peer: bytes) -> LeftOut:
+    """One that is left out until it is unblocked."""
+    return LeftOut(peer, "blocked by hand", 0, math.inf, is_avoided=True)
+
+
+@dataclass
+class _Record:
+    """Of one peer.
+
+    :param in_a_row: rounds that it has missed or stalled since it has last taken part, by their sort
+    :param waited: seconds for which it has kept this peer waiting
+    :param pauses: how often it was left out
+    :param began: the epoch since which it is left out
+    :param until_epoch: the epoch until which it is
+    :param until: the time until which it is
+    """
+
+    in_a_row: dict[str, int] = field(default_factory=dict)
+    waited: float = 0.0
+    pauses: int = 0
+    began: int = 0
+    until_epoch: int = 0
+    until: float = 0.0
+    reason: str = ""
+    is_avoided: bool = False
+
+
+class Conduct:
+    """Remembers who has missed rounds, has stalled them, or has sent what was refused. For one thread.
+
+    Whoever has done so is left out for a while that grows each time. That is forgiven when it has taken part again.
+
+    :param clock: tells the time, in seconds
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._records: dict[bytes, _Record] = {}
+
+    def note(self, sort: str, account: Account) -> None:
+        """Take in what peers did in a round.
+
+        :param sort: of the round: of gradients, or of the state
+        """
+        for peer in account.took_part:
+            self._forgive(sort, peer)
+        for peer in account.missed - account.took_part:
+            self._blame(sort, peer, account, "missed")
+        for peer in account.stalled - account.took_part:
+            self._blame(sort, peer, account, "stalled")
+        for peer, reason in account.refused:
+            record = self._record_of(peer)
+            record.in_a_row[sort] = TOLERATED + 1
+            self._leave_out(record, account.epoch, reason, is_avoided=True)
+            record.until = self._clock() + PAUSE_FOR_REFUSED * 2.0 ** (record.pauses - 1)
+
+    def left_out(self, epoch: int) -> tuple[LeftOut, ...]:
+        """All that are left out at present.
+
+        :param epoch: of this peer
+        """
+        now = self._clock()
+        return tuple(
+            LeftOut(peer, record.reason, record.until_epoch - epoch, max(0.0, record.until - now), record.is_avoided)
+            for peer, record in self._records.items()
+            # an epoch before the one in which that began: this peer has gone back
+            if (record.began <= epoch < record.until_epoch) or now < record.until
+        )
+
+    def _forgive(self, sort: str, peer: bytes) -> None:
+        record = self._records.get(peer)
+        if record is None:
+            return
+        record.in_a_row.pop(sort, None)
+        if any(count > TOLERATED for count in record.in_a_row.values()):
+            return  # it comes to the rounds of one sort, and lets those of the other one wait
+        record.until_epoch, record.until, record.waited, record.is_avoided = 0, 0.0, 0.0, False
+        record.pauses //= 2
+        if not record.pauses and not record.in_a_row:
+            del self._records[peer]
+
+    def _blame(self, sort: str, peer: bytes, account: Account, what: str) -> None:
+        record = self._record_of(peer)
+        record.in_a_row[sort] = count = record.in_a_row.get(sort, 0) + 1
+        record.waited += account.seconds
+        if count > TOLERATED:
+            reason = f"{what} {count} rounds in a row"
+            self._leave_out(record, account.epoch, reason, is_avoided=what == "stalled")
+            record.until = self._clock() + PAUSE_FOR_WAITING * record.waited
+
+    def _leave_out(self, record: _Record, epoch: int, reason: str, is_avoided: bool) -> None:
+        record.pauses = min(record.pauses + 1, MOST_PAUSES)
+        record.began, record.until_epoch = epoch, epoch + 1 + 2**record.pauses
+        record.reason, record.is_avoided = reason, is_avoided
+
+    def _record_of(self, peer: bytes) -> _Record:
+        if peer not in self._records and len(self._records) >= MOST_REMEMBERED:
+            del self._records[next(iter(self._records))]
+        return self._records.setdefault(peer, _Record())

@@ -1,0 +1,54 @@
+"""What a peer sends to its group before a round: hivemind's own fields, and the mark of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.utils import MSGPackSerializer
+
+#: What hivemind's averager sends to its group with each round: bandwidth, mode, the caller's own.
+UPSTREAM_FIELDS = 3
+
+#: What ours add to it; a peer of plain hivemind reads the fields that it knows and no further.
+MARK = "hivenb"
+
+#: Bytes of what a peer sends to its group; each of them gets all.
+LONGEST_GATHER = 1 << 16
+
+#: Bandwidths between which hivemind can share a model out among a group, whatever they are measured in.
+SLOWEST, FASTEST = 1e-9, 1e15
+
+
+def marked(gather: bytes) -> bytes:
+    """What a peer sends to its group, with the mark of ours."""
+    return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), MARK])
+
+
+def is_marked(record: list[Any]) -> bool:
+    """Whether a peer of ours has sent that record."""
+    return MARK in record[UPSTREAM_FIELDS:]
+
+
+def epoch_of(gather: bytes) -> int | None:
+    """The epoch whose round a peer of ours looks for; ``None`` if it does not say, or is not one of ours."""
+    try:
+        record = MSGPackSerializer.loads(gather)
+        epoch = MSGPackSerializer.loads(record[UPSTREAM_FIELDS - 1]) if is_marked(record) else None
+    except (ValueError, TypeError, IndexError):  # anybody may send anything
+        return None
+    return epoch if isinstance(epoch, int) else None
+
+
+def is_readable(gather: bytes) -> bool:
+    """Whether a group can begin with what a peer has sent to it; no round of the group would succeed otherwise."""
+    if len(gather) > LONGEST_GATHER:
+        return False
+    try:
+        bandwidth, mode, own = MSGPackSerializer.loads(gather)[:UPSTREAM_FIELDS]
+        AveragingMode(mode)
+        MSGPackSerializer.loads(own)
+        is_number = isinstance(bandwidth, (int, float))
+        return bandwidth is None or (is_number and (bandwidth == 0 or SLOWEST <= bandwidth <= FASTEST))
+    except Exception:  # anybody may send anything, and msgpack raises what it likes
+        return False

@@ -1,0 +1,88 @@
+"""How much a sender may count for in an average of gradients: as many samples as it has told everybody of, at most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time
+
+#: Times the samples that a peer was about to have by its last report, for one that has become quicker since; and times
+#: those of an epoch, for one that has gone on until it heard that the epoch is over.
+MARGIN = 2.0
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a peer has reported of itself.
+
+    :param epoch: that it works on
+    :param samples: that it has gathered for it
+    :param samples_per_second: its speed
+    :param time: of the report, as the DHT counts seconds
+    """
+
+    epoch: int
+    samples: float
+    samples_per_second: float
+    time: float
+
+    def by(self, now: float) -> float:
+        """Samples that it may have by a time, infinitely many if it has reported what is no number."""
+        samples = MARGIN * (self.samples + self.samples_per_second * max(0.0, now - self.time))
+        return math.inf if math.isnan(samples) else samples
+
+
+@dataclass(frozen=True)
+class SampleReports:
+    """What the peers of a run have reported, on its way to the process that averages.
+
+    :param target_batch_size: samples after which an epoch is over
+    :param told: by the peer's id
+    """
+
+    target_batch_size: float
+    told: Mapping[bytes, Told]
+
+    @classmethod
+    def of(cls, target_batch_size: float, reports: Iterable[LocalTrainingProgress]) -> SampleReports:
+        """Those reports, of which the DHT has checked the types."""
+        told = {
+            report.peer_id: Told(report.epoch, report.samples_accumulated, report.samples_per_second, report.time)
+            for report in reports
+        }
+        return cls(target_batch_size, told)
+
+
+class SenderWeights:
+    """The largest weight of each sender of gradients. In the averager's process."""
+
+    def __init__(self) -> None:
+        self._target = math.inf
+        #: of each peer, its newest reports from two epochs: the last may be of the epoch that has just begun
+        self._told: dict[bytes, tuple[Told, ...]] = {}
+
+    def note(self, reports: SampleReports) -> None:
+        """Know what was reported last."""
+        self._target = reports.target_batch_size
+        self._told = {
+            peer: (new, *[old for old in self._told.get(peer, ()) if old.epoch != new.epoch][:1])
+            for peer, new in reports.told.items()
+        }
+
+    def largest(self, senders: Sequence[PeerID]) -> list[float]:
+        """How much each of them may count for at most.
+
+        Nobody counts for more than the samples of an epoch, nor for more than it has reported. A peer of whom nothing
+        was read yet counts for as much as anybody where all are alike. All that with a margin: reports are late where
+        epochs are short, and who is honest is to count for what it has.
+        """
+        now, most = get_dht_time(), MARGIN * self._target
+        share = most / max(1, len(senders))
+        return [
+            min(most, max(share, *(told.by(now) for told in self._told.get(sender.to_bytes(), ())), 0.0))
+            for sender in senders
+        ]

@@ -1,0 +1,29 @@
+"""How far options on which all peers agree may change at once: a host that goes mad, or is none, is not followed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hivenb.options.options import FIELDS
+from hivenb.options.swarm_wide import PART_SIZE, Shared
+
+#: By which factor a number may become larger or smaller at once.
+LARGEST_FACTOR = 8
+
+#: Numbers for which that holds, with what they are unless they are given.
+_BOUNDED: Mapping[str, Any] = {"target_batch_size": None, "average_state_every": 1, PART_SIZE: 2**19}
+
+
+def too_large_a_change(before: Shared, after: Shared) -> str | None:
+    """Why one should not go from the one to the other at once, in words; ``None`` if one may.
+
+    :param before: what :func:`hivenb.options.swarm_wide.shared_part` gave
+    :param after: the same of what is to come
+    """
+    for name, default in _BOUNDED.items():
+        old, new = before.get(name) or default, after.get(name) or default
+        if old and new and max(old, new) > LARGEST_FACTOR * min(old, new):
+            label = FIELDS[name].label if name in FIELDS else "size of parts"
+            return f"{label} from {old} to {new}, which is more than {LARGEST_FACTOR} times as much or as little"
+    return None

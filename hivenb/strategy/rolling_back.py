@@ -1,0 +1,217 @@
+"""A loss that explodes all the same: the last good state is kept in main memory, and training returns to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.optimizer.kept_state import KeptState, roll_back
+from hivenb.engine.optimizer.left_out_batches import MOST_IN_A_ROW
+from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.errors import TrainingError
+from hivenb.options.options import Options
+from hivenb.strategy.loss_watch import LossWatch
+from hivenb.swarm.agreement.agreed_return import Return
+
+#: Seconds between two looks at the losses. Reading them waits for the device, so it is not done each batch.
+LOOK_EVERY = 0.1
+
+#: How often training returns by itself to one state that was kept: what explodes once more will explode again.
+MOST_RETURNS = 3
+
+#: What to do when that was in vain.
+REMEDY = "Lower the learning rate, clip gradients (Trainer(gradient_clip_val=1.0)), or look at the data"
+
+
+class RollsBack:
+    """Mixin to put *before* Lightning's strategy. All of it is for the training thread."""
+
+    #: called between two batches, for as long as the loss has exploded; without it, a peer that is alone returns
+    on_explosion: Callable[[], None] | None = None
+
+    #: called with the epoch whose state training has returned to; with ``None`` where that has become needless
+    on_return: Callable[[int | None], None] | None = None
+
+    options: Options
+    notify: Callable[[str, str], None]
+    lightning_module: Any
+    _optimizer: Optimizer | None
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        #: the last good state
+        self.kept = KeptState()
+        #: of the losses of this peer
+        self.loss_watch = LossWatch()
+        self._unread: list[torch.Tensor] = []
+        self._read_at = 0.0
+        self._to_come: Return | None = None
+        self._latest_at: float | None = None
+        self._is_reached = False
+        self._returns, self._returned_at = 0, 0
+
+    # -- the last good state --------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's training step; its loss is looked at."""
+        output = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        self.see_loss(output)
+        return output
+
+    def see_loss(self, output: Any) -> None:
+        """Look at what a training step gave, before anything else changes the parameters that it is of."""
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        optimizer = self._optimizer
+        if optimizer is None or not torch.is_tensor(loss):
+            return
+        self._unread.append(loss.detach().float().mean())
+        is_due = self._is_due(optimizer)
+        # a loss that is not finite ends training soon, be it read or not
+        is_urgent = 2 * optimizer.left_out.in_a_row >= MOST_IN_A_ROW
+        if not (is_due or is_urgent or time.monotonic() >= self._read_at + LOOK_EVERY):
+            return
+        self.loss_watch.note(torch.stack(self._unread).tolist())
+        self._unread, self._read_at = [], time.monotonic()
+        if is_due and self.loss_watch.is_calm and self.kept.keep(optimizer, self._buffers):
+            every, epoch = self.options.keep_state_every, self.kept.epoch
+            if every is not None and epoch is not None and epoch >= self._returned_at + every:
+                self._returns = 0  # it has gone well for that long
+
+    def _is_due(self, optimizer: Optimizer) -> bool:
+        """Whether a copy is to be taken in this epoch: in the same ones at all peers, which return together."""
+        every, epoch = self.options.keep_state_every, optimizer.state_averager.epoch_of_parameters
+        if every is None and self.kept.epoch is not None:
+            self.kept.forget()
+        if every is None or self.options.auxiliary or self.is_returning:
+            return False
+        return epoch % every == 0 and epoch != self.kept.epoch
+
+    @property
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return dict(self.lightning_module.named_buffers())
+
+    # -- returning ------------------------------------------------------------------------------------------------
+
+    def expect_return(self, to_come: Return, within: float | None = None) -> None:
+        """Return as soon as somebody has, before the next batch; a peer without that state downloads it instead.
+
+        :param to_come: what has been agreed on
+        :param within: seconds after which this peer returns in any case, as the first one
+        """
+        if self._optimizer is None or self._optimizer.local_epoch > to_come.at:
+            return
+        self._to_come, self._is_reached = to_come, False
+        self._latest_at = None if within is None else time.monotonic() + within
+
+    def note_epoch(self, report: EpochReport) -> None:
+        """This peer has ended an epoch by a step of its own."""
+        self._is_reached = self._to_come is not None and report.epoch >= self._to_come.at
+
+    @property
+    def is_return_due(self) -> bool:
+        """Whether it is time for the return that is to come: somebody has returned already, or is to begin."""
+        optimizer, to_come = self._optimizer, self._to_come
+        if optimizer is None or to_come is None:
+            return False
+        is_time = self._latest_at is not None and time.monotonic() >= self._latest_at
+        return is_time or bool(optimizer.tracker.global_epoch >= to_come.at)
+
+    def return_if_due(self) -> None:
+        """Return if it is time to; to be called between two batches."""
+        if self.options.roll_back and self.loss_watch.has_exploded:
+            (self.on_explosion or self._return_if_alone)()
+        optimizer, to_come = self._optimizer, self._to_come
+        if optimizer is None or to_come is None or not self.is_return_due:
+            return
+        self._to_come = None
+        was_downloaded = optimizer.local_epoch >= to_come.at and not self._is_reached
+        if self.kept.epoch == to_come.to and not was_downloaded:
+            self.roll_back(max(to_come.at, optimizer.local_epoch))
+            return
+        self.loss_watch.forget_explosion()  # the state is downloaded from those who have returned, or was already
+        if self.on_return is not None:
+            self.on_return(None)
+
+    def roll_back(self, epoch: int | None = None) -> int:
+        """Return to the state that was kept last, between two batches.
+
+        Peers that train with this one go on from there when they see it ahead of them: they download the state, unless
+        they have been told to return to their own copy of it (:meth:`expect_return`).
+
+        :param epoch: of the swarm, to go on at; by default the present one, which is for a peer that is alone
+        :returns: the epoch of that state
+        :raises TrainingError: if there is none
+        """
+        optimizer, to = self._optimizer, self.kept.epoch
+        if optimizer is None or to is None:
+            raise TrainingError(no_state(self.options))
+        before, at = optimizer.local_epoch, optimizer.local_epoch if epoch is None else epoch
+        roll_back(optimizer, self.kept, self._buffers, at)
+        self._returns, self._returned_at = self._returns + 1, at
+        self._unread = []
+        self.loss_watch.forget_explosion()
+        rank_zero_warn(
+            f"Training has returned from epoch {before} to the state of epoch {to}, and goes on at epoch {at}"
+        )
+        if self.on_return is not None:
+            self.on_return(to)
+        return to
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether a return has been agreed on that is still to come."""
+        return self._to_come is not None
+
+    @property
+    def is_about_to_fail(self) -> bool:
+        """Whether batches are left out, too many of which end training."""
+        return self._optimizer is not None and self._optimizer.left_out.in_a_row > 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other peer is known to train with this one."""
+        return self._optimizer is None or bool(self._optimizer.tracker.global_progress.num_peers <= 1)
+
+    @property
+    def may_return(self) -> bool:
+        """Whether training may return by itself once more; if not, that is said, and the loss is left alone."""
+        if self.kept.epoch is not None and self._returns < MOST_RETURNS:
+            return True
+        reason = (
+            no_state(self.options)
+            if self.kept.epoch is None
+            else f"it has returned to the state of epoch {self.kept.epoch} {self._returns} times, in vain"
+        )
+        self.loss_watch.forget_explosion()
+        self.notify(
+            "the loss explodes", f"the loss explodes, and training does not return by itself: {reason}. {REMEDY}"
+        )
+        return False
+
+    def _return_if_alone(self) -> None:
+        if not self.may_return:
+            return
+        if self.is_alone:
+            self.roll_back()
+            return
+        self.loss_watch.forget_explosion()
+        self.notify(
+            "the loss explodes",
+            "the loss explodes, and only a peer that is alone returns by itself to its last good state: the others "
+            "would average theirs in again. With hivenb.TrainingRun instead of a script, all peers return together",
+        )
+
+
+def no_state(options: Options) -> str:
+    """Why there is no state to return to, in words."""
+    if options.keep_state_every is None:
+        return "no state is kept (keep_state_every=None)"
+    return (
+        f"there is no good state yet: a copy is taken every {options.keep_state_every} epochs of the swarm "
+        "(keep_state_every), while the loss is as usual"
+    )

@@ -1,0 +1,94 @@
+"""What a swarm is started with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC
+from hivenb.engine.dht.dht import STARTUP_TIMEOUT
+from hivenb.engine.dht.guard import Secret, as_secret
+from hivenb.errors import SwarmError
+from hivenb.options.spelling import did_you_mean
+from hivenb.swarm.invite import read_invite
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a swarm is started with; two cells that ask for the same get the same swarm.
+
+    The fields are the parameters of :class:`hivenb.Swarm`, and the name of the run that an invite has said.
+    """
+
+    public: bool = False
+    open: bool = False
+    secret: Secret | None = None
+    host_maddrs: tuple[str, ...] = ()
+    announce_maddrs: tuple[str, ...] = ()
+    initial_peers: tuple[str, ...] = ()
+    identity_path: str | None = None
+    client_mode: bool = False
+    public_name: str | None = None
+    relay_service: bool | None = None
+    startup_timeout: float = STARTUP_TIMEOUT
+    run_id: str | None = field(default=None, compare=False)
+
+    def difference(self, other: Settings) -> str:
+        """In which settings another one differs, in words."""
+        names = [f.name for f in fields(self) if f.compare and getattr(self, f.name) != getattr(other, f.name)]
+        return ", ".join(f"{name}={getattr(other, name)!r} instead of {getattr(self, name)!r}" for name in names)
+
+    def make_secret(self) -> Secret | None:
+        """The secret of the swarm: a new one, unless there is one already or the swarm is open to all."""
+        if self.secret is not None or self.open or self.initial_peers:
+            return self.secret
+        return Secret.random()
+
+    def dht_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of the DHT, but for its secret."""
+        kwargs: dict[str, Any] = {
+            "host_maddrs": list(self.host_maddrs or (PUBLIC if self.public else LOOPBACK)),
+            "initial_peers": list(self.initial_peers) or None,
+            "client_mode": self.client_mode,
+            "relay_service": self.relay_service,
+            "startup_timeout": self.startup_timeout,
+        }
+        if self.announce_maddrs:
+            kwargs["announce_maddrs"] = list(self.announce_maddrs)
+        if self.identity_path is not None:
+            kwargs["identity_path"] = self.identity_path
+        if not self.public:
+            kwargs |= {"nat_port_map": False, "auto_nat": False}  # nothing on this machine alone to be found out
+        return kwargs
+
+
+def read_settings(settings: Mapping[str, Any]) -> Settings:
+    """Settings out of the keyword arguments of a swarm.
+
+    :raises TypeError: if there is no such setting
+    :raises InviteError: if an invite or address cannot be read
+    :raises SwarmError: if they do not go together
+    """
+    given = dict(settings)
+    names = [f.name for f in fields(Settings) if f.name != "run_id"]
+    if unknown := sorted(set(given) - set(names)):
+        raise TypeError(
+            f"Swarm has no setting {', '.join(unknown)}. {did_you_mean(unknown, names)}There are name, "
+            f"{', '.join(names)}"
+        )
+    for name in ("host_maddrs", "announce_maddrs"):
+        value = given.get(name) or ()
+        given[name] = (value,) if isinstance(value, str) else tuple(value)
+    if given.get("identity_path") is not None:
+        given["identity_path"] = os.fspath(given["identity_path"])
+    invite = read_invite(given.get("initial_peers"))
+    secret = as_secret(given.get("secret"))
+    if secret is not None and invite.secret is not None and secret != invite.secret:
+        raise SwarmError("the secret is not that of the invite; leave out secret=, which the invite holds")
+    secret = secret or invite.secret
+    if given.get("open") and secret is not None:
+        where = "the invite is to a private swarm" if invite.secret else "a swarm with a secret is private"
+        raise SwarmError(f"{where}, which open=True does not make open; leave one of them out")
+    return Settings(**given | {"initial_peers": invite.addresses, "secret": secret, "run_id": invite.run_id})

@@ -1,0 +1,185 @@
+"""Whose state a newcomer takes over: real averagers that serve it, of ours and of plain hivemind's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hivemind.optim import state_averager as upstream
+from hivemind.utils import ValueWithExpiration
+from tiny import LOOPBACK, TinyModel
+
+from hivenb.engine.averagers.state_averager import TrainingStateAverager
+from hivenb.engine.averagers.state_download import Download, DownloadsStates, ranked_sources
+from hivenb.engine.dht.dht import DHT
+from hivenb.errors import UnbelievedStateError
+
+EPOCH = 7
+ADAM = partial(torch.optim.Adam, lr=0.1)
+
+
+def entries(**values: Any) -> list[tuple[Any, Any]]:
+    return [(key.encode(), ValueWithExpiration(value, math.inf)) for key, value in values.items()]
+
+
+def test_no_priority_counts_for_more_than_the_newest_epoch() -> None:
+    first = {ranked_sources(entries(liar=1e9, honest=7.0, behind=3.0), newest=7)[0] for _ in range(100)}
+    assert first == {b"liar", b"honest"}
+    assert ranked_sources(entries(liar=1e9, honest=7.0, behind=3), newest=7)[-1] == b"behind"
+
+
+def test_what_is_no_priority_is_passed_over() -> None:
+    bad = entries(a=None, b="x", c=True, d=math.nan, e=[1], f=math.inf)
+    junk: list[tuple[Any, Any]] = [
+        ("text", ValueWithExpiration(1.0, 1.0)),
+        (b"", ValueWithExpiration(1.0, 1.0)),
+        (b"x", 7),
+    ]
+    assert ranked_sources([*bad, *junk, *entries(good=1)], 9) == [b"good"]
+
+
+class TestRefused:
+    """By what it holds, before anybody else is asked."""
+
+    def why(self, tensors: list[torch.Tensor], metadata: Any, newest: int = EPOCH) -> str | None:
+        own = SimpleNamespace(newest_epoch=lambda expected: newest, main_parameters=[torch.zeros(3)])
+        for name in ("_newest", "_where_not_finite", "_why_contradicted"):
+            setattr(own, name, partial(getattr(DownloadsStates, name), own))
+        return DownloadsStates._why_refused(own, Download(b"source", (), metadata, tensors))  # type: ignore[arg-type]
+
+    def test_what_is_whole_is_taken(self) -> None:
+        good = {"epoch": EPOCH, "optimizer_metadata": [{"type": "value", "value": 0.1}]}
+        assert self.why([torch.ones(3), torch.ones(2, dtype=torch.int64)], good) is None
+        assert self.why([torch.ones(3)], {"group_key": "0b1"}) is None, "of an averager of gradients"
+        assert self.why([torch.ones(3)], {"epoch": EPOCH + 2}) is None, "reports come late"
+
+    @pytest.mark.parametrize(
+        ("tensors", "metadata", "word"),
+        [
+            ([torch.tensor([1.0, math.nan, 1.0])], {"epoch": EPOCH}, "nan or inf in tensor 1 of 1"),
+            ([torch.ones(3), torch.tensor([math.inf])], {"epoch": EPOCH}, "nan or inf in tensor 2 of 2"),
+            ([torch.ones(3)], {"epoch": EPOCH + 3}, "claims to be of epoch 10, and the others are at epoch 7"),
+            ([torch.ones(3)], {"epoch": 10**400}, "its epoch is 1000"),
+            ([torch.ones(3)], {"epoch": 7.5}, "its epoch is 7.5"),
+            ([torch.ones(3)], {"epoch": True}, "its epoch is True"),
+            (
+                [torch.ones(3)],
+                {"epoch": EPOCH, "optimizer_metadata": [{"type": "value", "value": math.nan}]},
+                "among the optimizer's settings",
+            ),
+        ],
+    )
+    def test_what_is_not_is_refused(self, tensors: list[torch.Tensor], metadata: Any, word: str) -> None:
+        reason = self.why(tensors, metadata)
+        assert reason is not None
+        assert word in reason
+
+    def test_buffers_behind_the_state_are_looked_at_by_whoever_applies_them(self) -> None:
+        mask = torch.tensor([-math.inf])
+        assert self.why([torch.ones(3), mask], {"epoch": EPOCH, "module_buffers": ["fingerprint", 1]}) is None
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def dhts() -> Iterator[list[DHT]]:
+    with ExitStack() as opened:
+        made: list[DHT] = []
+        for _ in range(4):
+            addresses = [str(one) for one in made[0].get_visible_maddrs()] if made else None
+            made.append(DHT(start=True, initial_peers=addresses, **LOOPBACK))
+            opened.callback(made[-1].shutdown)
+        yield made
+
+
+@pytest.fixture
+def serve(run_id: str) -> Iterator[Serve]:
+    """Starts averagers with the same parameters, or with what is made of them, and shuts them down."""
+    made: list[Any] = []
+
+    def start(
+        dht: DHT,
+        forge: Callable[[torch.Tensor], torch.Tensor] = lambda parameter: parameter,
+        kind: Any = TrainingStateAverager,
+        priority: float = EPOCH,
+        **kwargs: Any,
+    ) -> Any:
+        model = TinyModel()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(forge(parameter))
+        averager = kind(dht=dht, optimizer=ADAM, params=list(model.parameters()), prefix=run_id, start=True, **kwargs)
+        averager.local_epoch, averager.state_sharing_priority = EPOCH, priority
+        made.append(averager)
+        return averager
+
+    yield start
+    for averager in made:
+        averager.shutdown()
+
+
+@pytest.mark.process
+class TestBelieved:
+    def newcomer(self, dht: DHT, serve: Serve, eventually: Any, run_id: str, sharing: int) -> Any:
+        made = serve(dht, lambda parameter: torch.zeros_like(parameter), allow_state_sharing=False)
+        made.local_epoch, made.newest_epoch = 0, lambda expected: EPOCH
+        eventually(lambda: len(getattr(dht.get(f"{run_id}.all_averagers", latest=True), "value", ())) >= sharing)
+        return made
+
+    def has_loaded(self, averager: Any) -> bool:
+        own = [parameter.detach() for parameter in averager.main_parameters]
+        return all(torch.allclose(a, b) for a, b in zip(own, TinyModel().parameters(), strict=True))
+
+    @pytest.mark.parametrize("kind", [TrainingStateAverager, upstream.TrainingStateAverager], ids=["ours", "plain"])
+    def test_one_that_is_not_finite_is_left_for_that_of_another(
+        self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str, kind: Any
+    ) -> None:
+        serve(dhts[1], lambda parameter: parameter * math.nan, kind=kind, priority=1e9)
+        serve(dhts[2])
+        newcomer = self.newcomer(dhts[3], serve, eventually, run_id, 2)
+        newcomer.load_state_from_peers(timeout=30.0)
+        assert self.has_loaded(newcomer)
+        assert newcomer.local_epoch == EPOCH
+
+    def test_one_that_is_made_up_is_contradicted_by_most(
+        self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str
+    ) -> None:
+        serve(dhts[1], lambda parameter: 10 * torch.randn_like(parameter), priority=1e9)
+        serve(dhts[0])
+        serve(dhts[2], lambda parameter: parameter + 1e-3)
+        newcomer = self.newcomer(dhts[3], serve, eventually, run_id, 3)
+        for _ in range(3):
+            newcomer.load_state_from_peers(timeout=30.0)
+            own = [parameter.detach() for parameter in newcomer.main_parameters]
+            assert all(torch.allclose(a, b, atol=1e-2) for a, b in zip(own, TinyModel().parameters(), strict=True))
+            newcomer.local_epoch = 0
+
+    def test_of_two_that_contradict_each_other_the_one_that_has_invited_is_believed(
+        self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str
+    ) -> None:
+        serve(dhts[1], lambda parameter: -parameter, priority=1e9)
+        serve(dhts[0])
+        newcomer = self.newcomer(dhts[3], serve, eventually, run_id, 2)
+        newcomer.load_state_from_peers(timeout=30.0)
+        assert self.has_loaded(newcomer)
+
+    def test_if_none_can_be_believed_it_says_whom_and_why(
+        self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str
+    ) -> None:
+        liars = [serve(dhts[1], lambda parameter: -parameter), serve(dhts[2])]
+        newcomer = self.newcomer(dhts[3], serve, eventually, run_id, 2)
+        with pytest.raises(UnbelievedStateError, match="no peer sends a state that can be believed") as raised:
+            newcomer.load_state_from_peers(timeout=30.0)
+        assert all(str(liar.peer_id) in str(raised.value) for liar in liars)
+        assert not self.has_loaded(newcomer)
+
+    def test_nobody_to_ask_is_no_error(self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str) -> None:
+        newcomer = self.newcomer(dhts[3], serve, eventually, run_id, 0)
+        assert newcomer.load_state_from_peers(timeout=30.0) is None

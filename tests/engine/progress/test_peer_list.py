@@ -1,0 +1,59 @@
+"""The list of peers as it was read: of a real DHT that asks them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.utils import ValueWithExpiration, get_dht_time
+
+from hivenb.engine.dht.dht import DHT
+from hivenb.engine.dht.identity import id_of, new_identity
+from hivenb.engine.progress.failure_detector import MAX_UNREACHED
+from hivenb.engine.progress.peer_list import PeerList
+from hivenb.engine.progress.tracker import GONE_AFTER
+
+
+def reported(peer_id: bytes, epoch: int = 0) -> ValueWithExpiration[Any]:
+    report = {"epoch": epoch, "samples_accumulated": 1, "samples_per_second": 1.0, "client_mode": False}
+    return ValueWithExpiration({**report, "peer_id": peer_id, "time": get_dht_time()}, math.inf)
+
+
+def record(**entries: ValueWithExpiration[Any]) -> ValueWithExpiration[Any]:
+    return ValueWithExpiration({key.encode(): entry for key, entry in entries.items()}, math.inf)
+
+
+def test_of_several_that_name_one_peer_the_first_counts(dht: DHT, joining_dht: DHT) -> None:
+    peers, peer = PeerList(dht), joining_dht.peer_id.to_bytes()
+    assert set(peers.take_in(record(true=reported(peer)), b"own", GONE_AFTER)) == {b"true"}
+    both = record(forged=reported(peer, 7), true=reported(peer, 3))
+    assert {key: one.epoch for key, one in peers.take_in(both, b"own", GONE_AFTER).items()} == {b"true": 3}
+    assert peers.look is not None
+    assert [info.epoch for info in peers.look.peers] == [3]
+    peers.take_in(record(), b"own", GONE_AFTER)
+    assert set(peers.take_in(both, b"own", GONE_AFTER)) == {b"forged"}, "nobody else was there meanwhile"
+
+
+def test_rounds_wait_for_nobody_who_does_not_answer_and_a_flood_is_not_counted(
+    dht: DHT, joining_dht: DHT, eventually: Any
+) -> None:
+    peers, seen = PeerList(dht), []
+    peers.on_look = lambda reports, gone: seen.append(reports)
+    flood = {f"bogus{number}": id_of(new_identity()) for number in range(3 * MAX_UNREACHED)}
+    true = joining_dht.peer_id.to_bytes()
+
+    def look() -> list[LocalTrainingProgress]:
+        entries = {key: reported(peer) for key, peer in {"true": true, **flood}.items()}
+        counted = peers.take_in(record(**entries), b"own", GONE_AFTER)
+        assert len(counted) <= MAX_UNREACHED + 1
+        assert b"true" in counted
+        return seen[-1]
+
+    eventually(lambda: [report.peer_id for report in look()] == [true])
+
+
+def test_what_is_no_list_holds_nobody(dht: DHT) -> None:
+    peers = PeerList(dht)
+    for rubbish in (None, 7, "x", ValueWithExpiration(b"plain", 1.0), ValueWithExpiration({"a": 1}, 1.0)):
+        assert peers.take_in(rubbish, b"own", GONE_AFTER) == {}

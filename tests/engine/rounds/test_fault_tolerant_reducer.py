@@ -1,0 +1,83 @@
+"""What a reducer makes of senders that leave or send what is no part: the average of the others, at once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+import torch
+from hivemind.averaging.partition import AllreduceException
+
+from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer, PartRules
+
+SHAPE = torch.Size([2])
+
+
+def reduce(*parts: torch.Tensor, weights: tuple[float, ...] = ()) -> tuple[list[float], list]:
+    """What the senders of those parts get, and who of them was refused, each as the runner would treat it."""
+    refused: list[tuple[int, str]] = []
+
+    async def run() -> list[float]:
+        reducer = FaultTolerantReducer(
+            [SHAPE],
+            len(parts),
+            PartRules([torch.float32], on_refused=lambda *told: refused.append(told)),
+        )
+
+        async def send(sender: int) -> torch.Tensor | None:
+            try:
+                return await reducer.accumulate_part(sender, 0, parts[sender], (weights or (1.0,) * len(parts))[sender])
+            except AllreduceException:
+                reducer.on_sender_failed(sender)
+                return None
+
+        found = await asyncio.wait_for(asyncio.gather(*map(send, range(len(parts)))), 10)
+        return next(average for average in found if average is not None).tolist()
+
+    return asyncio.run(run()), refused
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("bad", [[math.nan, 0.0], [0.0, math.inf], [1e30, 0.0], [0.0]], ids=str)
+def test_nobody_waits_for_what_could_not_be_added(place: int, bad: list[float]) -> None:
+    parts = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]
+    parts.insert(place, torch.tensor(bad))
+    average, refused = reduce(*parts)
+    assert average == [2.0, 3.0]
+    assert [sender for sender, _ in refused] == [place]
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0])
+def test_a_weight_that_is_none_counts_for_nothing(weight: float) -> None:
+    average, refused = reduce(torch.ones(2), torch.full((2,), 3.0), weights=(1.0, weight))
+    assert average == [1.0, 1.0]
+    assert len(refused) == 1
+
+
+def test_where_nobody_has_a_weight_the_average_is_one_of_numbers() -> None:
+    average, refused = reduce(torch.ones(2), torch.full((2,), 3.0), weights=(0.0, 0.0))
+    assert average == [2.0, 2.0]
+    assert not refused
+
+
+def test_beside_any_other_a_weight_of_zero_is_one() -> None:
+    assert reduce(torch.full((2,), 0.1), torch.full((2,), 1e6), weights=(3.0, 0.0))[0] == torch.full((2,), 0.1).tolist()
+
+
+def test_a_part_that_asks_for_gradients_costs_nobody_the_average() -> None:
+    average, _ = reduce(torch.ones(2), torch.ones(2, requires_grad=True))
+    assert average == [1.0, 1.0]
+
+
+def test_what_a_sender_claims_beyond_its_largest_weight_does_not_count() -> None:
+    async def run() -> list[float]:
+        reducer = FaultTolerantReducer([SHAPE], 2, PartRules(largest_weights=[math.inf, 3.0]))
+        parts = torch.zeros(2), torch.full((2,), 8.0)
+        sent = [
+            reducer.accumulate_part(n, 0, part, weight)
+            for n, part, weight in zip((0, 1), parts, (1.0, 1e9), strict=True)
+        ]
+        return (await asyncio.gather(*sent))[0].tolist()
+
+    assert asyncio.run(run()) == [6.0, 6.0]

@@ -1,0 +1,93 @@
+"""A sender counts for what it has reported, and never for more than an epoch; one that does nothing wrong, for all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time
+
+from hivenb.engine.averagers.gradient_averagers import GradientAverager
+from hivenb.engine.averagers.state_averager import TrainingStateAverager
+from hivenb.engine.dht.dht import DHT
+from hivenb.engine.rounds.sender_weights import MARGIN, SampleReports, SenderWeights, Told
+
+SENDERS = [PeerID(bytes([number])) for number in range(4)]
+
+
+def reports(target: float = 1000.0, age: float = 0.0, **told: Any) -> SampleReports:
+    """Of the first sender."""
+    values = {"epoch": 1, "samples": 0.0, "samples_per_second": 0.0, "time": get_dht_time() - age, **told}
+    return SampleReports(target, {SENDERS[0].to_bytes(): Told(**values)})
+
+
+def largest(*noted: SampleReports) -> list[float]:
+    weights = SenderWeights()
+    for one in noted:
+        weights.note(one)
+    return weights.largest(SENDERS)
+
+
+def test_without_a_word_from_the_tracker_nothing_is_known() -> None:
+    assert largest() == [math.inf] * 4
+
+
+def test_nobody_counts_for_more_than_an_epoch() -> None:
+    assert largest(reports(samples=1e9))[0] == 1000.0 * MARGIN
+
+
+def test_a_sender_counts_for_what_it_has_reported_and_has_gathered_since() -> None:
+    assert largest(reports(samples=300.0))[0] == 300.0 * MARGIN
+    assert largest(reports(age=2.0, samples=100.0, samples_per_second=125.0))[0] == pytest.approx(700.0, rel=0.1)
+
+
+def test_one_that_has_begun_the_next_epoch_counts_for_what_it_had_in_the_last() -> None:
+    assert largest(reports(samples=300.0), reports(epoch=2))[0] == 300.0 * MARGIN
+    assert largest(reports(samples=300.0), reports(epoch=2), reports(epoch=3))[0] == 500.0
+
+
+def test_one_of_whom_nothing_is_known_counts_for_its_share() -> None:
+    assert largest(reports(samples=300.0))[1:] == [500.0] * 3
+
+
+@pytest.mark.parametrize("samples", [math.nan, math.inf, -math.inf, -1.0])
+def test_no_report_makes_weights_of_no_numbers(samples: float) -> None:
+    for one in (reports(samples=samples), reports(age=1.0, samples_per_second=samples), reports(time=samples)):
+        assert 0.0 < largest(one)[0] <= 1000.0 * MARGIN
+
+
+def test_reports_are_those_of_the_tracker() -> None:
+    report = LocalTrainingProgress(
+        peer_id=b"a", epoch=3, samples_accumulated=5, samples_per_second=2.0, time=7.0, client_mode=False
+    )
+    assert SampleReports.of(64, [report]) == SampleReports(64, {b"a": Told(3, 5, 2.0, 7.0)})
+
+
+def test_each_state_counts_for_one() -> None:
+    assert TrainingStateAverager._largest_weights(None, SENDERS) == [1.0] * 4  # type: ignore[arg-type]
+
+
+def test_a_claim_of_a_thousand_million_samples_counts_for_those_that_were_reported(
+    dht: DHT,
+    joining_dht: DHT,
+    make_averager: Callable[..., GradientAverager],
+    expect_each_other: Callable[..., None],
+) -> None:
+    honest = make_averager(dht, min_matchmaking_time=5.0)
+    liar = make_averager(joining_dht, min_matchmaking_time=5.0, client_mode=True)
+    expect_each_other(honest, liar)
+    honest.note_reports(SampleReports(32.0, {liar.peer_id.to_bytes(): Told(0, 16.0, 0.0, 0.0)}))
+    for value, averager in ((0.0, honest), (1.0, liar)):
+        averager.parameters[0].grad = torch.full((3,), value)
+        averager.accumulate_grads_(32)
+    controls = [honest.step(gather=0, timeout=60.0, wait=False), liar.step(1e9, gather=0, timeout=60.0, wait=False)]
+    for control in controls:
+        assert len(control.result(60)) == 2
+    for averager in (honest, liar):
+        with averager.get_tensors() as (gradient,):
+            assert gradient.tolist() == [0.5] * 3

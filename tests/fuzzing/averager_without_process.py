@@ -1,0 +1,110 @@
+"""A real averager of gradients that never starts its process, and a loop for it: its answers to others are what is fed.
+
+Nothing here trains: no message of it leaves this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from hivemind.p2p import P2PContext, P2PDaemonError, PeerID
+from hivemind.utils import MSGPackSerializer, get_dht_time
+
+from hivenb.engine.averagers.gradient_averagers import GradientAverager
+from hivenb.engine.rounds import averager as averager_module
+from hivenb.engine.rounds import fault_tolerant_all_reduce as all_reduce_module
+from hivenb.engine.rounds.gathered import marked
+
+OWN, GOOD, EVIL, OTHER = (PeerID(b"\x12\x20" + bytes([number] * 32)) for number in range(4))
+
+#: Numbers that are averaged, and bytes of a part of them.
+COUNT, PART_BYTES = 96, 64
+
+EPOCH = 3
+
+#: Seconds that the answer to an input may take; all is in memory, and the machine may be busy.
+PATIENCE = 20.0
+
+
+@cache
+def loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """In the loop that all inputs share; whatever of it is not over by then is a finding."""
+    with contextlib.ExitStack() as patches:
+        for module in (averager_module, all_reduce_module):  # nobody has to be given time to read the end of a stream
+            for name in ("CLOSED_WITHIN", "PARTS_LEFT_OPEN", "STATE_LEFT_OPEN"):
+                if hasattr(module, name):
+                    patches.enter_context(patch.object(module, name, 0.0))
+        return loop().run_until_complete(_alone(coroutine))
+
+
+async def _alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await asyncio.wait_for(coroutine, PATIENCE)
+    finally:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+@cache
+def averager() -> GradientAverager:
+    dht = SimpleNamespace(peer_id=OWN, client_mode=False)
+    settings = {"min_matchmaking_time": 1.0, "request_timeout": 0.5, "part_size_bytes": PART_BYTES}
+    return GradientAverager([torch.nn.Parameter(torch.zeros(COUNT))], dht=dht, prefix="run", start=False, **settings)
+
+
+class NobodyReached:
+    """In place of libp2p: nobody is there."""
+
+    peer_id = OWN
+
+    async def iterate_protobuf_handler(self, *args: Any) -> Any:
+        raise P2PDaemonError("nobody is reached")
+
+    call_protobuf_handler = iterate_protobuf_handler
+
+
+def anew() -> GradientAverager:
+    """The averager as its process begins; to be called in the loop."""
+    own = averager()
+    own._p2p = NobodyReached()
+    own._matchmaking = None
+    own._running_groups.clear()
+    own._state_updated, own._pending_groups_registered = asyncio.Event(), asyncio.Event()
+    own._pending_groups_registered.set()
+    return own
+
+
+def gathered(epoch: Any = EPOCH, bandwidth: Any = None, mode: Any = 0) -> bytes:
+    """What a peer of ours sends to its group."""
+    return marked(MSGPackSerializer.dumps([bandwidth, mode, MSGPackSerializer.dumps(epoch)]))
+
+
+def step() -> Any:
+    """A round that looks for its group."""
+    return SimpleNamespace(data_for_gather=gathered(), scheduled_time=get_dht_time(), get_timeout=lambda: PATIENCE)
+
+
+def context(remote: PeerID) -> P2PContext:
+    return P2PContext(handle_name="fed", local_id=OWN, remote_id=remote)
+
+
+async def stream(messages: Iterable[Any]) -> AsyncIterator[Any]:
+    for message in messages:
+        yield message
+
+
+async def all_of(answers: AsyncIterator[Any]) -> list[Any]:
+    return [answer async for answer in answers]

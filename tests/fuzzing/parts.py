@@ -1,0 +1,128 @@
+"""Parts of gradients that a member of a group sends to be averaged, and what it gives back as averages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from google.protobuf.message import DecodeError
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import CompressionInfo, NoCompression, serialize_torch_tensor
+from hivemind.proto import averaging_pb2
+
+from fuzzing.averager_without_process import EVIL, GOOD, OWN, all_of, anew, context, gathered, run, step, stream
+from fuzzing.target import Choices, Target
+from fuzzing.tensors import made_of
+
+GROUP = b"group-of-this-input"
+
+WEIGHTS = (1.0, 0.0, 64.0, 0.5, -1.0, 1e9, 1e308, float("inf"), float("nan"), 5e-324)
+CODES = (averaging_pb2.PART_FOR_AVERAGING, averaging_pb2.NO_CODE, averaging_pb2.AVERAGED_PART, averaging_pb2.CANCELLED)
+VALUES = (1.0, 0.0, float("nan"), float("inf"), 1e30, -1e38)
+
+
+def a_part(choices: Choices, length: int, code: int) -> averaging_pb2.AveragingData:
+    """A part as it should be, or with something that is wrong."""
+    is_wrong = choices.now_and_then
+    value = choices.of(VALUES) if is_wrong() else 1.0
+    message = averaging_pb2.AveragingData(code=code, group_id=GROUP, weight=1.0)
+    message.tensor_part.CopyFrom(serialize_torch_tensor(torch.full((length,), value)))
+    if is_wrong():
+        message.tensor_part.CopyFrom(made_of(choices))
+    if is_wrong():
+        shape = (choices.of((0, 1, 2, length, length + 1)), *([1] * choices.number(3)))
+        message.tensor_part.CopyFrom(serialize_torch_tensor(torch.ones(shape)))
+    if is_wrong():
+        message.weight = choices.of(WEIGHTS)
+    has_begun = not code or code == averaging_pb2.AVERAGED_PART  # who has not is waited for, as long as it may take
+    if is_wrong() and has_begun:
+        message.code = choices.of(CODES) if choices.number(2) else choices.number(30)
+    if is_wrong() and has_begun:
+        message.group_id = choices.of((b"", GROUP[:4], GROUP + b"x", b"another"))
+    if is_wrong() and has_begun:
+        with contextlib.suppress(DecodeError):
+            message.ParseFromString(choices.raw(64) if choices.number(2) else b"")
+    return message
+
+
+async def _serve(choices: Choices) -> None:
+    """Be the one who averages for a good peer and an evil one, as each of a group is for its part."""
+    own = anew()
+    group = GroupInfo(GROUP, (OWN, GOOD, EVIL), tuple(gathered() for _ in range(3)))
+    current = step()
+    own._matchmaking.step_control = current
+    own._matchmaking._await_trigger(group)
+    tensor = torch.ones(96)
+    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
+    settings |= {"peer_fractions": (1.0, 0.0, 0.0), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
+    settings |= {"sender_timeout": 30.0, "reducer_timeout": 60.0}
+    with own._register_allreduce_group(group):
+        runner = own._runner_of(group, [tensor], settings)
+        own._running_groups[GROUP].set_result(runner)
+        lengths = [len(part) for part in runner.parts_for_local_averaging]
+        count = 1 + choices.number(1 + len(lengths)) if choices.now_and_then() else len(lengths)
+        start = averaging_pb2.PART_FOR_AVERAGING
+        evil = [a_part(choices, lengths[n % len(lengths)], 0 if n else start) for n in range(count)]
+        nothing_wrong = Choices(b"")
+        good = [a_part(nothing_wrong, length, 0 if n else start) for n, length in enumerate(lengths)]
+        answering = [
+            asyncio.create_task(_answered(own.rpc_aggregate_part(stream(sent), context(peer))))
+            for peer, sent in ((EVIL, evil), (GOOD, good))
+        ]
+        await runner.average_into([tensor], 1.0)
+        answers = await answering[1]
+        answering[0].cancel()  # the evil one goes away
+        with contextlib.suppress(AttributeError):
+            await runner._ending
+    assert [answer.code for answer in answers] == [averaging_pb2.AVERAGED_PART] * len(lengths), "of the good one"
+    assert tensor.isfinite().all(), "what became of this peer's own numbers"
+
+
+async def _answered(answers: Any) -> list[Any]:
+    try:
+        return await all_of(answers)
+    except (StopAsyncIteration, RuntimeError, ValueError):  # libp2p's handler tells whoever has sent that
+        return []
+
+
+def feed_parts(data: bytes) -> None:
+    run(_serve(Choices(data)))
+
+
+async def _send(choices: Choices) -> None:
+    """Send parts to somebody who answers with anything."""
+    own = anew()
+    group = GroupInfo(GROUP, (EVIL, OWN), (gathered(), gathered()))
+    tensor = torch.ones(96)
+    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
+    settings |= {"peer_fractions": (1.0, 0.0), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
+    settings |= {"sender_timeout": 30.0, "reducer_timeout": 60.0}
+    count = choices.number(5) if choices.now_and_then() else 3
+
+    async def answer(parts: Any) -> Any:
+        sent = [part async for part in parts]
+        lengths = [len(part.tensor_part.buffer) // 4 for part in sent]
+        replies = [a_part(choices, lengths[n % len(lengths)], averaging_pb2.AVERAGED_PART) for n in range(count)]
+        return stream(replies)
+
+    stub = SimpleNamespace(rpc_aggregate_part=answer)
+    with own._register_allreduce_group(group):
+        runner = own._runner_of(group, [tensor], settings)
+        runner._servicer_type = SimpleNamespace(get_stub=lambda *args, **kwargs: stub)
+        await runner.average_into([tensor], 1.0)
+        with contextlib.suppress(AttributeError):
+            await runner._ending
+    assert tensor.isfinite().all(), "what became of this peer's own numbers"
+
+
+def feed_averages(data: bytes) -> None:
+    run(_send(Choices(data)))
+
+
+TARGETS = [
+    Target("parts", "parts that a member of the group sends to be averaged", feed_parts),
+    Target("averages", "what a member of the group gives back as averages", feed_averages),
+]

@@ -1,0 +1,164 @@
+"""Who can join a swarm: real ones, with the right secret, another one, and none."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import hivemind
+import pytest
+import tiny
+from hivemind.utils import get_dht_time
+
+import hivenb
+from hivenb.engine.dht.guard import Secret
+from hivenb.errors import NotInvitedError, SwarmError
+from hivenb.options import Options
+from hivenb.swarm.invite import encode_invite, read_invite
+from hivenb.swarm.settings import read_settings
+from hivenb.training import TrainingRun
+
+SECRET, OTHER = Secret.random(), Secret.random()
+NOWHERE = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[hivenb.Swarm]:
+    with hivenb.Swarm("private home") as swarm:
+        yield swarm
+
+
+def test_a_swarm_is_private_and_its_invite_leads_in(home: hivenb.Swarm) -> None:
+    assert home.is_private
+    invite = read_invite(home.invite)
+    assert invite.addresses == home.addresses
+    assert invite.secret is not None
+    with hivenb.Swarm.join(home.invite, "guest") as guest:
+        assert guest.is_private
+        assert read_invite(guest.invite).secret == invite.secret, "whoever has joined can invite others"
+        home.dht.store("greeting", "hello", expiration_time=get_dht_time() + 60)
+        assert guest.dht.get("greeting", latest=True).value == "hello"
+        assert hivenb.Swarm.join(home.invite, "guest") is guest
+
+
+def test_addresses_and_the_secret_lead_in(home: hivenb.Swarm) -> None:
+    secret = read_invite(home.invite).secret
+    assert secret is not None
+    with hivenb.Swarm.join(home.addresses, "guest", secret=secret.reveal()) as guest:
+        assert guest.is_private
+
+
+@pytest.mark.parametrize(
+    ("secret", "words"),
+    [(None, "the swarm is private, and no secret was given"), (OTHER, "the swarm has another secret than the one")],
+    ids=["none", "another one"],
+)
+def test_whoever_has_no_invite_is_told_so(home: hivenb.Swarm, secret: Secret | None, words: str) -> None:
+    with pytest.raises(NotInvitedError, match=words) as caught:
+        hivenb.Swarm.join(home.addresses, "guest", secret=secret)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "none of the peers answers" not in told
+    assert OTHER.reveal() not in told
+    with pytest.raises(SwarmError, match="no swarm named 'guest'"):
+        hivenb.Swarm.get("guest")
+
+
+def test_an_old_invite_to_the_same_addresses_is_said_to_be_one(home: hivenb.Swarm) -> None:
+    with pytest.raises(NotInvitedError, match=r"closed and opened anew.*Ask for a new invite"):
+        hivenb.Swarm.join(encode_invite(home.addresses, OTHER), "guest")
+
+
+def test_plain_hivemind_can_join_open_swarms_only(home: hivenb.Swarm) -> None:
+    with pytest.raises(RuntimeError, match="bootstrap failed"):
+        hivemind.DHT(initial_peers=list(home.addresses), start=True, **tiny.LOOPBACK)
+    with hivenb.Swarm("open", open=True) as swarm:
+        plain = hivemind.DHT(initial_peers=list(swarm.addresses), start=True, **tiny.LOOPBACK)
+        try:
+            assert plain.is_alive()
+            with pytest.raises(NotInvitedError, match=r"do not know the secret.*plain hivemind"):
+                hivenb.Swarm.join([str(a) for a in plain.get_visible_maddrs()], "guest", secret=SECRET)
+        finally:
+            plain.shutdown()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("is_open", "words"), [(True, "anybody can join"), (False, "invited only")])
+def test_it_says_who_can_join(is_open: bool, words: str) -> None:
+    with hivenb.Swarm("said", open=is_open) as swarm:
+        assert repr(swarm) == f"Swarm('said', open, this machine only, {words})"
+        assert ("anybody who can reach an address" in swarm._repr_html_()) is is_open
+        assert (read_invite(swarm.invite).secret is None) is is_open
+        if swarm._secret is not None:
+            shown = [repr(swarm), swarm._repr_html_(), repr(swarm._settings), repr(vars(swarm)), str(swarm.logs)]
+            assert not any(swarm._secret.reveal() in text for text in shown)
+
+
+def test_the_invite_names_the_run_and_who_joins_trains_in_it(home: hivenb.Swarm) -> None:
+    def run(swarm: hivenb.Swarm, **options: Any) -> TrainingRun:
+        settings = Options(target_batch_size=64, **options)
+        return TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, options=settings, accelerator="cpu")
+
+    first = run(home, run_id="digits")
+    with hivenb.Swarm.join(home.invite, "guest") as guest:
+        assert guest.invited_to == "digits"
+        assert run(guest).options.run_id == "digits"
+        assert run(guest, run_id="another").options.run_id == "another"
+        assert guest.invited_to == "digits", "whatever else has trained here since"
+    assert first.options.run_id == "digits"
+    assert home.invited_to is None
+    assert run(home).options.run_id == "lightning_run", "only who was invited takes the name"
+
+
+@pytest.mark.timeout(180)
+def test_local_peers_of_a_private_swarm_train_with_it(swarm: hivenb.Swarm) -> None:
+    run = TrainingRun(
+        tiny.PacedModel(), tiny.loader(), swarm=swarm, options=Options(target_batch_size=64), accelerator="cpu"
+    )
+    swarm.add_local_peers(1, run)
+    run.start()
+    assert run.wait(epochs=4, timeout=90)
+    groups = run.history.snapshot().series["group_size"].values
+    assert 2 in groups
+    assert swarm._secret is not None
+    assert not any(swarm._secret.reveal() in line for line in run.log)
+
+
+# -- settings -----------------------------------------------------------------------------------------------------
+
+
+def test_each_new_swarm_has_a_secret_of_its_own() -> None:
+    settings = read_settings({})
+    assert settings == read_settings({"open": False})
+    assert settings.make_secret() != settings.make_secret()
+    assert read_settings({"public": True}).make_secret() is not None
+    assert read_settings({"open": True}).make_secret() is None
+    assert read_settings({"secret": SECRET.reveal()}).make_secret() == SECRET
+    assert read_settings({"initial_peers": NOWHERE}).make_secret() is None, "as it is where it joins"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"open": True, "secret": SECRET}, "a swarm with a secret is private"),
+        ({"open": True, "initial_peers": encode_invite([NOWHERE], SECRET)}, "the invite is to a private swarm"),
+        ({"secret": OTHER, "initial_peers": encode_invite([NOWHERE], SECRET)}, "not that of the invite"),
+        ({"secret": "guess me"}, "at least 32 characters"),
+        ({"secret": 7}, "a secret is a text"),
+    ],
+)
+def test_what_does_not_go_together(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SwarmError, match=words) as caught:
+        read_settings(settings)
+    assert not any(text in str(caught.value) for text in (SECRET.reveal(), OTHER.reveal(), "guess me"))
+
+
+def test_a_difference_is_told_without_the_secret() -> None:
+    told = read_settings({"secret": OTHER}).difference(read_settings({"secret": SECRET}))
+    assert told == "secret=<a secret> instead of <a secret>"
+
+
+def test_an_invite_may_name_a_run_and_is_the_same_swarm() -> None:
+    named = read_settings({"initial_peers": encode_invite([NOWHERE], SECRET, "digits")})
+    assert named.run_id == "digits"
+    assert named == read_settings({"initial_peers": NOWHERE, "secret": SECRET})

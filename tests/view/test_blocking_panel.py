@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hivenb.view.blocking_panel import BlockingPanel
+from hivenb.view.dashboard_state import DashboardState
+from hivenb.view.peers_panel import PeersPanel, peers_html
+
+EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
+
+
+def words_of(html: str) -> str:
+    """What a reader sees of it."""
+    return " ".join(re.sub("<[^>]*>", " ", html).split())
+
+
+@pytest.fixture
+def shown(scene: Any, members: Any) -> DashboardState:
+    scene.roster.members = members
+    return DashboardState.of(scene)
+
+
+def test_the_other_peers_are_offered_and_one_is_blocked_and_unblocked(shown: DashboardState, members: Any) -> None:
+    asked: list[tuple[str, bool]] = []
+    panel = BlockingPanel(lambda *what: asked.append(what))
+    panel.update(shown)
+    other = members[1].peer.peer_id
+    assert panel.peers.options == (("", ""), ("Ann …her002", other)), "a peer cannot block itself"
+    assert panel.button.disabled
+    panel.button.click()
+    assert asked == []
+    panel.peers.value = other
+    assert (panel.button.description, panel.button.disabled) == ("Block", False)
+    panel.button.click()
+    assert asked == [(other, True)]
+    panel.update(replace(shown, blocked=(other,)))
+    assert (panel.peers.value, panel.button.description) == (other, "Unblock")
+    panel.button.click()
+    assert asked == [(other, True), (other, False)]
+    panel.close()
+    panel.button.click()
+    assert len(asked) == 2
+    assert panel.peers.disabled
+
+
+def test_one_that_has_left_can_still_be_unblocked(shown: DashboardState) -> None:
+    panel = BlockingPanel(lambda *what: None)
+    panel.update(replace(shown, members=(), blocked=("12D3KooWgone0003",)))
+    assert [value for _, value in panel.peers.options] == ["", "12D3KooWgone0003"]
+
+
+def test_the_choice_stays_while_peers_come_and_go(shown: DashboardState, members: Any) -> None:
+    panel = BlockingPanel(lambda *what: None)
+    panel.update(shown)
+    panel.peers.value = members[1].peer.peer_id
+    third = replace(members[1], peer=replace(members[1].peer, peer_id="12D3KooWthird003"))
+    panel.update(replace(shown, members=(*members, third)))
+    assert panel.peers.value == members[1].peer.peer_id
+    panel.update(replace(shown, members=members[:1]))
+    assert panel.peers.value == ""
+
+
+def test_why_no_round_waits_for_a_peer_is_said_and_is_no_html(shown: DashboardState, members: Any) -> None:
+    html = peers_html([replace(members[1], left_out="missed 2 rounds in a row; asked again in 4 epochs")])
+    assert "no round waits for it: missed 2 rounds in a row; asked again in 4 epochs" in words_of(html)
+    html = peers_html([replace(members[1], left_out=EVIL)])
+    assert "<script" not in html
+    assert "<img" not in html
+    panel = PeersPanel(lambda count: None, block=lambda *what: None)
+    panel.update(replace(shown, members=(replace(members[1], name=EVIL, left_out=EVIL),)))
+    assert "<script" not in panel._table.value
