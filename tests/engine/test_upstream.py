@@ -82,6 +82,15 @@ class TestAverager:
         assert names[0] != names[1], "AveragerBase._get_handle_name may go"
         assert isinstance(inspect.getattr_static(ServicerBase, "_get_handle_name"), classmethod)
 
+    def test_what_was_found_of_a_class_is_taken_for_that_of_its_subclasses(self, monkeypatch) -> None:
+        monkeypatch.setattr(DecentralizedAverager, "_rpc_handlers", found := [])
+
+        class Own(DecentralizedAverager):
+            async def rpc_own(self, request: Any, context: Any) -> Any: ...
+
+        Own._collect_rpc_handlers()
+        assert Own._rpc_handlers is found, "AveragerBase._collect_rpc_handlers may go"
+
     def test_the_size_of_a_group_is_looked_at_only_when_somebody_joins(self) -> None:
         users = [
             name

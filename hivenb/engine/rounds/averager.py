@@ -93,6 +93,13 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         upstream = next(base for base in cls.__mro__ if base.__module__.startswith("hivemind."))
         return ServicerBase._get_handle_name.__func__(upstream, namespace, method_name)
 
+    @classmethod
+    def _collect_rpc_handlers(cls) -> None:
+        # hivemind/p2p/servicer.py keeps what it has found of a class, and lets each subclass call by that one's name
+        if "_rpc_handlers" not in vars(cls):
+            cls._rpc_handlers = None
+        super()._collect_rpc_handlers()
+
     # -- in the process that trains -----------------------------------------------------------------------------
 
     def start(self) -> None:

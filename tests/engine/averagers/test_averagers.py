@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,6 +187,24 @@ def test_the_names_of_the_rpcs_are_upstreams(ours: Any, upstream: Any, namespace
     """Else a peer of plain hivemind could not meet one of ours."""
     for method in ("rpc_join_group", "rpc_aggregate_part", "rpc_download_state"):
         assert ours._get_handle_name(namespace, method) == upstream._get_handle_name(namespace, method)
+
+
+def test_each_calls_by_the_name_of_its_own_class_whichever_was_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain averagers may be used in the same program, and others of ours: as when a run changes to PowerSGD."""
+    called: list[str] = []
+
+    async def call(peer: Any, name: str, *args: Any) -> None:
+        called.append(name)
+
+    for kind in (DecentralizedAverager, GradientAverager):
+        monkeypatch.setattr(kind, "_rpc_handlers", None)
+        monkeypatch.setattr(kind, "_stub_type", None)
+        kind._collect_rpc_handlers()
+    p2p: Any = SimpleNamespace(iterate_protobuf_handler=call)
+    for kind in (PowerSGDGradientAverager, TrainingStateAverager, GradientAverager):
+        peer: Any = None
+        asyncio.run(kind.get_stub(p2p, peer, namespace="run").rpc_join_group(iter(())))
+        assert called[-1] == kind._get_handle_name("run", "rpc_join_group")
 
 
 @pytest.mark.parametrize("on_main_thread", [True, False])
