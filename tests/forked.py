@@ -5,6 +5,7 @@ As those that are started by hand on other machines, they share nothing with eac
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing as mp
 import os
 import signal
@@ -17,6 +18,9 @@ from hivemind.utils import MPFuture
 from hivemind.utils.asyncio import _AsyncContextWrapper
 
 from hivenb.peers.forking import start_server
+
+#: Lets such a process, and each that it forks, print where all its threads are.
+TELL_WHERE = signal.SIGUSR1
 
 
 def start(target: Callable[..., None], *args: Any) -> BaseProcess:
@@ -37,4 +41,5 @@ def _begin(target: Callable[..., None], *args: Any) -> None:
     for connection in args:
         if isinstance(connection, Connection):  # torch's helper would hold it for seconds after this process has ended
             os.set_inheritable(connection.fileno(), False)
+    faulthandler.register(TELL_WHERE)
     target(*args)

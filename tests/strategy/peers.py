@@ -88,7 +88,18 @@ class Peer:
 
     def assert_well(self, what: str, in_time: bool) -> None:
         assert not self._hung_up, f"ended with {self.process.exitcode} before {what}; {self._course()}"
+        if not in_time:
+            self._tell_where()
         assert in_time, f"not in time: {what}; {self._course()}"
+
+    def _tell_where(self) -> None:
+        """Let all its processes print what they are doing."""
+        python = psutil.Process(self.process.pid).exe()
+        for one in processes(self):
+            with suppress(psutil.Error):
+                if one.exe() == python:
+                    one.send_signal(forked.TELL_WHERE)
+                    time.sleep(0.2)  # so that they do not write into each other's lines
 
     def _course(self) -> str:
         return ", ".join(
