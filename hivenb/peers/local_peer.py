@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing as mp
+import os
+import signal
 import threading
 import time
 from collections import deque
@@ -16,6 +18,9 @@ import cloudpickle
 from hivenb.engine.process.end_with_parent import wait_for_exit
 from hivenb.errors import LocalPeerError
 from hivenb.options.options import Options
+
+#: What multiprocessing takes for the exit code of all that were forked from a server that has ended, the living too.
+_UNKNOWN = 255
 
 
 class LocalPeer:
@@ -66,7 +71,7 @@ class LocalPeer:
 
     def kill(self) -> None:
         """End it at once, without a goodbye to the swarm, as a power cut would."""
-        self._process.kill()
+        self._kill()
         self._wait_for_exit_code()
 
     def begin(self, options: Options) -> None:
@@ -81,7 +86,7 @@ class LocalPeer:
     def wait_until_gone(self, timeout: float) -> None:
         """Wait for its end; after the timeout (seconds), force it."""
         if not wait_for_exit(self.pid, timeout):
-            self._process.kill()
+            self._kill()
         self._wait_for_exit_code()
         with self._sending, self._listening:  # what has its number next is somebody else's
             self._connection.close()
@@ -98,14 +103,27 @@ class LocalPeer:
                 raise LocalPeerError(f"{self} could not start: {self._failure or self.last_words}")
             if remaining <= 0:
                 raise LocalPeerError(f"{self} did not start within {timeout:.0f} s; its log: {self.last_words}")
-            mp.connection.wait([self._connection, self._process.sentinel], remaining)
+            tells_of_its_end = [] if self._server_has_ended else [self._process.sentinel]
+            mp.connection.wait([self._connection, *tells_of_its_end], remaining)
 
     @property
     def _exit_code(self) -> int | None:
         with self._looking:
-            return self._process.exitcode
+            code = self._process.exitcode
+        return None if code == _UNKNOWN and not wait_for_exit(self.pid, 0.0) else code
+
+    @property
+    def _server_has_ended(self) -> bool:
+        with self._looking:
+            return bool(self._process.exitcode == _UNKNOWN)
+
+    def _kill(self) -> None:
+        if self._exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # its own kill() does nothing once it is taken for dead
 
     def _wait_for_exit_code(self) -> None:
+        wait_for_exit(self.pid)
         mp.connection.wait([self._process.sentinel])
         with self._looking:
             self._process.join()

@@ -81,6 +81,15 @@ class Kernel:
         """As the button of the same name does: SIGINT to the whole process group."""
         self.manager.interrupt_kernel()
 
+    def restart(self, by_force: bool) -> None:
+        """As the button of the same name does.
+
+        :param by_force: kill it at once, instead of asking it to end first
+        """
+        self.manager.restart_kernel(now=by_force)
+        self.client.wait_for_ready(timeout=PATIENCE)
+        self.process = psutil.Process(self.manager.provisioner.pid)
+
     def family(self) -> list[psutil.Process]:
         """The kernel and all its descendants that are alive."""
         everybody = [self.process, *self.process.children(recursive=True)]

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import hivenb
+from hivenb.engine.process.end_with_parent import wait_for_exit
 from hivenb.errors import LocalPeerError, SwarmError
 from hivenb.options import Options
 from hivenb.peers import local_peers
@@ -174,6 +175,26 @@ def test_peers_that_are_killed_or_leave_or_come_later(run, swarm, eventually):
     eventually(lambda: 2 in group_sizes(run)[seen:], PATIENCE)
     assert any("loss" not in line for line in third.log)
     assert run.status.state is RunState.TRAINING
+
+
+def test_they_live_on_when_the_server_is_killed_that_they_were_forked_from(run, swarm, eventually):
+    first, second = swarm.add_local_peers(2, run)
+    run.start()
+    eventually(lambda: 3 in group_sizes(run), PATIENCE)
+    server = next(one for one in psutil.Process().children() if "multiprocessing.forkserver" in " ".join(one.cmdline()))
+    server.kill()
+    assert wait_for_exit(server.pid, 10.0)  # and not server.wait(), which takes its exit code from multiprocessing
+    seen = len(group_sizes(run))
+    eventually(lambda: 3 in group_sizes(run)[seen:], PATIENCE)
+    assert [peer.state for peer in (first, second)] == ["training", "training"]
+
+    first.kill()
+    assert wait_for_exit(first.pid, 0.0)
+    assert first.state == "failed"
+    (third,) = swarm.add_local_peers(1, run)
+    swarm.remove_local_peers()
+    assert all(wait_for_exit(peer.pid, 0.0) for peer in (second, third))
+    assert third.state == "left"
 
 
 def test_peers_follow_options_that_change_before_the_start(run, swarm, eventually):

@@ -53,8 +53,9 @@ def round_of(averager: Any, epoch: int) -> Round:
     return search
 
 
-def test_it_gives_up_when_the_others_wait_for_its_state(optimizer: Optimizer) -> None:
+def test_it_gives_up_when_the_others_wait_for_its_state(optimizer: Optimizer, eventually: Callable[..., None]) -> None:
     search, state = round_of(optimizer.grad_averager, 0), round_of(optimizer.state_averager, 1)
+    eventually(lambda: state.stage is AveragingStage.LOOKING_FOR_GROUP)  # or it would say so afterwards
     state.stage = AveragingStage.AWAITING_TRIGGER  # as if it had met them
     optimizer.rounds._state_to_come = state
     optimizer._average_gradients_and_load_into_optimizer(search)
