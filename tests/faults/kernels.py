@@ -109,7 +109,9 @@ def _kill_fork_server(field: Field, chance: Random) -> str:
     with _kernel() as (kernel, folder):
         kernel.run(TRAIN)
         time.sleep(chance.uniform(0.0, 2.0))
-        (server,) = (one for one in kernel.process.children() if "multiprocessing.forkserver" in " ".join(one.cmdline()))
+        (server,) = (
+            one for one in kernel.process.children() if "multiprocessing.forkserver" in " ".join(one.cmdline())
+        )
         server.kill()
         kernel.run(GO_ON)
         kernel.run("assert [peer.state for peer in swarm.local_peers] == ['training'], swarm.local_peers")

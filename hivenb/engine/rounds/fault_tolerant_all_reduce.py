@@ -251,7 +251,7 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         self._sender_weights.note(reports)
 
     def _largest_weights(self, senders: Sequence[PeerID]) -> list[float]:
-        return self._sender_weights.largest(senders)
+        return self._sender_weights.largest(senders, self.peer_id)
 
     @contextlib.contextmanager
     def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:

@@ -73,16 +73,20 @@ class SenderWeights:
             for peer, new in reports.told.items()
         }
 
-    def largest(self, senders: Sequence[PeerID]) -> list[float]:
+    def largest(self, senders: Sequence[PeerID], own_id: PeerID) -> list[float]:
         """How much each of them may count for at most.
 
         Nobody counts for more than the samples of an epoch, nor for more than it has reported. A peer of whom nothing
         was read yet counts for as much as anybody where all are alike. All that with a margin: reports are late where
         epochs are short, and who is honest is to count for what it has.
+
+        :param own_id: of this peer, which knows its samples and reads no report of them
         """
         now, most = get_dht_time(), MARGIN * self._target
         share = most / max(1, len(senders))
         return [
-            min(most, max(share, *(told.by(now) for told in self._told.get(sender.to_bytes(), ())), 0.0))
+            math.inf
+            if sender == own_id
+            else min(most, max(share, *(told.by(now) for told in self._told.get(sender.to_bytes(), ())), 0.0))
             for sender in senders
         ]

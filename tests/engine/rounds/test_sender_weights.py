@@ -18,6 +18,7 @@ from hivenb.engine.dht.dht import DHT
 from hivenb.engine.rounds.sender_weights import MARGIN, SampleReports, SenderWeights, Told
 
 SENDERS = [PeerID(bytes([number])) for number in range(4)]
+NOBODY = PeerID(b"another one")
 
 
 def reports(target: float = 1000.0, age: float = 0.0, **told: Any) -> SampleReports:
@@ -26,11 +27,11 @@ def reports(target: float = 1000.0, age: float = 0.0, **told: Any) -> SampleRepo
     return SampleReports(target, {SENDERS[0].to_bytes(): Told(**values)})
 
 
-def largest(*noted: SampleReports) -> list[float]:
+def largest(*noted: SampleReports, own_id: PeerID = NOBODY) -> list[float]:
     weights = SenderWeights()
     for one in noted:
         weights.note(one)
-    return weights.largest(SENDERS)
+    return weights.largest(SENDERS, own_id)
 
 
 def test_without_a_word_from_the_tracker_nothing_is_known() -> None:
@@ -53,6 +54,11 @@ def test_one_that_has_begun_the_next_epoch_counts_for_what_it_had_in_the_last() 
 
 def test_one_of_whom_nothing_is_known_counts_for_its_share() -> None:
     assert largest(reports(samples=300.0))[1:] == [500.0] * 3
+
+
+def test_this_peer_counts_for_what_it_has() -> None:
+    """Its own reports are not among those that it reads: it was weighed down where it had more than its share."""
+    assert largest(reports(samples=300.0), own_id=SENDERS[1]) == [600.0, math.inf, 500.0, 500.0]
 
 
 @pytest.mark.parametrize("samples", [math.nan, math.inf, -math.inf, -1.0])
