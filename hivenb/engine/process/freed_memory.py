@@ -2,18 +2,20 @@
 
 glibc keeps what is freed, in as many arenas as there are threads (https://man7.org/linux/man-pages/man3/mallopt.3.html,
 M_ARENA_MAX, M_TRIM_THRESHOLD), and gives back the end of one only. A process that sends and receives messages of half a
-megabyte, now on this thread and now on that, fills gap after gap, and grows for hours.
+megabyte, now on this thread and now on that, fills gap after gap, and grows for hours. What is in a circle is not even
+freed before Python looks for it: seldom, as its looks go by the number of objects, and a tensor is one of them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 from collections.abc import Callable
 
 from hivenb.engine.process.interrupts import BackgroundThread
 
-#: Seconds between two times: it takes a few milliseconds, and so does getting as much memory anew.
+#: Seconds between two times: it takes a few milliseconds in a child, whose inherited objects are frozen.
 INTERVAL = 10.0
 
 
@@ -29,4 +31,5 @@ def give_back_regularly() -> None:
 def _give_back(trim: Callable[[int], int]) -> None:
     never = threading.Event()
     while not never.wait(INTERVAL):
+        gc.collect()
         trim(0)
