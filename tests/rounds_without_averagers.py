@@ -7,12 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from hivemind.averaging.control import AveragingStage
+from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import get_dht_time
 
 from hivenb.engine.dht.blocked_peers import BlockedPeers
 from hivenb.engine.rounds.account import Account
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
 from hivenb.engine.rounds.sender_weights import SampleReports
+
+#: Id of the peer whose rounds they are.
+OWN = b"this one"
 
 
 class FakeRound(Future):
@@ -87,7 +91,9 @@ def participant(**changes: Any) -> Any:
             global_epoch=4,
             target_batch_size=64,
             global_progress=SimpleNamespace(num_peers=2),
-            local_progress=SimpleNamespace(epoch=4),
+            local_progress=LocalTrainingProgress(
+                peer_id=OWN, epoch=4, samples_accumulated=0, samples_per_second=1.0, time=1.0, client_mode=False
+            ),
             estimated_next_update_time=get_dht_time() + 1.0,
         ),
     }

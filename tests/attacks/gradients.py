@@ -83,7 +83,7 @@ def attempt(become_attacker: Callable[[], dict[str, Any]], **kwargs: Any) -> Out
 
 def let_weights_in() -> None:
     """Let each sender count for as much as it says."""
-    SenderWeights.largest = lambda self, senders: [math.inf] * len(senders)
+    SenderWeights.largest = lambda self, senders, own_id: [math.inf] * len(senders)
 
 
 def take_bounds_away() -> None:

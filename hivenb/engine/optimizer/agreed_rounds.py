@@ -68,7 +68,7 @@ class AgreedRounds:
     def _tell_samples(self, reports: Sequence[LocalTrainingProgress]) -> None:
         """Let the averager of gradients know how much its senders may count for, if that has changed."""
         own = self._participant
-        told = SampleReports.of(own.tracker.target_batch_size, reports)
+        told = SampleReports.of(own.tracker.target_batch_size, [*reports, own.tracker.local_progress])
         averager = getattr(own, "grad_averager", None)
         if averager is not None and (told, averager) != self._told:
             self._told = told, averager

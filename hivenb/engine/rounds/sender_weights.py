@@ -10,8 +10,8 @@ from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-#: Times the samples that a peer was about to have by its last report, for one that has become quicker since; and times
-#: those of an epoch, for one that has gone on until it heard that the epoch is over.
+#: Times the samples that a peer was about to have by its last report, for one that has become quicker since, or has
+#: gone on until it heard that the epoch is over.
 MARGIN = 2.0
 
 
@@ -31,8 +31,8 @@ class Told:
     time: float
 
     def by(self, now: float) -> float:
-        """Samples that it may have by a time, infinitely many if it has reported what is no number."""
-        samples = MARGIN * (self.samples + self.samples_per_second * max(0.0, now - self.time))
+        """Samples that it should have by a time, infinitely many if it has reported what is no number."""
+        samples = self.samples + self.samples_per_second * max(0.0, now - self.time)
         return math.inf if math.isnan(samples) else samples
 
 
@@ -76,17 +76,23 @@ class SenderWeights:
     def largest(self, senders: Sequence[PeerID], own_id: PeerID) -> list[float]:
         """How much each of them may count for at most.
 
-        Nobody counts for more than the samples of an epoch, nor for more than it has reported. A peer of whom nothing
-        was read yet counts for as much as anybody where all are alike. All that with a margin: reports are late where
-        epochs are short, and who is honest is to count for what it has.
+        All together have the samples of an epoch, of which each has a part as it has reported: reports that are late
+        are late for all. Nobody counts for less than where all are alike, as a peer does of whom nothing was read yet.
+        All that with a margin: who is honest is to count for what it has.
 
-        :param own_id: of this peer, which knows its samples and reads no report of them
+        :param own_id: of this peer, which knows its samples
         """
-        now, most = get_dht_time(), MARGIN * self._target
-        share = most / max(1, len(senders))
+        now, target = get_dht_time(), self._target
+        if math.isinf(target):
+            return [math.inf] * len(senders)
+        alike = target / max(1, len(senders))
+        reported = [self._reported_by(sender, now, alike) for sender in senders]
+        scale = min(1.0, target / max(sum(reported), alike))
         return [
-            math.inf
-            if sender == own_id
-            else min(most, max(share, *(told.by(now) for told in self._told.get(sender.to_bytes(), ())), 0.0))
-            for sender in senders
+            math.inf if sender == own_id else MARGIN * max(alike, scale * samples)
+            for sender, samples in zip(senders, reported, strict=True)
         ]
+
+    def _reported_by(self, sender: PeerID, now: float, alike: float) -> float:
+        told = self._told.get(sender.to_bytes())
+        return alike if told is None else min(self._target, max(0.0, *(one.by(now) for one in told)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hivemind.averaging.control import AveragingStage
 from hivemind.optim.progress_tracker import LocalTrainingProgress
-from rounds_without_averagers import FakeRound, participant
+from rounds_without_averagers import OWN, FakeRound, participant
 
 from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
 from hivenb.engine.optimizer.catching_up import CatchingUp
@@ -134,6 +134,7 @@ class TestWhoIsThere:
         for epoch in (4, 4, 5):
             rounds.see_swarm([report(b"a", epoch)], frozenset())
         assert [(one.target_batch_size, one.told[b"a"].epoch) for one in own.grad_averager.told] == [(64, 4), (64, 5)]
+        assert all(one.told[OWN].epoch == 4 for one in own.grad_averager.told), "and of what this peer has reported"
         assert own.state_averager.told == []
 
     def test_nobody_waits_for_who_has_missed_rounds_until_it_comes(self) -> None:

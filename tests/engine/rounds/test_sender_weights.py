@@ -21,10 +21,16 @@ SENDERS = [PeerID(bytes([number])) for number in range(4)]
 NOBODY = PeerID(b"another one")
 
 
-def reports(target: float = 1000.0, age: float = 0.0, **told: Any) -> SampleReports:
-    """Of the first sender."""
+def reports(age: float = 0.0, others: float | None = 0.0, **told: Any) -> SampleReports:
+    """What the first sender has reported of an epoch of 1000 samples, and each of the others.
+
+    :param others: their samples; ``None`` for no report
+    """
     values = {"epoch": 1, "samples": 0.0, "samples_per_second": 0.0, "time": get_dht_time() - age, **told}
-    return SampleReports(target, {SENDERS[0].to_bytes(): Told(**values)})
+    all_told = {SENDERS[0].to_bytes(): Told(**values)}
+    if others is not None:
+        all_told |= {sender.to_bytes(): Told(**{**values, "samples": others}) for sender in SENDERS[1:]}
+    return SampleReports(1000.0, all_told)
 
 
 def largest(*noted: SampleReports, own_id: PeerID = NOBODY) -> list[float]:
@@ -53,12 +59,19 @@ def test_one_that_has_begun_the_next_epoch_counts_for_what_it_had_in_the_last() 
 
 
 def test_one_of_whom_nothing_is_known_counts_for_its_share() -> None:
-    assert largest(reports(samples=300.0))[1:] == [500.0] * 3
+    assert largest(reports(samples=300.0, others=None))[1:] == [250.0 * MARGIN] * 3
+
+
+def test_reports_that_are_late_are_late_for_all() -> None:
+    """An epoch has so many samples, whatever they seem to have by now."""
+    late = {"age": 2.0, "samples_per_second": 200.0}
+    assert largest(reports(samples=100.0, others=100.0, **late)) == pytest.approx([250.0 * MARGIN] * 4, rel=0.1)
+    assert largest(reports(samples=1e9, others=250.0))[0] == pytest.approx(1000.0 * MARGIN * 1000.0 / 1750.0)
 
 
 def test_this_peer_counts_for_what_it_has() -> None:
     """Its own reports are not among those that it reads: it was weighed down where it had more than its share."""
-    assert largest(reports(samples=300.0), own_id=SENDERS[1]) == [600.0, math.inf, 500.0, 500.0]
+    assert largest(reports(samples=300.0), own_id=SENDERS[1]) == [300.0 * MARGIN, math.inf, 500.0, 500.0]
 
 
 @pytest.mark.parametrize("samples", [math.nan, math.inf, -math.inf, -1.0])
