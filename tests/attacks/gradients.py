@@ -29,7 +29,7 @@ LEARNED = 1.0
 
 def take_checks_away() -> None:
     """Let parts and averages of any numbers in, and steps be made with them."""
-    FaultTolerantReducer._checked = lambda self, part_index, part, weight: weight
+    FaultTolerantReducer._checked = lambda self, part_index, part, weight: (weight, 0.0)
     CheckedParts.check_part = lambda self, peer_index, part_index, part: None
     LeavesOutSteps._load_averaged_gradients_into_optimizer_ = (
         hivemind.Optimizer._load_averaged_gradients_into_optimizer_
