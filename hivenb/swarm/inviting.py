@@ -36,6 +36,7 @@ class Invites:
     peer_id: str
     _lock: threading.RLock
     _last_run_id: str
+    _dht: DHT | None
 
     if TYPE_CHECKING:
 
@@ -123,8 +124,9 @@ class Invites:
 
     @property
     def shown_the_door(self) -> tuple[str, ...]:
-        """Ids of the peers that are out."""
-        door = self.dht.door
+        """Ids of the peers that are out; none after the swarm is closed."""
+        dht = self._dht
+        door = None if dht is None else dht.door
         return () if door is None else tuple(sorted(PeerID(peer).to_base58() for peer in door.list.out))
 
     @property
