@@ -166,6 +166,7 @@ class TestTheDoor:
             eventually(lambda: runs[0].status.epoch >= epoch + 3 and [group(run) for run in runs[:2]] == [2, 2], 90)
             eventually(lambda: group(runs[2]) == 1, 60)
             assert [group(run) for run in runs[:2]] == [2, 2]
+            eventually(lambda: any("does not talk to this one any more" in line for line in runs[2].log), 30)
             assert runs[1].status.left_out_peers == {bad.peer_id: "shown the door"}
             assert swarm.invite != invite
             assert record_of(swarm, join(swarm.invite, "invited anew"))
