@@ -40,7 +40,7 @@ class UnbelievedStateError(SwarmError):
 
 
 class NotInvitedError(SwarmError):
-    """A private swarm does not let this peer in, whose secret is missing or another one."""
+    """A private swarm does not let this peer in: its invite is missing, of another swarm, or good no more."""
 
 
 class InviteError(SwarmError, ValueError):

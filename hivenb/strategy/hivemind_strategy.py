@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim.lr_scheduler import LRScheduler
 
+from hivenb.engine.dht.dht import require_invited
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
 from hivenb.engine.optimizer.handover import give_back
@@ -82,9 +83,9 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
       environment variable ``INITIAL_PEERS``
     :param dht: a running DHT to borrow; the strategy then neither starts nor ends one
     :param optimizer_kwargs: further keyword arguments of ``hivemind.Optimizer`` and, when the strategy starts its
-      own DHT, of ``hivemind.DHT``, with ``secret`` beside them: at least 32 characters that all peers have to know,
-      by default those of the invite or of the environment variable ``HIVENB_SECRET``. Without one the run is open to
-      all who can reach a peer
+      own DHT, of ``hivemind.DHT``, with ``secret`` beside them: at least 32 characters, which all peers have to know
+      that have no invite, by default those of the environment variable ``HIVENB_SECRET``. Without either the run is
+      open to all who can reach a peer
     :raises MisconfigurationException: if options are wrong or do not go together
     """
 
@@ -271,7 +272,11 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
             self._optimizer.begin()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Called in the training loop before anything happens for that batch; counts its samples."""
+        """Called in the training loop before anything happens for that batch; counts its samples.
+
+        :raises NotInvitedError: if the invite to the swarm has expired
+        """
+        require_invited(self.dht)
         self.recover()
         self.return_if_due()
         if not self.options.auxiliary:

@@ -11,10 +11,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from hivenb.engine.dht.addresses import PUBLIC
 from hivenb.engine.dht.dht import reachable_addresses
-from hivenb.engine.dht.guard import Secret, as_secret
+from hivenb.engine.dht.passes import InviteKey
+from hivenb.engine.dht.secret import Secret, as_secret
 from hivenb.errors import SwarmError
 from hivenb.options.options import DEFAULT_RUN_ID
-from hivenb.swarm.invite import Invite, invite_from_environment, read_invite
+from hivenb.swarm.invite import Invite, check_together, invite_from_environment, read_invite
 
 #: Where the strategy's own DHT listens when ``host_maddrs`` is not given, as documented for Lightning.
 DEFAULT_HOST_MADDRS = PUBLIC
@@ -42,7 +43,7 @@ def dht_settings(
     """
     try:
         invite = _invite(initial_peers, borrows)
-        secret = None if borrows else _secret(further.get("secret"), invite)
+        secret = None if borrows else _credential(further.get("secret"), invite)
     except SwarmError as e:
         raise MisconfigurationException(str(e)) from e
     peers = invite.addresses
@@ -72,17 +73,17 @@ def invited_run(run_id: str, initial_peers: str | Iterable[str] | None, borrows:
     return (_invite(initial_peers, borrows).run_id if run_id == DEFAULT_RUN_ID else None) or run_id
 
 
-def how_to_join(dht: hivemind.DHT, secret: Secret | None) -> str:
+def how_to_join(dht: hivemind.DHT, secret: Secret | InviteKey | None) -> str:
     """What to tell those who are to join; nothing secret.
 
     :param dht: the strategy's own
-    :param secret: which they need, if there is one
+    :param secret: which they need, or an invite's key, if there is one
     """
+    addresses = ",".join(reachable_addresses(dht))
+    if isinstance(secret, InviteKey):
+        return f"Other machines can join this run with the same command and invite; this peer is at\n{addresses}"
     beside = "" if secret is None else f" and the same {SECRET_VARIABLE}"
-    return (
-        f"Other machines can join this run with the same command{beside} and\n"
-        f"INITIAL_PEERS={','.join(reachable_addresses(dht))}"
-    )
+    return f"Other machines can join this run with the same command{beside} and\nINITIAL_PEERS={addresses}"
 
 
 def _invite(initial_peers: str | Iterable[str] | None, borrows: bool) -> Invite:
@@ -90,13 +91,12 @@ def _invite(initial_peers: str | Iterable[str] | None, borrows: bool) -> Invite:
     return given if given.addresses or borrows else invite_from_environment()
 
 
-def _secret(given: Any, invite: Invite) -> Secret | None:
-    secret = as_secret(given) or invite.secret
-    if secret is None and (value := os.environ.get(SECRET_VARIABLE, "").strip()):
+def _credential(given: Any, invite: Invite) -> Secret | InviteKey | None:
+    secret = as_secret(given)
+    check_together(secret, invite)
+    if secret is None and invite.key is None and (value := os.environ.get(SECRET_VARIABLE, "").strip()):
         try:
             return Secret(value)
         except SwarmError as e:
             raise SwarmError(f"the environment variable {SECRET_VARIABLE}: {e}") from e
-    if invite.secret is not None and secret != invite.secret:
-        raise SwarmError("the secret is not that of the invite; leave out secret=, which the invite holds")
-    return secret
+    return secret or invite.key

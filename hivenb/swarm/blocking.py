@@ -58,7 +58,7 @@ class BlocksPeers:
     def _change_blocked(self, peer_id: str, is_blocked: bool) -> None:
         if peer_id == self.peer_id:
             raise SwarmError("this peer cannot block itself")
-        peer = _read(peer_id)
+        peer = read_peer_id(peer_id)
         table = self.dht.blocked_peers
         with self._lock:
             try:
@@ -67,7 +67,11 @@ class BlocksPeers:
                 raise SwarmError(f"{e}; see swarm.blocked, and swarm.unblock(peer_id)") from e
 
 
-def _read(peer_id: str) -> bytes:
+def read_peer_id(peer_id: str) -> bytes:
+    """The id of a peer out of its text.
+
+    :raises SwarmError: if it is none
+    """
     try:
         peer = PeerID.from_base58(peer_id).to_bytes()
         is_one = is_peer_id(peer) and PeerID(peer).to_base58() == peer_id

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hivenb.engine.dht.guard import Secret
+from hivenb.engine.dht.passes import Authority, InviteKey
+from hivenb.engine.dht.secret import Secret
 from hivenb.errors import InviteError, SwarmError
 
 #: An invite is this, followed by compressed JSON without any character that a chat would change.
@@ -33,12 +34,12 @@ class Invite:
     """What leads into a swarm.
 
     :param addresses: multiaddresses of its peers
-    :param secret: that its peers know; ``None`` for one that is open to all
+    :param key: that lets its holder in; ``None`` for one that is open to all
     :param run_id: name of the run that its peers train in; ``None`` if they have not said so
     """
 
     addresses: tuple[str, ...] = ()
-    secret: Secret | None = None
+    key: InviteKey | None = None
     run_id: str | None = None
 
 
@@ -59,12 +60,24 @@ def read_invite(given: str | Iterable[object] | None) -> Invite:
 
 
 def _together(invites: Sequence[Invite]) -> Invite:
-    secrets = dict.fromkeys(one.secret for one in invites if one.secret is not None)
-    if len(secrets) > 1:
+    keys = [one.key for one in invites if one.key is not None]
+    if len({key.authority for key in keys}) > 1:
         raise InviteError("the invites lead into different swarms; give those of one")
     names = [one.run_id for one in invites if one.run_id is not None]
     addresses = dict.fromkeys(address for one in invites for address in one.addresses)
-    return Invite(tuple(addresses), next(iter(secrets), None), names[0] if names else None)
+    longest = max(keys, key=lambda key: key.expires, default=None)
+    return Invite(tuple(addresses), longest, names[0] if names else None)
+
+
+def check_together(secret: Secret | None, invite: Invite) -> None:
+    """Compare a secret with the invite that was given beside it.
+
+    :raises SwarmError: if they are of different swarms
+    """
+    if secret is not None and invite.key is not None and Authority(secret).public != invite.key.authority:
+        raise SwarmError(
+            "the secret is not that of the invite; leave out secret=, without which the invite lets you in"
+        )
 
 
 def read_addresses(given: str | Iterable[object] | None) -> tuple[str, ...]:
@@ -91,15 +104,15 @@ def invite_from_environment() -> Invite:
     return Invite()
 
 
-def encode_invite(addresses: Sequence[str], secret: Secret | None = None, run_id: str | None = None) -> str:
+def encode_invite(addresses: Sequence[str], key: InviteKey | None = None, run_id: str | None = None) -> str:
     """One word that a person can paste into a chat; the inverse of :func:`decode_invite`."""
     held: Any = list(addresses)
-    if secret is not None or run_id is not None:
+    if key is not None or run_id is not None:
         held = {"a": held}
         if run_id is not None:
             held["r"] = run_id
-        if secret is not None:
-            held["s"] = secret.reveal()
+        if key is not None:
+            held["k"] = base64.b64encode(key.pack()).decode()
     packed = zlib.compress(json.dumps(held, separators=(",", ":")).encode(), level=9)
     return INVITE_PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
@@ -118,7 +131,7 @@ def decode_invite(invite: str) -> Invite:
     try:
         held = json.loads(_unpacked(word[len(INVITE_PREFIX) :]))
     except (binascii.Error, zlib.error, ValueError, RecursionError):
-        # not "from": an error in the middle of an invite holds what was read of it, and with it the secret
+        # not "from": an error in the middle of an invite holds what was read of it, and with it the key
         raise InviteError(
             f"the invite {_shown(invite)} of {len(word)} characters is damaged, perhaps cut off when it was copied; "
             "copy it once more, whole"
@@ -127,7 +140,7 @@ def decode_invite(invite: str) -> Invite:
     addresses = held.get("a") if isinstance(held, dict) else None
     if not (isinstance(addresses, list) and addresses and all(isinstance(a, str) for a in addresses)):
         raise InviteError(f"the invite {_shown(invite)} holds no addresses; ask for a new one")
-    return Invite(tuple(dict.fromkeys(map(_checked, addresses))), _secret_in(held), _name_in(held))
+    return Invite(tuple(dict.fromkeys(map(_checked, addresses))), _key_in(held), _name_in(held))
 
 
 def _unpacked(body: str) -> bytes:
@@ -140,11 +153,13 @@ def _unpacked(body: str) -> bytes:
     return unpacked
 
 
-def _secret_in(held: dict[str, Any]) -> Secret | None:
+def _key_in(held: dict[str, Any]) -> InviteKey | None:
+    if "s" in held:
+        raise InviteError("the invite is of an older hivenb, and holds a secret instead of a key; ask for a new one")
     try:
-        return Secret(held["s"]) if "s" in held else None
-    except SwarmError:
-        raise InviteError("the secret in the invite is damaged; ask for a new one") from None
+        return InviteKey.unpack(base64.b64decode(held["k"], validate=True)) if "k" in held else None
+    except (binascii.Error, ValueError, TypeError):
+        raise InviteError("the key in the invite is damaged; ask for a new one") from None
 
 
 def _name_in(held: dict[str, Any]) -> str | None:
@@ -181,6 +196,6 @@ def _why(error: Exception, address: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """What was given, in short; of an invite nothing, which holds a secret."""
+    """What was given, in short; of an invite nothing, which holds a key."""
     text = re.sub(rf"{INVITE_PREFIX[:-2]}\S+.*", f"{INVITE_PREFIX}...", " ".join(text[:1000].split()))
     return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -9,22 +9,24 @@ from typing import Any
 
 from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC
 from hivenb.engine.dht.dht import STARTUP_TIMEOUT
-from hivenb.engine.dht.guard import Secret, as_secret
+from hivenb.engine.dht.passes import InviteKey
+from hivenb.engine.dht.secret import Secret, as_secret
 from hivenb.errors import SwarmError
 from hivenb.options.spelling import did_you_mean
-from hivenb.swarm.invite import read_invite
+from hivenb.swarm.invite import check_together, read_invite
 
 
 @dataclass(frozen=True)
 class Settings:
     """What a swarm is started with; two cells that ask for the same get the same swarm.
 
-    The fields are the parameters of :class:`hivenb.Swarm`, and the name of the run that an invite has said.
+    The fields are the parameters of :class:`hivenb.Swarm`, and the key and the name of the run that an invite holds.
     """
 
     public: bool = False
     open: bool = False
     secret: Secret | None = None
+    invite_key: InviteKey | None = None
     host_maddrs: tuple[str, ...] = ()
     announce_maddrs: tuple[str, ...] = ()
     initial_peers: tuple[str, ...] = ()
@@ -40,14 +42,13 @@ class Settings:
         names = [f.name for f in fields(self) if f.compare and getattr(self, f.name) != getattr(other, f.name)]
         return ", ".join(f"{name}={getattr(other, name)!r} instead of {getattr(self, name)!r}" for name in names)
 
-    def make_secret(self) -> Secret | None:
-        """The secret of the swarm: a new one, unless there is one already or the swarm is open to all."""
-        if self.secret is not None or self.open or self.initial_peers:
-            return self.secret
-        return Secret.random()
+    def credential(self) -> Secret | InviteKey | None:
+        """What lets this peer into its swarm: a new secret, unless something was given or the swarm is open to all."""
+        given = self.secret or self.invite_key
+        return given if given is not None or self.open or self.initial_peers else Secret.random()
 
     def dht_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments of the DHT, but for its secret."""
+        """Keyword arguments of the DHT, but for what lets it in."""
         kwargs: dict[str, Any] = {
             "host_maddrs": list(self.host_maddrs or (PUBLIC if self.public else LOOPBACK)),
             "initial_peers": list(self.initial_peers) or None,
@@ -72,7 +73,7 @@ def read_settings(settings: Mapping[str, Any]) -> Settings:
     :raises SwarmError: if they do not go together
     """
     given = dict(settings)
-    names = [f.name for f in fields(Settings) if f.name != "run_id"]
+    names = [f.name for f in fields(Settings) if f.name not in ("invite_key", "run_id")]
     if unknown := sorted(set(given) - set(names)):
         raise TypeError(
             f"Swarm has no setting {', '.join(unknown)}. {did_you_mean(unknown, names)}There are name, "
@@ -85,10 +86,9 @@ def read_settings(settings: Mapping[str, Any]) -> Settings:
         given["identity_path"] = os.fspath(given["identity_path"])
     invite = read_invite(given.get("initial_peers"))
     secret = as_secret(given.get("secret"))
-    if secret is not None and invite.secret is not None and secret != invite.secret:
-        raise SwarmError("the secret is not that of the invite; leave out secret=, which the invite holds")
-    secret = secret or invite.secret
-    if given.get("open") and secret is not None:
-        where = "the invite is to a private swarm" if invite.secret else "a swarm with a secret is private"
+    check_together(secret, invite)
+    if given.get("open") and (secret or invite.key) is not None:
+        where = "the invite is to a private swarm" if invite.key else "a swarm with a secret is private"
         raise SwarmError(f"{where}, which open=True does not make open; leave one of them out")
-    return Settings(**given | {"initial_peers": invite.addresses, "secret": secret, "run_id": invite.run_id})
+    found = {"initial_peers": invite.addresses, "secret": secret, "invite_key": invite.key, "run_id": invite.run_id}
+    return Settings(**given | found)

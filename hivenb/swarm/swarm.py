@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
-from hivenb.engine.dht.guard import Secret
+from hivenb.engine.dht.secret import Secret
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
 from hivenb.errors import SwarmError
 from hivenb.options.options import DEFAULT_RUN_ID
@@ -18,7 +18,8 @@ from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peers import LocalPeers
 from hivenb.swarm.blocking import BlocksPeers
-from hivenb.swarm.invite import encode_invite, read_addresses, read_invite
+from hivenb.swarm.invite import read_addresses, read_invite
+from hivenb.swarm.inviting import Invites
 from hivenb.swarm.onlookers import Onlookers
 from hivenb.swarm.settings import Settings, read_settings
 from hivenb.swarm.starting import start_dht
@@ -33,19 +34,19 @@ class Stoppable(Protocol):
         """End training; returns when it has ended."""
 
 
-class Swarm(BlocksPeers):
+class Swarm(BlocksPeers, Invites):
     """The DHT of this process, where peers find each other. Starts at once, and runs until :meth:`close`.
 
     There is one swarm of a name in each process: running the same cell twice gives the same swarm.
 
-    It is private: only those can join, read or write anything who have its invite, which holds a secret. So is one of
-    this machine alone, which may have other users.
+    It is private: only those can join, read or write anything who have its invite. So is one of this machine alone,
+    which may have other users.
 
     :param name: name of the swarm in this process
     :param public: listen on the network instead of on this machine alone
     :param open: let everybody in who can reach an address, peers of plain hivemind among them. Nothing is secret then
-    :param secret: to be known to all who join, instead of one at random that the invite holds; at least 32 characters.
-      Those who are given addresses need it beside them, and invites stay good when the swarm is opened anew
+    :param secret: from which the keys of its invites follow, instead of one at random; at least 32 characters. Invites
+      stay good when the swarm is opened anew. Whoever is given addresses with it can invite others, and put them out
     :param host_maddrs: multiaddresses to listen at, instead of those that ``public`` stands for
     :param announce_maddrs: multiaddresses under which others can reach this machine, if it cannot see them itself
     :param initial_peers: an invite, or addresses of peers of a swarm to join, which is open to all unless ``secret`` is
@@ -57,7 +58,7 @@ class Swarm(BlocksPeers):
       open swarms
     :param startup_timeout: seconds that the libp2p daemon is given to start
     :raises InviteError: if an invite or address cannot be read
-    :raises NotInvitedError: if the swarm to join is private, and the secret is missing or another one
+    :raises NotInvitedError: if the swarm to join is private, and does not let this peer in
     :raises SwarmError: if the DHT cannot be started, or a swarm of this name is open with other settings
     :raises PlatformError: if this is not Linux
     """
@@ -107,7 +108,7 @@ class Swarm(BlocksPeers):
         :param name: name of the swarm in this process
         :param settings: as in the constructor
         :raises InviteError: if the invite cannot be read
-        :raises NotInvitedError: if the swarm is private, and the secret is missing or another one
+        :raises NotInvitedError: if the swarm is private, and does not let this peer in
         :raises SwarmError: if none of the peers can be reached
         """
         given = (invite,) if isinstance(invite, str) else tuple(invite)
@@ -137,11 +138,11 @@ class Swarm(BlocksPeers):
         self._runs: weakref.WeakSet[Stoppable] = weakref.WeakSet()
         self._local_peers: LocalPeers | None = None
         self._dht: DHT | None = None
-        self._secret = settings.make_secret()
         self._last_run_id = settings.run_id or DEFAULT_RUN_ID
         self.logs, self.onlookers = collect_logs(), Onlookers()
-        dht = start_dht(settings.dht_kwargs() | {"secret": self._secret})
+        dht = start_dht(settings.dht_kwargs() | {"secret": settings.credential()})
         self.peer_id = dht.peer_id.to_base58()
+        self._become_member(dht.membership)
         self._dht = dht
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -181,28 +182,9 @@ class Swarm(BlocksPeers):
         return self._settings.public_name
 
     @property
-    def is_private(self) -> bool:
-        """Whether only those can join who have the invite, or the secret."""
-        return self._secret is not None
-
-    @property
-    def who_can_join(self) -> str:
-        """The same in words: ``"invited only"`` or ``"anybody can join"``."""
-        return "invited only" if self.is_private else "anybody can join"
-
-    @property
     def invited_to(self) -> str | None:
         """The name of a run, if the invite has said one with which this swarm was joined."""
         return self._settings.run_id
-
-    @property
-    def invite(self) -> str:
-        """One word to give to others, for :meth:`join` or ``hivenb join``. Whoever reads it can join, too.
-
-        It holds the addresses, the name of the newest run and, of a private swarm, the secret.
-        """
-        run_id = None if self._last_run_id == DEFAULT_RUN_ID else self._last_run_id
-        return encode_invite(self.addresses, self._secret, run_id)
 
     def peers(self, run_id: str | None = None) -> tuple[PeerInfo, ...]:
         """Peers that have put samples into a run within the last seconds; this one first, then by id.
@@ -236,11 +218,6 @@ class Swarm(BlocksPeers):
         """Start the peers of a run on this machine again when they die, three times a minute at most; or no longer."""
         if self._local_peers is not None:
             self._local_peers.start_again_if_dead(restart, run, self._way_in)
-
-    @property
-    def _way_in(self) -> tuple[str, ...]:
-        """What a peer on this machine joins with; it knows the name of its run."""
-        return (encode_invite(self.addresses, self._secret),)
 
     def remove_local_peers(self, count: int | None = None, run: FollowedRun | None = None) -> None:
         """Let peers on this machine leave, the newest first.

@@ -1,4 +1,4 @@
-"""A list of peers and a button that blocks one of them, or no longer."""
+"""A list of peers, a button that blocks one of them, or no longer, and one that puts it out of the swarm."""
 
 from __future__ import annotations
 
@@ -15,21 +15,33 @@ _TOOLTIP = (
     "before: swarm.block(peer_id), swarm.unblock(peer_id)"
 )
 
+_DOOR = "Show the door"
+_DOOR_TOOLTIP = (
+    "puts the peer out of the swarm, for everybody and for good, where Block is for this peer alone; nobody new comes "
+    "in by its invite, and yours is another one from then on. Those who came by the same invite stay. Press twice: "
+    "swarm.show_the_door(peer_id)"
+)
+
 #: A list of thousands is of no use.
 MAX_OFFERED = 100
 
 
 class BlockingPanel:
-    """Blocks peers by hand.
+    """Blocks peers by hand, and shows them the door where that can be done.
 
     :param change: called with a peer's id and whether it is to be blocked; the front end's handlers call it, so it
         must return at once
+    :param show_out: called in the same way with the id of a peer that is to be put out
     """
 
-    def __init__(self, change: Callable[[str, bool], None]) -> None:
+    def __init__(
+        self, change: Callable[[str, bool], None], show_out: Callable[[str], None] = lambda peer_id: None
+    ) -> None:
         widgets = require_ipywidgets()
-        self._change = change
+        self._change, self._show_out = change, show_out
         self._blocked: frozenset[str] = frozenset()
+        #: who is put out by the next click
+        self._doomed = ""
         self._is_closed = False
         self.peers = widgets.Dropdown(
             options=[("", "")],
@@ -39,10 +51,16 @@ class BlockingPanel:
             **tooltip(_TOOLTIP),
         )
         self.button = widgets.Button(description="Block", disabled=True, layout=widgets.Layout(width="90px"))
+        self.door = widgets.Button(
+            description=_DOOR, disabled=True, layout=widgets.Layout(width="150px"), **tooltip(_DOOR_TOOLTIP)
+        )
+        self._helped_door = with_help(self.door, _DOOR_TOOLTIP)
+        self._helped_door.layout.display = "none"
         self.peers.observe(lambda change: self._label(), names="value")
         self.button.on_click(self._on_click)
+        self.door.on_click(self._on_door)
         self.widget = widgets.HBox(
-            [with_help(self.peers, _TOOLTIP), self.button],
+            [with_help(self.peers, _TOOLTIP), self.button, self._helped_door],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", overflow="visible"),
         )
 
@@ -51,6 +69,8 @@ class BlockingPanel:
         self._blocked = frozenset(now.blocked)
         names = {member.peer.peer_id: member.name for member in now.members if not member.peer.is_self}
         ids = dict.fromkeys([*now.blocked, *names])
+        if (shown := "flex" if now.can_show_the_door else "none") != self._helped_door.layout.display:
+            self._helped_door.layout.display = shown
         offered = [("", ""), *((_label_of(one, names.get(one, "")), one) for one in list(ids)[:MAX_OFFERED])]
         if tuple(offered) != tuple(self.peers.options):
             chosen = self.peers.value
@@ -61,16 +81,28 @@ class BlockingPanel:
 
     def close(self) -> None:
         """Grey it out."""
-        self._is_closed = self.peers.disabled = self.button.disabled = True
+        self._is_closed = self.peers.disabled = self.button.disabled = self.door.disabled = True
 
     def _label(self) -> None:
         is_blocked = self.peers.value in self._blocked
         self.button.description = "Unblock" if is_blocked else "Block"
-        self.button.disabled = self.peers.disabled or not self.peers.value
+        self.button.disabled = self.door.disabled = self.peers.disabled or not self.peers.value
+        if self._doomed != self.peers.value:
+            self._doomed = ""
+        self.door.description = "Out for everybody?" if self._doomed else _DOOR
 
     def _on_click(self, button: Any) -> None:
         if self.peers.value and not self._is_closed:
             self._change(self.peers.value, self.peers.value not in self._blocked)
+
+    def _on_door(self, button: Any) -> None:
+        chosen = self.peers.value
+        if not chosen or self._is_closed:
+            return
+        if self._doomed == chosen:
+            self._show_out(chosen)
+        self._doomed = "" if self._doomed == chosen else chosen
+        self._label()
 
 
 def _label_of(peer_id: str, name: str) -> str:

@@ -158,7 +158,7 @@ class _View:
             run.swarm.who_can_join,
         )
         self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model), buffer_bytes(run.model))
-        self.peers_panel = PeersPanel(self._ask_for_local_peers, self._restart_local_peers, self._block)
+        self.peers_panel = PeersPanel(self._ask_for_local_peers, self._restart_local_peers, self._block, self._show_out)
         self.log_panel, self.code_panel = LogPanel(), CodePanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
         self.chart_panel = ChartPanel(self._draw_charts_again)
@@ -256,6 +256,9 @@ class _View:
             (swarm.block if is_blocked else swarm.unblock)(peer_id)
 
         self._handing_in(change)()
+
+    def _show_out(self, peer_id: str) -> None:
+        self._handing_in(lambda: self._run.swarm.show_the_door(peer_id))()
 
     def _restart_local_peers(self, restart: bool) -> None:
         def change() -> None:

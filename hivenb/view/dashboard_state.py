@@ -111,6 +111,7 @@ class DashboardState:
     :param options: of the run
     :param log: its last lines, newest last
     :param blocked: ids of the peers that a person has blocked
+    :param can_show_the_door: whether this peer can put others out of the swarm
     """
 
     status: RunStatus
@@ -121,6 +122,7 @@ class DashboardState:
     options: OptionsState
     log: tuple[str, ...]
     blocked: tuple[str, ...] = ()
+    can_show_the_door: bool = False
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -143,4 +145,4 @@ class DashboardState:
             options,
             tuple(run.log),
         )
-        return replace(now, blocked=run.swarm.blocked)
+        return replace(now, blocked=run.swarm.blocked, can_show_the_door=run.swarm.can_show_the_door)

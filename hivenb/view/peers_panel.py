@@ -47,6 +47,7 @@ class PeersPanel:
         call it, so it must return at once
     :param restart: called with whether those that die are to be started again; must return at once, too
     :param block: called in the same way with a peer's id, and whether it is to be blocked
+    :param show_out: called in the same way with the id of a peer that is to be shown the door
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class PeersPanel:
         ask_for: Callable[[int], None],
         restart: Callable[[bool], None] = lambda on: None,
         block: Callable[[str, bool], None] = lambda peer_id, is_blocked: None,
+        show_out: Callable[[str], None] = lambda peer_id: None,
     ) -> None:
         widgets = require_ipywidgets()
         self._ask_for = ask_for
@@ -81,7 +83,7 @@ class PeersPanel:
             [with_help(self.slider, _TOOLTIP), with_help(self.restart, _RESTART_TOOLTIP), self._remark],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", overflow="visible"),
         )
-        self.blocking = BlockingPanel(block)
+        self.blocking = BlockingPanel(block, show_out)
         whole = [row, self._trouble, self._table, self.blocking.widget]
         self.widget = widgets.VBox(whole, layout=widgets.Layout(overflow="visible"))
 

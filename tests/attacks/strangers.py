@@ -36,7 +36,7 @@ _ENDS = (P2PHandlerError, P2PDaemonError, asyncio.IncompleteReadError, TimeoutEr
 def without_guard() -> None:
     """Swarms are private by name alone."""
     admit_only = TiedP2P.admit_only
-    TiedP2P.admit_only = lambda self, secret: admit_only(self, None)  # type: ignore[method-assign]
+    TiedP2P.admit_only = lambda self, *_: admit_only(self, None)  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Measures what it costs to let in only those who know a secret: the same swarm, with and without one, in turns.
+"""Measures what it costs to let in only those who have a pass: the same swarm, private and open, in turns.
 
 Each turn trains a swarm of peers that know a secret and one that is open, in changing order; its ratio is that of their
 samples per second. Also what a single request between two peers takes, in microseconds.
@@ -20,7 +20,8 @@ from hivemind.proto import averaging_pb2
 from swarm_bench import course, machine, parser, say, table, write_json
 
 from hivenb.engine.dht.daemon import TiedP2P
-from hivenb.engine.dht.guard import Secret
+from hivenb.engine.dht.passes import membership_of
+from hivenb.engine.dht.secret import Secret
 
 STEP = 0.05
 
@@ -63,9 +64,9 @@ def microseconds(secret: Secret | None, calls: int) -> float:
 
     async def call() -> float:
         serving = await TiedP2P.create()
-        serving.admit_only(secret)
+        serving.admit_only(membership_of(secret))
         calling = await TiedP2P.create(initial_peers=await serving.get_visible_maddrs())
-        calling.admit_only(secret)
+        calling.admit_only(membership_of(secret))
         try:
             await Echo().add_p2p_handlers(serving)
             stub, request, took = Echo.get_stub(calling, serving.peer_id), averaging_pb2.DownloadData(), []

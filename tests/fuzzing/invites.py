@@ -8,11 +8,14 @@ import zlib
 from typing import Any
 
 from fuzzing.target import Choices, Target
+from hivenb.engine.dht.passes import Authority
+from hivenb.engine.dht.secret import Secret
 from hivenb.errors import InviteError
 from hivenb.swarm.invite import INVITE_PREFIX, Invite, encode_invite, read_invite
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 ADDRESS = f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}"
+KEY = base64.b64encode(Authority(Secret("x" * 32)).new_invite().pack()).decode()
 PIECES = (
     *("/ip4/", "203.0.113.5", "/tcp/", "31337", "/p2p/", PEER, "/ip6/", "::1", "/dns4/", "host", "/udp/", "/quic"),
     *("/p2p-circuit", "/onion3/", "/ip4/999.1.1.1", "/tcp/99999", "/p2p/0OIl", "/p2p/" + "1" * 2000, "/unix/", "/"),
@@ -33,14 +36,14 @@ def held(choices: Choices, depth: int = 3) -> Any:
     if kind == 0:
         return an_address(choices)
     if kind == 1:
-        return choices.of((None, True, 0, 1e308, -1, "", "s" * 64))
+        return choices.of((None, True, 0, 1e308, -1, "", "s" * 64, KEY, KEY[:-4]))
     if kind == 2:
         return choices.text()
     if kind < 5:
         return [an_address(choices) for _ in range(1 + choices.number(3))]
     if kind == 5:
         return [held(choices, depth - 1) for _ in range(choices.number(4))]
-    return {choices.of(("a", "r", "s", "x")): held(choices, depth - 1) for _ in range(choices.number(5))}
+    return {choices.of(("a", "r", "s", "k", "x")): held(choices, depth - 1) for _ in range(choices.number(5))}
 
 
 def _packed(choices: Choices) -> bytes:
@@ -93,7 +96,7 @@ def _read(text: str) -> None:
     assert isinstance(found, Invite)
     assert all("/p2p/" in address for address in found.addresses)
     if found.addresses:
-        assert read_invite(encode_invite(found.addresses, found.secret, found.run_id)) == found
+        assert read_invite(encode_invite(found.addresses, found.key, found.run_id)) == found
 
 
 TARGETS = [

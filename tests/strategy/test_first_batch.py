@@ -43,7 +43,7 @@ class Stop(Callback):
 @pytest.fixture
 def late_dht(swarm: hivenb.Swarm) -> Iterator[DHT]:
     invite = read_invite(swarm.invite)
-    opened = DHT(start=True, initial_peers=list(invite.addresses), secret=invite.secret, **LOOPBACK)
+    opened = DHT(start=True, initial_peers=list(invite.addresses), secret=invite.key, **LOOPBACK)
     yield opened
     opened.shutdown()
 

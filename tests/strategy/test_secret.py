@@ -9,7 +9,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tiny import LOOPBACK, PacedModel, TinyModel, loader, trainer
 
 import hivenb
-from hivenb.engine.dht.guard import Secret
+from hivenb.engine.dht.passes import Authority, InviteKey
+from hivenb.engine.dht.secret import Secret
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.errors import NotInvitedError
 from hivenb.strategy import HivemindStrategy, own_dht
@@ -17,7 +18,8 @@ from hivenb.swarm.invite import encode_invite, read_invite
 
 SECRET, OTHER = Secret.random(), Secret.random()
 PEER = "/ip4/127.0.0.1/tcp/31337/p2p/12D3KooWNTpTGNxFtZXDLUk9SpcvF6Qv1bfSVFnZfAhkuBbHbRBq"
-INVITE = encode_invite([PEER], SECRET, "digits")
+KEY = Authority(SECRET).new_invite()
+INVITE = encode_invite([PEER], KEY, "digits")
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +28,8 @@ def nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def secret_of(**keywords: Any) -> Secret | None:
-    secret: Secret | None = HivemindStrategy(8, **keywords)._dht_kwargs["secret"]
+def secret_of(**keywords: Any) -> Secret | InviteKey | None:
+    secret: Secret | InviteKey | None = HivemindStrategy(8, **keywords)._dht_kwargs["secret"]
     return secret
 
 
@@ -38,9 +40,13 @@ def test_without_one_it_is_open_as_documented() -> None:
 
 def test_where_it_may_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert secret_of(secret=SECRET.reveal()) == secret_of(secret=SECRET) == SECRET
-    assert secret_of(initial_peers=INVITE) == secret_of(initial_peers=INVITE, secret=SECRET) == SECRET
+    assert secret_of(initial_peers=INVITE) == KEY
+    assert secret_of(initial_peers=INVITE, secret=SECRET) == SECRET, "which can do more"
+    monkeypatch.setenv("HIVENB_SECRET", OTHER.reveal())
+    assert secret_of(initial_peers=INVITE) == KEY, "an invite is to its own swarm"
+    monkeypatch.delenv("HIVENB_SECRET")
     monkeypatch.setenv("INITIAL_PEERS", INVITE)
-    assert secret_of() == SECRET
+    assert secret_of() == KEY
     monkeypatch.delenv("INITIAL_PEERS")
     monkeypatch.setenv("HIVENB_SECRET", f" {SECRET.reveal()}\n")
     assert secret_of() == secret_of(initial_peers=PEER) == SECRET
@@ -109,7 +115,7 @@ def test_a_script_trains_with_a_notebook_by_its_invite(swarm: hivenb.Swarm) -> N
         accelerator="cpu",
     )
     run.start()
-    assert read_invite(swarm.invite).secret is not None
+    assert read_invite(swarm.invite).key is not None
     strategy = HivemindStrategy(64, initial_peers=swarm.invite, **LOOPBACK)
     script, groups = trainer(strategy, max_epochs=-1, max_steps=2000), []
 

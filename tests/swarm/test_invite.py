@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import re
 import time
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from hivenb.engine.dht.guard import Secret
+from hivenb.engine.dht.passes import NEVER, Authority
+from hivenb.engine.dht.secret import Secret
 from hivenb.errors import InviteError, SwarmError
 from hivenb.swarm.invite import (
     INVITE_PREFIX,
@@ -151,7 +153,7 @@ class TestEnvironment:
 
 # -- of private swarms --------------------------------------------------------------------------------------------
 
-SECRET, OTHER = Secret.random(), Secret.random()
+KEY, OTHER = (Authority(Secret.random()).new_invite() for _ in range(2))
 
 
 def pack(held: Any) -> str:
@@ -160,24 +162,24 @@ def pack(held: Any) -> str:
     return INVITE_PREFIX + base64.urlsafe_b64encode(zlib.compress(unpacked, 9)).decode().rstrip("=")
 
 
-class TestWithSecret:
+class TestWithKey:
     @pytest.mark.parametrize("run_id", [None, "digits", "Zahlen üben"])
     def test_there_and_back(self, run_id: str | None) -> None:
-        invite = encode_invite(ALL, SECRET, run_id)
+        invite = encode_invite(ALL, KEY, run_id)
         assert re.fullmatch(r"hivenb://[A-Za-z0-9_-]+", invite)
-        assert decode_invite(invite) == Invite(ALL, SECRET, run_id)
-        assert read_invite([f" {invite[:30]}\n{invite[30:]}"]) == Invite(ALL, SECRET, run_id)
+        assert decode_invite(invite) == Invite(ALL, KEY, run_id)
+        assert read_invite([f" {invite[:30]}\n{invite[30:]}"]) == Invite(ALL, KEY, run_id)
         assert read_addresses(invite) == ALL
 
     def test_is_short_enough_for_a_chat(self) -> None:
-        assert len(encode_invite([LOCAL], SECRET, "digits")) < 250
+        assert len(encode_invite([LOCAL], KEY, "digits")) < 400
 
     def test_of_an_open_swarm_is_what_it_was(self) -> None:
         assert decode_invite(pack(list(ALL))) == Invite(ALL)
 
     def test_several_lead_into_one_swarm(self) -> None:
-        first, second = encode_invite(ALL[:2], SECRET), encode_invite(ALL[1:], SECRET, "digits")
-        assert read_invite([first, second, LOCAL]) == Invite(ALL, SECRET, "digits")
+        first, second = encode_invite(ALL[:2], KEY), encode_invite(ALL[1:], KEY, "digits")
+        assert read_invite([first, second, LOCAL]) == Invite(ALL, KEY, "digits")
         with pytest.raises(InviteError, match="into different swarms"):
             read_invite([first, encode_invite(ALL, OTHER)])
 
@@ -192,17 +194,36 @@ class TestWithSecret:
         ],
     )
     def test_what_is_wrong_with_one_is_said_without_it(self, spoil: Any) -> None:
-        invite = encode_invite([LOCAL], SECRET)
+        invite = encode_invite([LOCAL], KEY)
         with pytest.raises(InviteError) as caught:
             read_invite(spoil(invite))
         told = f"{caught.value} {caught.value.__cause__!r}"
         assert invite[len(INVITE_PREFIX) :][:20] not in told
-        assert SECRET.reveal() not in told
+        assert base64.b64encode(KEY.pack()).decode()[60:80] not in told
 
-    @pytest.mark.parametrize("secret", ["short", "", 7, None, ["x" * 40]])
-    def test_a_damaged_secret(self, secret: Any) -> None:
-        with pytest.raises(InviteError, match="the secret in the invite is damaged"):
-            decode_invite(pack({"a": [LOCAL], "s": secret}))
+    @pytest.mark.parametrize(
+        "key", ["short", "", 7, None, ["x" * 40], "x" * 224, "\xeb", base64.b64encode(bytes(168)).decode()]
+    )
+    def test_a_damaged_key(self, key: Any) -> None:
+        with pytest.raises(InviteError, match="the key in the invite is damaged"):
+            decode_invite(pack({"a": [LOCAL], "k": key}))
+
+    def test_that_its_holder_has_given_more_time(self) -> None:
+        key = Authority(Secret.random()).new_invite(expires=1)
+        longer = dataclasses.replace(key, expires=NEVER)
+        with pytest.raises(InviteError, match="the key in the invite is damaged"):
+            decode_invite(encode_invite([LOCAL], longer))
+        assert decode_invite(encode_invite([LOCAL], key)).key == key, "that it has expired is said when it is used"
+
+    def test_of_several_the_one_that_lasts_longest_counts(self) -> None:
+        authority = Authority(Secret.random())
+        short, long = authority.new_invite(100), authority.new_invite()
+        for keys in ((short, long), (long, short)):
+            assert read_invite([encode_invite([LOCAL], key) for key in keys]).key == long
+
+    def test_of_an_older_hivenb(self) -> None:
+        with pytest.raises(InviteError, match=r"of an older hivenb.*ask for a new one"):
+            decode_invite(pack({"a": [LOCAL], "s": "x" * 43}))
 
     @pytest.mark.parametrize("name", ["", 7, ["x"], "x" * 1000])
     def test_a_damaged_name(self, name: Any) -> None:

@@ -12,7 +12,8 @@ import tiny
 from hivemind.utils import get_dht_time
 
 import hivenb
-from hivenb.engine.dht.guard import Secret
+from hivenb.engine.dht.passes import Authority
+from hivenb.engine.dht.secret import Secret
 from hivenb.errors import NotInvitedError, SwarmError
 from hivenb.options import Options
 from hivenb.swarm.invite import encode_invite, read_invite
@@ -20,6 +21,7 @@ from hivenb.swarm.settings import read_settings
 from hivenb.training import TrainingRun
 
 SECRET, OTHER = Secret.random(), Secret.random()
+KEY, OTHER_KEY = Authority(SECRET).new_invite(), Authority(OTHER).new_invite()
 NOWHERE = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
 
 
@@ -29,24 +31,30 @@ def home() -> Iterator[hivenb.Swarm]:
         yield swarm
 
 
+def secret_of(swarm: hivenb.Swarm) -> Secret:
+    assert swarm._membership is not None
+    assert swarm._membership.secret is not None
+    return swarm._membership.secret
+
+
 def test_a_swarm_is_private_and_its_invite_leads_in(home: hivenb.Swarm) -> None:
     assert home.is_private
     invite = read_invite(home.invite)
     assert invite.addresses == home.addresses
-    assert invite.secret is not None
+    assert invite.key is not None
     with hivenb.Swarm.join(home.invite, "guest") as guest:
         assert guest.is_private
-        assert read_invite(guest.invite).secret == invite.secret, "whoever has joined can invite others"
+        assert read_invite(guest.invite).key == invite.key, "whoever has joined can invite others"
         home.dht.store("greeting", "hello", expiration_time=get_dht_time() + 60)
         assert guest.dht.get("greeting", latest=True).value == "hello"
         assert hivenb.Swarm.join(home.invite, "guest") is guest
 
 
 def test_addresses_and_the_secret_lead_in(home: hivenb.Swarm) -> None:
-    secret = read_invite(home.invite).secret
-    assert secret is not None
+    secret = secret_of(home)
     with hivenb.Swarm.join(home.addresses, "guest", secret=secret.reveal()) as guest:
         assert guest.is_private
+        assert guest.can_show_the_door
 
 
 @pytest.mark.parametrize(
@@ -66,7 +74,7 @@ def test_whoever_has_no_invite_is_told_so(home: hivenb.Swarm, secret: Secret | N
 
 def test_an_old_invite_to_the_same_addresses_is_said_to_be_one(home: hivenb.Swarm) -> None:
     with pytest.raises(NotInvitedError, match=r"closed and opened anew.*Ask for a new invite"):
-        hivenb.Swarm.join(encode_invite(home.addresses, OTHER), "guest")
+        hivenb.Swarm.join(encode_invite(home.addresses, OTHER_KEY), "guest")
 
 
 def test_plain_hivemind_can_join_open_swarms_only(home: hivenb.Swarm) -> None:
@@ -76,7 +84,7 @@ def test_plain_hivemind_can_join_open_swarms_only(home: hivenb.Swarm) -> None:
         plain = hivemind.DHT(initial_peers=list(swarm.addresses), start=True, **tiny.LOOPBACK)
         try:
             assert plain.is_alive()
-            with pytest.raises(NotInvitedError, match=r"do not know the secret.*plain hivemind"):
+            with pytest.raises(NotInvitedError, match=r"have no pass for the swarm.*plain hivemind"):
                 hivenb.Swarm.join([str(a) for a in plain.get_visible_maddrs()], "guest", secret=SECRET)
         finally:
             plain.shutdown()
@@ -88,10 +96,10 @@ def test_it_says_who_can_join(is_open: bool, words: str) -> None:
     with hivenb.Swarm("said", open=is_open) as swarm:
         assert repr(swarm) == f"Swarm('said', open, this machine only, {words})"
         assert ("anybody who can reach an address" in swarm._repr_html_()) is is_open
-        assert (read_invite(swarm.invite).secret is None) is is_open
-        if swarm._secret is not None:
+        assert (read_invite(swarm.invite).key is None) is is_open
+        if not is_open:
             shown = [repr(swarm), swarm._repr_html_(), repr(swarm._settings), repr(vars(swarm)), str(swarm.logs)]
-            assert not any(swarm._secret.reveal() in text for text in shown)
+            assert not any(secret_of(swarm).reveal() in text for text in shown)
 
 
 def test_the_invite_names_the_run_and_who_joins_trains_in_it(home: hivenb.Swarm) -> None:
@@ -120,8 +128,7 @@ def test_local_peers_of_a_private_swarm_train_with_it(swarm: hivenb.Swarm) -> No
     assert run.wait(epochs=4, timeout=90)
     groups = run.history.snapshot().series["group_size"].values
     assert 2 in groups
-    assert swarm._secret is not None
-    assert not any(swarm._secret.reveal() in line for line in run.log)
+    assert not any(secret_of(swarm).reveal() in line for line in run.log)
 
 
 # -- settings -----------------------------------------------------------------------------------------------------
@@ -130,19 +137,19 @@ def test_local_peers_of_a_private_swarm_train_with_it(swarm: hivenb.Swarm) -> No
 def test_each_new_swarm_has_a_secret_of_its_own() -> None:
     settings = read_settings({})
     assert settings == read_settings({"open": False})
-    assert settings.make_secret() != settings.make_secret()
-    assert read_settings({"public": True}).make_secret() is not None
-    assert read_settings({"open": True}).make_secret() is None
-    assert read_settings({"secret": SECRET.reveal()}).make_secret() == SECRET
-    assert read_settings({"initial_peers": NOWHERE}).make_secret() is None, "as it is where it joins"
+    assert settings.credential() != settings.credential()
+    assert read_settings({"public": True}).credential() is not None
+    assert read_settings({"open": True}).credential() is None
+    assert read_settings({"secret": SECRET.reveal()}).credential() == SECRET
+    assert read_settings({"initial_peers": NOWHERE}).credential() is None, "as it is where it joins"
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"open": True, "secret": SECRET}, "a swarm with a secret is private"),
-        ({"open": True, "initial_peers": encode_invite([NOWHERE], SECRET)}, "the invite is to a private swarm"),
-        ({"secret": OTHER, "initial_peers": encode_invite([NOWHERE], SECRET)}, "not that of the invite"),
+        ({"open": True, "initial_peers": encode_invite([NOWHERE], KEY)}, "the invite is to a private swarm"),
+        ({"secret": OTHER, "initial_peers": encode_invite([NOWHERE], KEY)}, "not that of the invite"),
         ({"secret": "guess me"}, "at least 32 characters"),
         ({"secret": 7}, "a secret is a text"),
     ],
@@ -159,6 +166,9 @@ def test_a_difference_is_told_without_the_secret() -> None:
 
 
 def test_an_invite_may_name_a_run_and_is_the_same_swarm() -> None:
-    named = read_settings({"initial_peers": encode_invite([NOWHERE], SECRET, "digits")})
+    named = read_settings({"initial_peers": encode_invite([NOWHERE], KEY, "digits")})
     assert named.run_id == "digits"
-    assert named == read_settings({"initial_peers": NOWHERE, "secret": SECRET})
+    assert named == read_settings({"initial_peers": encode_invite([NOWHERE], KEY)})
+    assert named != read_settings({"initial_peers": NOWHERE, "secret": SECRET})
+    assert named.credential() == KEY
+    assert "<the key of an invite>" in repr(named)

@@ -52,6 +52,7 @@ class Scene:
             is_open=True,
             onlookers=Onlookers(),
             blocked=(),
+            can_show_the_door=False,
         )
         self.trainer: Any = None
         self.local_peers: tuple[Any, ...] = ()

@@ -47,6 +47,45 @@ def test_the_other_peers_are_offered_and_one_is_blocked_and_unblocked(shown: Das
     assert panel.peers.disabled
 
 
+def test_who_knows_the_secret_shows_a_peer_the_door_by_two_clicks(shown: DashboardState, members: Any) -> None:
+    put_out: list[str] = []
+    other, third = members[1].peer.peer_id, "12D3KooWthird003"
+    shown = replace(shown, members=(*members, replace(members[1], peer=replace(members[1].peer, peer_id=third))))
+    panel = BlockingPanel(lambda *what: None, put_out.append)
+    panel.update(shown)
+    assert panel._helped_door.layout.display == "none", "one that was invited can put nobody out"
+    panel.update(replace(shown, can_show_the_door=True))
+    assert panel._helped_door.layout.display == "flex"
+    assert (panel.door.description, panel.door.disabled) == ("Show the door", True)
+    assert "for everybody and for good, where Block is for this peer alone" in panel._helped_door.children[1].value
+    panel.door.click()
+    panel.peers.value = other
+    assert not panel.door.disabled
+    panel.door.click()
+    panel.update(replace(shown, can_show_the_door=True))
+    assert (put_out, panel.door.description) == ([], "Out for everybody?")
+    panel.peers.value = third
+    assert panel.door.description == "Show the door", "another one, who is asked for anew"
+    panel.door.click()
+    panel.door.click()
+    assert (put_out, panel.door.description) == ([third], "Show the door")
+    panel.close()
+    panel.door.click()
+    panel.door.click()
+    assert put_out == [third]
+
+
+def test_the_panel_of_peers_has_the_button(shown: DashboardState) -> None:
+    asked: list[str] = []
+    panel = PeersPanel(lambda count: None, show_out=asked.append)
+    panel.update(replace(shown, can_show_the_door=True))
+    other = panel.blocking.peers.options[1][1]
+    panel.blocking.peers.value = other
+    panel.blocking.door.click()
+    panel.blocking.door.click()
+    assert asked == [other]
+
+
 def test_one_that_has_left_can_still_be_unblocked(shown: DashboardState) -> None:
     panel = BlockingPanel(lambda *what: None)
     panel.update(replace(shown, members=(), blocked=("12D3KooWgone0003",)))

@@ -17,10 +17,12 @@ from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
 from hivenb.engine.dht.blocked_peers import RefusesBlocked
-from hivenb.engine.dht.guard import Guard, Secret
+from hivenb.engine.dht.door import Door
+from hivenb.engine.dht.guard import Guard
 from hivenb.engine.dht.guarded_client import GuardedClient, WatchfulClient
 from hivenb.engine.dht.identity import identity_file, same_ports
 from hivenb.engine.dht.message_limits import LimitsMessages
+from hivenb.engine.dht.passes import Membership
 from hivenb.engine.dht.protocol import caller
 from hivenb.engine.dht.stream_limits import LimitsStreams
 from hivenb.engine.process.end_with_parent import tied_to_parent
@@ -35,12 +37,14 @@ _REACHED_WITHIN = 3.0
 class Admission:
     """Who is let in.
 
-    :param secret: that others have to know; ``None`` to let all in
+    :param membership: of this peer in a private swarm, whose members alone are let in; ``None`` to let all in
     :param relay_service: whether to relay between peers that cannot reach each other, whoever they are
+    :param door: who is out of a private swarm
     """
 
-    secret: Secret | None = None
+    membership: Membership | None = None
     relay_service: bool = True
+    door: Door | None = None
 
 
 @dataclass(frozen=True)
@@ -64,24 +68,30 @@ class TiedP2P(RefusesBlocked, LimitsMessages, LimitsStreams, P2P):
     an interrupt of the notebook can hit it, and leaves it running when the caller is killed.
     """
 
-    def admit_only(self, secret: Secret | None) -> None:
+    def admit_only(self, membership: Membership | None, door: Door | None = None) -> None:
         """Talk to nobody else from now on; to be called before anything is sent or handled.
 
-        :param secret: that others have to know; ``None`` to talk to all, as plain hivemind does
+        :param membership: of this peer in the swarm of those; ``None`` to talk to all, as plain hivemind does
+        :param door: who is out of it; by default nobody is
         """
-        if secret is None:
+        if membership is None:
             self._client = WatchfulClient(self._client)
         else:
-            self._client = GuardedClient(self._client, Guard(secret, self.peer_id))
+            self._client = GuardedClient(self._client, Guard(membership, self.peer_id, door))
 
     @property
-    def was_refused(self) -> bool:
-        """Whether another peer has refused to answer, since this one does not know its secret."""
-        return bool(self._client.was_refused)
+    def guard(self) -> Guard | None:
+        """Who looks at the passes of others; ``None`` if nobody does."""
+        return getattr(self._client, "guard", None)
+
+    @property
+    def refusal(self) -> str:
+        """Why another peer has refused to answer, the last time that one did; empty if none has."""
+        return str(self._client.refusal)
 
     @property
     def met_stranger(self) -> bool:
-        """Whether another peer was called that does not know the secret of this one."""
+        """Whether another peer was called that has no pass for the swarm of this one."""
         return bool(self._client.met_stranger)
 
     @staticmethod
@@ -171,7 +181,7 @@ async def start_daemon(
             p2p = await kind.create(**kwargs | {"identity_path": path, "check_if_identity_free": False})
     else:
         p2p = await kind.create(**kwargs | ({} if earlier is None else {"check_if_identity_free": False}))
-    p2p.admit_only(admission.secret)
+    p2p.admit_only(admission.membership, admission.door)
     if earlier is None:
         return p2p, initial_peers
     # not as the daemon's own initial peers: it would end if none of them is there any more

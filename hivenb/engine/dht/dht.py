@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import pickle
+import time
 from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any
@@ -22,11 +23,15 @@ from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what sta
 from hivenb.engine.dht.addresses import is_loopback
 from hivenb.engine.dht.blocked_peers import BlockedPeers
 from hivenb.engine.dht.daemon import Admission, TiedP2P, start_daemon
-from hivenb.engine.dht.guard import Secret, as_secret
+from hivenb.engine.dht.door import Door
+from hivenb.engine.dht.door_keeping import DOOR_KEY_ID, WAITS_AT_START, DoorRecords, keep_door, look
+from hivenb.engine.dht.guard import EXPIRED, SHOWN_OUT
 from hivenb.engine.dht.identity import identity_in, new_identity, prove
 from hivenb.engine.dht.node import Node
-from hivenb.engine.dht.record_rules import RunRecords
+from hivenb.engine.dht.passes import InviteKey, Membership, membership_of
+from hivenb.engine.dht.record_rules import Kind, RunRecords
 from hivenb.engine.dht.restarts import Restarting
+from hivenb.engine.dht.secret import Secret
 from hivenb.engine.dht.signatures import SignatureValidator
 from hivenb.engine.process.child_process import settle_as_child
 from hivenb.errors import NotInvitedError
@@ -48,8 +53,8 @@ class DHT(Restarting, hivemind.DHT):
 
     When its process or its daemon ends by itself, both are started anew, as the same peer with the same object.
 
-    :param secret: that others have to know to talk to this peer and to the averagers which use it. Without one, it
-      talks to everybody, as plain hivemind does
+    :param secret: of a private swarm, or the key of an invite to it: this peer, and the averagers which use it, talk to
+      members of that alone. Without one, they talk to everybody, as plain hivemind does
     :param relay_service: whether its daemon relays between peers that cannot reach each other, whoever they are; by
       default if there is no secret
     """
@@ -62,24 +67,33 @@ class DHT(Restarting, hivemind.DHT):
         *args: Any,
         startup_timeout: float = STARTUP_TIMEOUT,
         record_validators: Iterable[RecordValidatorBase] = (),
-        secret: Secret | str | None = None,
+        secret: Secret | InviteKey | str | None = None,
         relay_service: bool | None = None,
         **kwargs: Any,
     ):
         self.private_key, self._libp2p_key = RSAPrivateKey(), new_identity()
-        self._admission = Admission(as_secret(secret), secret is None if relay_service is None else relay_service)
+        #: why it is let into a private swarm; ``None`` in one that is open to all
+        self.membership = membership = membership_of(secret)
+        #: who is out of it
+        self.door = door = None if membership is None else Door(membership.key.authority)
+        relays = membership is None if relay_service is None else relay_service
+        self._admission = Admission(membership, relays, door)
         self._runs: set[str] = set()
         path = kwargs.get("identity_path")
         self._proving_key = self._libp2p_key if path is None else identity_in(path)
         # peers of plain hivemind's, who sign nothing, are in open swarms alone
-        all_sign = self._admission.secret is not None
+        all_sign = membership is not None
         signatures = SignatureValidator(self.private_key, self._proving_key if all_sign else None, all_sign)
+        validators: list[RecordValidatorBase] = [signatures, *record_validators]
+        if membership is not None:
+            signatures.kinds[DOOR_KEY_ID] = Kind.DOOR
+            validators.append(DoorRecords(membership.key.authority))
         #: to which nothing is answered, here and in the averagers that use this DHT
         self.blocked_peers = BlockedPeers()
         super().__init__(
             *args,
             startup_timeout=startup_timeout,
-            record_validators=[signatures, *record_validators],
+            record_validators=validators,
             node_id=kwargs.pop("node_id", None) or DHTID.generate(),  # the same one when it is started anew
             **kwargs,
         )
@@ -99,6 +113,14 @@ class DHT(Restarting, hivemind.DHT):
         """A proof that this peer has said something; empty if its identity is an RSA key in a file."""
         return b"" if self._proving_key is None else prove(self._proving_key, statement)
 
+    def require_invited(self) -> None:
+        """Go on only while the others let this peer in.
+
+        :raises NotInvitedError: if the invite has expired by which it came
+        """
+        if self.membership is not None and self.membership.key.has_expired:
+            raise NotInvitedError(has_expired(self.membership.key))
+
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and
         # ends on most of them, and which leaves no room for a P2P class of our own.
@@ -117,7 +139,7 @@ class DHT(Restarting, hivemind.DHT):
 
     async def _replica_at(self, daemon_listen_maddr: Any) -> TiedP2P:
         p2p = await TiedP2P.replicate(daemon_listen_maddr)
-        p2p.admit_only(self._admission.secret)
+        p2p.admit_only(self.membership, self.door)
         p2p.blocked = self.blocked_peers
         return p2p
 
@@ -127,10 +149,14 @@ class DHT(Restarting, hivemind.DHT):
         except Exception as e:
             self._ready.set_exception(e)
             return
+        if self.door is not None:
+            await asyncio.wait([asyncio.create_task(look(self.door, self._node))], timeout=WAITS_AT_START)
         messages: asyncio.Queue[tuple[str, Coroutine[Any, Any, Any]]] = asyncio.Queue()
         asyncio.get_running_loop().add_reader(self._inner_pipe.fileno(), self._receive, messages)
         self._ready.set_result([str(address) for address in await self._node.get_visible_maddrs()])
         tasks: set[asyncio.Task] = set()
+        if self.door is not None:
+            tasks.add(asyncio.create_task(keep_door(self.door, self._node)))
         while True:
             method, request = await messages.get()
             if method == "_shutdown":
@@ -169,8 +195,8 @@ class DHT(Restarting, hivemind.DHT):
         except BaseException:
             self._daemon.is_to_end = True
             await p2p.shutdown()
-            if p2p.was_refused or p2p.met_stranger:
-                raise NotInvitedError(_why_not(p2p, self._admission.secret)) from None
+            if p2p.refusal or p2p.met_stranger:
+                raise NotInvitedError(_why_not(p2p, self.membership)) from None
             raise
         node._should_shutdown_p2p = self._daemon_listen_maddr is None
         return node
@@ -191,27 +217,46 @@ class DHT(Restarting, hivemind.DHT):
                 logger.debug(f"Dropped a message that cannot be read: {e!r}")
 
 
-def _why_not(p2p: TiedP2P, secret: Secret | None) -> str:
-    if not p2p.was_refused:
+def _why_not(p2p: TiedP2P, membership: Membership | None) -> str:
+    if membership is not None and membership.key.has_expired:
+        return has_expired(membership.key)
+    if not p2p.refusal:
         return (
-            "the peers who answer do not know the secret that was given. A swarm that is open to all, or has peers of "
-            "plain hivemind, is joined by its addresses, without a secret"
+            "the peers who answer have no pass for the swarm of the secret, or the invite, that was given. A swarm "
+            "that is open to all, or has peers of plain hivemind, is joined by its addresses, without a secret"
         )
-    if secret is None:
+    if membership is None:
         return (
             "the swarm is private, and no secret was given: join it with its invite, or give secret= beside the "
             "addresses"
         )
+    if p2p.refusal in (SHOWN_OUT, EXPIRED):
+        return f"the swarm does not let this peer in: {p2p.refusal}. Ask for a new invite"
     return (
-        "the swarm has another secret than the one given. Has it been closed and opened anew since the invite was "
-        "made? Ask for a new invite, and copy it whole"
+        "the swarm has another secret than the one given, or of which the invite was made. Has it been closed and "
+        "opened anew since? Ask for a new invite, and copy it whole"
     )
+
+
+def has_expired(key: InviteKey) -> str:
+    """That an invite has expired, in words."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(key.expires))
+    return f"the invite by which this peer came was good until {when}, and has expired; ask for a new invite"
 
 
 def know_run(dht: hivemind.DHT, run_id: str) -> None:
     """Let a node know the keys of a run, if it is one of ours."""
     if isinstance(dht, DHT):
         dht.know_run(run_id)
+
+
+def require_invited(dht: hivemind.DHT) -> None:
+    """Go on only while the others let this peer in; one of plain hivemind's has no invite.
+
+    :raises NotInvitedError: if the invite has expired by which it came
+    """
+    if isinstance(dht, DHT):
+        dht.require_invited()
 
 
 def _finish(tasks: set[asyncio.Task], task: asyncio.Task) -> None:

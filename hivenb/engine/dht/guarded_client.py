@@ -13,25 +13,20 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
 from hivemind.utils import get_logger
 
-from hivenb.engine.dht.guard import PROOF_BYTES, Guard
+from hivenb.engine.dht.guard import EXPIRED, REFUSALS, SHOWN_OUT, STRANGER, Guard
+from hivenb.engine.dht.passes import PASS_BYTES
 
 logger = get_logger(__name__)
 
 #: Seconds for which a stream is kept open to whoever has opened it and proves nothing.
 PROVEN_WITHIN = 10.0
 
-#: All that a stranger gets, and plain hivemind logs.
-REFUSAL = "this swarm is private: only peers of hivenb can join it, with its invite"
-
-#: What a peer without a guard, which takes a proof for a part of the request, most likely says of it.
+#: What a peer without a guard, which takes a pass for a part of the request, most likely says of it.
 UNREADABLE = "DecodeError("
 
 
 class Refused(Exception):
-    """A stranger has called. What hivemind sends of it is its ``repr``."""
-
-    def __init__(self) -> None:
-        super().__init__(REFUSAL)
+    """One has called who is not let in. What hivemind sends of it is its ``repr``."""
 
 
 class WatchfulClient(Client):
@@ -43,87 +38,126 @@ class WatchfulClient(Client):
     def __init__(self, client: Client):
         super().__init__(_initialized_with_create=True)
         self.control, client.control = client.control, None  # which it would close with itself
-        #: whether another peer has refused to answer, since this one does not know its secret
-        self.was_refused = False
-        #: whether another peer has answered without a proof that it knows the secret of this one
+        #: why another peer has refused to answer, the last time that one did; empty if none has
+        self.refusal = ""
+        #: whether another peer has answered without a pass for the swarm of this one
         self.met_stranger = False
 
     async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
         try:
             return bytes(await super().call_unary_handler(peer_id, proto, data))
         except P2PHandlerError as e:
-            self.was_refused |= REFUSAL in str(e)
+            self._note(next((reason for reason in REFUSALS if reason in str(e)), ""))
             raise
+
+    def _note(self, reason: str) -> None:
+        if reason in (SHOWN_OUT, EXPIRED) and reason != self.refusal:
+            logger.warning(f"Another peer does not talk to this one any more: {reason}. Ask for a new invite")
+        self.refusal = reason or self.refusal
 
 
 class GuardedClient(WatchfulClient):
-    """One that talks only to those who know the secret of its swarm.
+    """One that talks only to those who have a pass for its swarm, for as long as that is good.
 
     :param client: to take the place of
-    :param guard: knows the secret
+    :param guard: has a pass, and looks at those of others
     """
 
     def __init__(self, client: Client, guard: Guard):
         super().__init__(client)
-        self._guard = guard
+        self.guard = guard
 
     async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
+        self._require(peer_id)
         try:
-            answer = await super().call_unary_handler(peer_id, proto, self._guard.of_call(peer_id) + data)
+            answer = await super().call_unary_handler(peer_id, proto, self.guard.own_pass + data)
         except P2PHandlerError as e:
             self.met_stranger |= UNREADABLE in str(e)
             raise
-        if not self._guard.admits_answer(answer[:PROOF_BYTES], peer_id):
-            self.met_stranger = True
-            raise P2PHandlerError(f"{peer_id} does not know the secret of this swarm")
-        return answer[PROOF_BYTES:]
+        if reason := self.guard.why_not(answer[:PASS_BYTES], peer_id):
+            self.met_stranger |= reason == STRANGER
+            raise _not_admitted(peer_id, reason)
+        return answer[PASS_BYTES:]
 
     async def add_unary_handler(self, proto: str, handler: Any, balanced: bool = False) -> None:
         async def guarded(request: bytes, caller: PeerID) -> bytes:
-            if not self._guard.admits_call(request[:PROOF_BYTES], caller):
-                logger.debug(f"{caller} called {proto} and does not know the secret of this swarm")
-                raise Refused
-            response: bytes = await handler(request[PROOF_BYTES:], caller)
-            return self._guard.of_answer(caller) + response
+            if reason := self.guard.why_not(request[:PASS_BYTES], caller):
+                logger.debug(f"{caller} called {proto} and is not let in: {reason}")
+                raise Refused(reason)
+            response: bytes = await handler(request[PASS_BYTES:], caller)
+            return self.guard.own_pass + response
 
         await super().add_unary_handler(proto, guarded, balanced)
 
     async def stream_open(
         self, peer_id: PeerID, protocols: Sequence[str]
     ) -> tuple[StreamInfo, Any, asyncio.StreamWriter]:
+        self._require(peer_id)
         info, reader, writer = await super().stream_open(peer_id, protocols)
-        writer.write(self._guard.of_call(peer_id))
-        return info, _ProvenReader(reader, self._guard, peer_id), writer
+        writer.write(self.guard.own_pass)
+        watched: Any = _WatchedWriter(writer, self.guard, peer_id)
+        return info, _WatchedReader(reader, self.guard, peer_id, is_proven=False), watched
 
     async def stream_handler(self, proto: str, handler_cb: Any, balanced: bool = False) -> None:
         async def guarded(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            proof = b""
+            shown, peer = b"", info.peer_id
             with contextlib.suppress(asyncio.IncompleteReadError, OSError, TimeoutError, asyncio.TimeoutError):
-                proof = await asyncio.wait_for(reader.readexactly(PROOF_BYTES), PROVEN_WITHIN)
-            if not self._guard.admits_call(proof, info.peer_id):
-                logger.debug(f"{info.peer_id} opened {proto} and does not know the secret of this swarm")
+                shown = await asyncio.wait_for(reader.readexactly(PASS_BYTES), PROVEN_WITHIN)
+            if reason := self.guard.why_not(shown, peer):
+                logger.debug(f"{peer} opened {proto} and is not let in: {reason}")
                 writer.close()
                 return
-            writer.write(self._guard.of_answer(info.peer_id))
-            await handler_cb(info, reader, writer)
+            writer.write(self.guard.own_pass)
+            guard = self.guard
+            await handler_cb(info, _WatchedReader(reader, guard, peer), _WatchedWriter(writer, guard, peer))
 
         await super().stream_handler(proto, guarded, balanced)
 
+    def _require(self, callee: PeerID) -> None:
+        """Send nothing to one of whom it is known that it is out."""
+        if reason := self.guard.why_no_more(callee):
+            raise _not_admitted(callee, reason)
 
-class _ProvenReader:
-    """What comes back through a stream, none of which is read before its sender has proven itself.
 
-    Not when the stream is opened: the proof comes with the answer, and costs no time of its own.
+def _not_admitted(peer: PeerID, reason: str) -> P2PHandlerError:
+    if reason == STRANGER:
+        return P2PHandlerError(f"{peer} has no pass for this swarm")
+    return P2PHandlerError(f"nothing is asked of {peer}: it was shown the door, or its invite has expired")
+
+
+class _WatchedReader:
+    """What comes through a stream, none of which is read before its sender has shown a pass, or when it is out.
+
+    Not when the stream is opened: the pass of who is called comes with the answer, and costs no time of its own.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, guard: Guard, callee: PeerID):
-        self._reader, self._guard, self._callee = reader, guard, callee
-        self._is_proven = False
+    def __init__(self, reader: asyncio.StreamReader, guard: Guard, peer: PeerID, is_proven: bool = True):
+        self._reader, self._guard, self._peer = reader, guard, peer
+        self._is_proven = is_proven
 
     async def readexactly(self, count: int) -> bytes:
         if not self._is_proven:
-            proof = await self._reader.readexactly(PROOF_BYTES)
-            if not self._guard.admits_answer(proof, self._callee):
-                raise P2PHandlerError(f"{self._callee} does not know the secret of this swarm")
+            shown = await self._reader.readexactly(PASS_BYTES)
+            if reason := self._guard.why_not(shown, self._peer):
+                raise _not_admitted(self._peer, reason)
             self._is_proven = True
-        return await self._reader.readexactly(count)
+        data = await self._reader.readexactly(count)
+        if reason := self._guard.why_no_more(self._peer):
+            raise _not_admitted(self._peer, reason)
+        return data
+
+
+class _WatchedWriter:
+    """What goes through a stream: nothing more when the other end is out."""
+
+    def __init__(self, writer: asyncio.StreamWriter, guard: Guard, peer: PeerID):
+        self._writer, self._guard, self._peer = writer, guard, peer
+
+    def write(self, data: Any) -> None:
+        if reason := self._guard.why_no_more(self._peer):
+            self._writer.close()
+            raise _not_admitted(self._peer, reason)
+        self._writer.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)

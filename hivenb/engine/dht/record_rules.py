@@ -20,6 +20,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from hivenb.engine.dht.checked_values import finite, named, raw, sequence, truth
+from hivenb.engine.dht.door import MOST_DOOR_BYTES
 from hivenb.engine.dht.record_board import is_owned
 
 #: Seconds for which a record may stand at most, unless its kind may stand for less.
@@ -49,6 +50,7 @@ class Kind(Enum):
     MODEL = "model"
     MATCHMAKING = "matchmaking"
     SHARING = "all_averagers"
+    DOOR = "door"
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,14 @@ class Rule:
     :param check: raises a ValueError for a value that is none of that kind; one that was withdrawn is ``None``
     :param longest: seconds for which a record may stand
     :param from_one: records that one peer may bring
+    :param largest: bytes of a record
     """
 
     is_owner: Callable[[Any], bool]
     check: Callable[[Any], Any]
     longest: float = LONGEST
     from_one: int = 4
+    largest: int = LARGEST
 
 
 def is_peer_id(subkey: object) -> bool:
@@ -79,6 +83,11 @@ def is_part(subkey: object) -> bool:
     return isinstance(subkey, str) and _PART.fullmatch(subkey) is not None
 
 
+def is_version(subkey: object) -> bool:
+    """Whether a subkey is the version of a list: milliseconds since 1970."""
+    return type(subkey) is int and 2**40 < subkey < 2**64
+
+
 RULES: Mapping[Kind, Rule] = {
     Kind.PROGRESS: Rule(is_owned, lambda value: named(value, 32), longest=150.0),
     Kind.OPTIONS: Rule(is_owned, lambda value: raw(value, LARGEST)),
@@ -86,6 +95,13 @@ RULES: Mapping[Kind, Rule] = {
     Kind.MODEL: Rule(lambda key: is_owned(key) or is_part(key), lambda value: sequence(value, 4), from_one=600),
     Kind.MATCHMAKING: Rule(is_peer_id, truth),
     Kind.SHARING: Rule(is_peer_id, lambda value: finite(value, -1e9, 1e9)),
+    Kind.DOOR: Rule(
+        # whose it is says the signature of the authority, which is looked at in door_keeping.py
+        is_version,
+        lambda value: raw(value, MOST_DOOR_BYTES),
+        from_one=64,
+        largest=MOST_DOOR_BYTES + 64,
+    ),
 }
 
 #: Records that one peer may bring under a key of which nothing is known.
@@ -111,6 +127,12 @@ class RunRecords(RecordValidatorBase):
         return True
 
 
+def _largest(rule: Rule | None, is_plain: bool) -> int:
+    if is_plain:
+        return LARGEST_PLAIN
+    return LARGEST if rule is None else rule.largest
+
+
 def why_refused(record: DHTRecord, value: bytes, kind: Kind | None) -> str | None:
     """Why a record may not stand in the DHT, in words; ``None`` if it may.
 
@@ -120,7 +142,7 @@ def why_refused(record: DHTRecord, value: bytes, kind: Kind | None) -> str | Non
     """
     is_plain = record.subkey == DHTProtocol.IS_REGULAR_VALUE
     rule = None if kind is None else RULES[kind]
-    if len(record.value) > (LARGEST_PLAIN if is_plain else LARGEST) or len(record.subkey) > LARGEST:
+    if len(record.value) > _largest(rule, is_plain) or len(record.subkey) > LARGEST:
         return "it is too long"
     expires = record.expiration_time
     longest = LONGEST if rule is None else rule.longest

@@ -14,7 +14,7 @@ from hivenb.engine.optimizer.agreed_round import AgreedRound
 from hivenb.engine.optimizer.catching_up import CatchingUp
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome, is_left_out, outcome_of
 from hivenb.engine.optimizer.participant import Participant
-from hivenb.engine.rounds.conduct import Conduct, LeftOut, blocked_by_hand
+from hivenb.engine.rounds.conduct import Conduct, LeftOut, blocked_by_hand, put_out
 from hivenb.engine.rounds.expected_peers import AttendanceList, ExpectedPeers
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING, Round
 from hivenb.engine.rounds.sender_weights import SampleReports
@@ -80,9 +80,11 @@ class AgreedRounds:
             for account in () if averager is None else averager.take_accounts():
                 self._conduct.note(name, account)
         conduct = self._conduct.left_out(self._participant.tracker.local_progress.epoch)
-        blocked = getattr(self._participant.dht, "blocked_peers", None)
-        ids: frozenset[bytes] = frozenset() if blocked is None else blocked.all
-        self.left_out = (*(one for one in conduct if one.peer not in ids), *map(blocked_by_hand, sorted(ids)))
+        blocked, door = (getattr(self._participant.dht, name, None) for name in ("blocked_peers", "door"))
+        by_hand = {} if blocked is None else {peer: blocked_by_hand(peer) for peer in sorted(blocked.all)}
+        by_host = {} if door is None else {peer: put_out(peer) for peer in sorted(door.list.out)}
+        ordered_out = by_hand | by_host
+        self.left_out = (*(one for one in conduct if one.peer not in ordered_out), *ordered_out.values())
         return self.left_out
 
     @property

@@ -58,6 +58,11 @@ def blocked_by_hand(peer: bytes) -> LeftOut:
     return LeftOut(peer, "blocked by hand", 0, math.inf, is_avoided=True)
 
 
+def put_out(peer: bytes) -> LeftOut:
+    """One that was shown the door of the swarm."""
+    return LeftOut(peer, "shown the door", 0, math.inf, is_avoided=True)
+
+
 @dataclass
 class _Record:
     """Of one peer.

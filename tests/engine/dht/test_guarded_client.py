@@ -23,7 +23,8 @@ from tiny import LOOPBACK
 from hivenb.engine.dht import guarded_client
 from hivenb.engine.dht.daemon import SelfishP2P, TiedP2P
 from hivenb.engine.dht.dht import DHT, reachable_addresses
-from hivenb.engine.dht.guard import Secret
+from hivenb.engine.dht.passes import membership_of
+from hivenb.engine.dht.secret import Secret
 from hivenb.errors import NotInvitedError
 
 SECRET, OTHER = Secret.random(), Secret.random()
@@ -63,11 +64,11 @@ def talk(of_server: Secret | None, of_client: Secret | None, conversation: Talk,
 
     async def both() -> None:
         serving = await TiedP2P.create(host_maddrs=LOOPBACK["host_maddrs"])
-        serving.admit_only(of_server)
+        serving.admit_only(membership_of(of_server))
         kwargs = {"host_maddrs": LOOPBACK["host_maddrs"], "initial_peers": await serving.get_visible_maddrs()}
         calling: P2P = await (P2P if plain else TiedP2P).create(**kwargs)
         if isinstance(calling, TiedP2P):
-            calling.admit_only(of_client)
+            calling.admit_only(membership_of(of_client))
         try:
             server = Echo()
             await server.add_p2p_handlers(serving)
@@ -146,9 +147,9 @@ def test_what_a_stranger_answers_is_not_taken() -> None:
             await lying._client.add_unary_handler("Echo.rpc_once", lie)
             await lying.add_binary_stream_handler("Echo.rpc_stream", lie_on)
             to_liar = Echo.get_stub(calling, lying.peer_id)
-            with pytest.raises(P2PHandlerError, match="does not know the secret"):
+            with pytest.raises(P2PHandlerError, match="has no pass for this swarm"):
                 await to_liar.rpc_once(part("who are you?"))
-            with pytest.raises(P2PHandlerError, match="does not know the secret"):
+            with pytest.raises(P2PHandlerError, match="has no pass for this swarm"):
                 await streamed(to_liar, "who are you?")
         finally:
             await lying.shutdown()
@@ -164,7 +165,7 @@ def test_a_member_that_cannot_answer_is_no_stranger() -> None:
         with pytest.raises((P2PHandlerError, P2PDaemonError)):
             await absent.rpc_once(part("anybody?"))
         assert not calling.met_stranger
-        assert not calling.was_refused
+        assert not calling.refusal
 
     talk(SECRET, SECRET, conversation)
 
@@ -218,7 +219,7 @@ def test_who_may_join_and_what_the_others_are_told(opened: Any) -> None:
 @pytest.mark.process
 def test_one_with_a_secret_does_not_take_an_open_swarm_for_its_own(opened: Any) -> None:
     plain = opened(hivemind.DHT(start=True, host_maddrs=LOOPBACK["host_maddrs"]))
-    with pytest.raises(NotInvitedError, match=r"do not know the secret.*plain hivemind"):
+    with pytest.raises(NotInvitedError, match=r"have no pass for the swarm.*plain hivemind"):
         join(plain, secret=SECRET)
     assert opened(join(plain)).is_usable
 
@@ -254,7 +255,7 @@ def test_averagers_have_the_secret_of_their_dht(opened: Any, monkeypatch: pytest
 async def downloaded(addresses: list[str], secret: Secret | None) -> list[Any]:
     """What somebody gets who is connected to these peers, and knows what to ask for."""
     p2p = await TiedP2P.create(host_maddrs=LOOPBACK["host_maddrs"], initial_peers=addresses)
-    p2p.admit_only(secret)
+    p2p.admit_only(membership_of(secret))
     got = []
     try:
         for address in addresses:

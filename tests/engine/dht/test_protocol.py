@@ -19,11 +19,11 @@ from tiny import LOOPBACK
 
 from hivenb.engine.dht import protocol
 from hivenb.engine.dht.dht import DHT
-from hivenb.engine.dht.guard import Secret
 from hivenb.engine.dht.identity import id_of, new_identity
 from hivenb.engine.dht.protocol import MAX_BYTES, MAX_KEYS, MAX_RECORDS, Storage
 from hivenb.engine.dht.record_board import owner_of
 from hivenb.engine.dht.record_rules import FROM_ONE, RULES, Kind
+from hivenb.engine.dht.secret import Secret
 
 KEY = DHTID.generate("key")
 

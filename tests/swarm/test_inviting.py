@@ -1,0 +1,211 @@
+"""Invites that expire, and peers that are shown the door: real swarms, real training."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
+
+import pytest
+import tiny
+from hivemind.optim.state_averager import TrainingStateAverager
+from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_dht_time
+
+import hivenb
+from hivenb.engine.dht.daemon import TiedP2P
+from hivenb.engine.dht.passes import Authority, InviteKey, membership_of
+from hivenb.errors import NotInvitedError, SwarmError
+from hivenb.swarm.invite import encode_invite, read_invite
+
+STRANGE = "12D3KooWNTpTGNxFtZXDLUk9SpcvF6Qv1bfSVFnZfAhkuBbHbRBq"
+RUN_ID = "doors"
+
+Join = Callable[..., hivenb.Swarm]
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    with ExitStack() as stack:
+        yield lambda invite, name: stack.enter_context(hivenb.Swarm.join(invite, name))
+
+
+def seconds_from_now(swarm: hivenb.Swarm, seconds: float) -> str:
+    return swarm.invite_for(hours=seconds / 3600)
+
+
+def start(swarm: hivenb.Swarm) -> hivenb.TrainingRun:
+    options = hivenb.Options(target_batch_size=320, matchmaking_time=2.0, averaging_timeout=10.0, run_id=RUN_ID)
+    run = hivenb.TrainingRun(tiny.PacedModel(), tiny.loader(4096), swarm=swarm, options=options, accelerator="cpu")
+    run.start()
+    return run
+
+
+def group(run: hivenb.TrainingRun) -> float | None:
+    return run.history.snapshot().last("group_size")
+
+
+def key_of(swarm: hivenb.Swarm) -> InviteKey:
+    assert swarm._membership is not None
+    return swarm._membership.key
+
+
+def record_of(writer: hivenb.Swarm, reader: hivenb.Swarm) -> bool:
+    """Whether one reads what another writes now."""
+    value = time.time()
+    writer.dht.store(f"by {writer.name}", value, expiration_time=get_dht_time() + 60)
+    found = reader.dht.get(f"by {writer.name}", latest=True)
+    return found is not None and found.value == value
+
+
+async def states_of(swarms: list[hivenb.Swarm], key: InviteKey) -> list[int]:
+    """Bytes of its state that each sends to somebody new who comes by an invite."""
+    addresses = [address for swarm in swarms for address in swarm.addresses]
+    p2p = await TiedP2P.create(host_maddrs=tiny.LOOPBACK["host_maddrs"], initial_peers=addresses)
+    p2p.admit_only(membership_of(key))
+    received = []
+    try:
+        for swarm in swarms:
+            peer = PeerID.from_base58(swarm.peer_id)
+            stub, size = TrainingStateAverager.get_stub(p2p, peer, namespace=f"{RUN_ID}_state_averager"), 0
+            with suppress(P2PHandlerError, P2PDaemonError, asyncio.IncompleteReadError):
+                async for part in await stub.rpc_download_state(averaging_pb2.DownloadRequest()):
+                    size += part.ByteSize()
+            received.append(size)
+    finally:
+        await p2p.shutdown()
+    return received
+
+
+@pytest.mark.process
+class TestInvites:
+    def test_who_may_give_one_that_expires(self, swarm: hivenb.Swarm, join: Join) -> None:
+        invite = read_invite(swarm.invite_for(hours=2))
+        assert invite.addresses == swarm.addresses
+        assert invite.key is not None
+        assert 7190 < invite.key.expires - time.time() <= 7201
+        guest = join(swarm.invite, "guest")
+        assert not guest.can_show_the_door
+        with pytest.raises(SwarmError, match="only the peer that opened the swarm, or knows its secret, decides"):
+            guest.invite_for(hours=2)
+        for wrong in (0, -1, float("nan"), float("inf"), "2", None, True):
+            with pytest.raises(SwarmError, match="more than 0 and up to"):
+                swarm.invite_for(hours=wrong)  # type: ignore[arg-type]
+        with hivenb.Swarm("open", open=True) as everybodys:
+            for ask in (partial(everybodys.invite_for, 1), partial(everybodys.show_the_door, STRANGE)):
+                with pytest.raises(SwarmError, match="open to all, and nobody decides"):
+                    ask()
+
+    def test_nobody_comes_in_by_one_that_has_expired(self, swarm: hivenb.Swarm) -> None:
+        invite = seconds_from_now(swarm, 0.1)
+        time.sleep(1.5)
+        with pytest.raises(NotInvitedError, match=r"was good until \d{4}-.* and has expired; ask for a new invite"):
+            hivenb.Swarm.join(invite, "late")
+
+    @pytest.mark.timeout(240)
+    def test_who_came_by_one_is_out_when_it_expires_and_the_others_train_on(
+        self, swarm: hivenb.Swarm, join: Join, eventually: Any
+    ) -> None:
+        expires = time.time() + 45
+        short, stays = join(seconds_from_now(swarm, 45), "short"), join(swarm.invite, "stays")
+        runs = [start(swarm), start(stays), start(short)]
+        try:
+            eventually(lambda: all(group(run) == 3 for run in runs), expires - time.time())
+            assert record_of(swarm, short)
+            with pytest.raises(NotInvitedError, match="has expired; ask for a new invite"):
+                runs[2].wait(timeout=90)
+            assert time.time() > expires
+            epoch = runs[0].status.epoch
+            eventually(lambda: runs[0].status.epoch >= epoch + 3 and [group(run) for run in runs[:2]] == [2, 2], 90)
+            assert not record_of(swarm, short)
+            assert not record_of(short, swarm)
+        finally:
+            for run in runs:
+                run.stop()
+
+
+@pytest.mark.process
+class TestTheDoor:
+    def test_who_may_show_it_and_to_whom(self, swarm: hivenb.Swarm, join: Join) -> None:
+        guest = join(swarm.invite, "guest")
+        with pytest.raises(SwarmError, match="only the peer that opened the swarm, or knows its secret"):
+            guest.show_the_door(swarm.peer_id)
+        with pytest.raises(SwarmError, match="cannot show itself the door"):
+            swarm.show_the_door(swarm.peer_id)
+        for wrong in ("", "Ann", STRANGE[:-1], "<script>"):
+            with pytest.raises(SwarmError, match="no peer's id"):
+                swarm.show_the_door(wrong)
+        assert swarm.shown_the_door == ()
+
+    @pytest.mark.timeout(300)
+    def test_who_is_shown_it_gets_nothing_from_anybody(self, swarm: hivenb.Swarm, join: Join, eventually: Any) -> None:
+        """The others, who came by the same invite, stay; nobody new comes by it."""
+        invite = swarm.invite
+        stays, bad = join(invite, "stays"), join(invite, "bad")
+        key = key_of(bad)
+        assert key == key_of(stays)
+        runs = [start(swarm), start(stays), start(bad)]
+        try:
+            eventually(lambda: all(group(run) == 3 for run in runs), 90)
+            assert min(asyncio.run(states_of([swarm, stays], key))) > 0, "there is something to be had"
+            swarm.show_the_door(bad.peer_id)
+            eventually(lambda: swarm.shown_the_door == stays.shown_the_door == (bad.peer_id,), 30)
+            assert asyncio.run(states_of([swarm, stays], key)) == [0, 0], "another id, the same invite"
+            assert [record_of(bad, one) or record_of(one, bad) for one in (swarm, stays)] == [False, False]
+            with pytest.raises(NotInvitedError, match="was shown the door"):
+                hivenb.Swarm.join(invite, "bad again")
+            with pytest.raises(NotInvitedError, match="was shown the door"):
+                hivenb.Swarm.join(encode_invite(stays.addresses, key), "bad at the guest's")
+            epoch = runs[0].status.epoch
+            eventually(lambda: runs[0].status.epoch >= epoch + 3 and [group(run) for run in runs[:2]] == [2, 2], 90)
+            eventually(lambda: group(runs[2]) == 1, 60)
+            assert [group(run) for run in runs[:2]] == [2, 2]
+            eventually(lambda: any("does not talk to this one any more" in line for line in runs[2].log), 30)
+            assert runs[1].status.left_out_peers == {bad.peer_id: "shown the door"}
+            assert swarm.invite != invite
+            assert record_of(swarm, join(swarm.invite, "invited anew"))
+        finally:
+            for run in runs:
+                run.stop()
+
+    def test_it_is_remembered_when_the_dht_is_started_anew_and_told_to_newcomers(
+        self, swarm: hivenb.Swarm, join: Join, eventually: Any
+    ) -> None:
+        stays, bad = join(swarm.invite, "stays"), join(swarm.invite, "bad")
+        swarm.show_the_door(bad.peer_id)
+        newcomer = join(swarm.invite, "newcomer")
+        eventually(lambda: newcomer.shown_the_door == stays.shown_the_door == (bad.peer_id,), 30)
+        before = swarm.dht.pid
+        os.kill(before, signal.SIGKILL)
+        eventually(lambda: swarm.dht.pid not in (before, None), 60)
+        swarm.dht.require()
+        assert swarm.shown_the_door == (bad.peer_id,)
+        with pytest.raises(NotInvitedError):
+            hivenb.Swarm.join(encode_invite(swarm.addresses, key_of(bad)), "bad again")
+
+    def test_peers_of_this_machine_come_by_another_invite(self, swarm: hivenb.Swarm, join: Join) -> None:
+        local = read_invite(swarm._way_in).key
+        bad = join(swarm.invite, "bad")
+        assert local not in (None, key_of(bad), key_of(swarm))
+        swarm.show_the_door(bad.peer_id)
+        assert read_invite(swarm._way_in).key == local
+        assert record_of(swarm, join(swarm._way_in, "local"))
+        swarm.show_the_door(hivenb.Swarm.get("local").peer_id)
+        assert read_invite(swarm._way_in).key != local
+
+    def test_a_second_who_knows_the_secret_goes_on_with_the_same_list(self, swarm: hivenb.Swarm, join: Join) -> None:
+        assert swarm._membership is not None
+        secret = swarm._membership.secret
+        assert secret is not None
+        with hivenb.Swarm.join(swarm.addresses, "second", secret=secret) as second:
+            first_bad, second_bad = (join(swarm.invite_for(1), name) for name in ("first bad", "second bad"))
+            swarm.show_the_door(first_bad.peer_id)
+            second.show_the_door(second_bad.peer_id)
+            assert set(second.shown_the_door) == {first_bad.peer_id, second_bad.peer_id}
+            assert key_of(second).authority == Authority(secret).public
