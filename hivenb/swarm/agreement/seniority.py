@@ -87,6 +87,8 @@ class Seniority:
         if self.since is None:
             return len(self._order)
         own = self._order.index(self._own)
+        if _puts_first(one, label_of(self._own)):
+            return len(self._order)
         came_at_once = self.since - AT_ONCE <= one.since and one.rank < (self.since, self._own)
         return own if self.is_unsure or (came_at_once and own == 0) else len(self._order)
 
@@ -104,6 +106,12 @@ class Seniority:
 
     def _elders_of_own(self) -> list[bytes]:
         return self._order[: self._order.index(self._own)] if self._own in self._order else list(self._order)
+
+
+def _puts_first(one: Declaration, label: str) -> bool:
+    """Whether a peer says itself that another one was there before it."""
+    own = label_of(one.owner)
+    return label in one.order and (own not in one.order or one.order.index(label) < one.order.index(own))
 
 
 def _in_order(declarations: Sequence[Declaration], trusted: frozenset[str]) -> list[Declaration]:

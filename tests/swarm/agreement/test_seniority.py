@@ -80,6 +80,14 @@ class TestWhoCameBefore:
         seniority.meet([declared(HOST, 10.0)])
         assert owners(seniority.elders([declared(HOST, 10.0)])) == [HOST]
 
+    def test_but_not_one_that_has_found_it_there(self) -> None:
+        """The others may have been local peers, who declare nothing; then each took the other one for the host."""
+        seniority, newcomer = founder(100.0), declared(NEXT, 110.0, [OWN, NEXT])
+        seniority.is_unsure = True
+        seniority.meet([newcomer])
+        assert seniority.elders([newcomer]) == []
+        assert owners(seniority.juniors([newcomer])) == [NEXT]
+
 
 class TestWhomToBelieve:
     def test_a_newcomer_believes_whom_most_of_the_others_follow(self) -> None:
