@@ -304,7 +304,7 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
         samples = self._samples.take()
         # as the method of the base class, which takes no model of pytorch_lightning
         stepping: Any = model or self.lightning_module
-        step = self.precision_plugin.optimizer_step
+        step = self.outlasting_ruin(self.precision_plugin.optimizer_step)
         return self.recovering(step, optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs)
 
     def on_validation_start(self) -> None:

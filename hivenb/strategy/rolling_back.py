@@ -13,7 +13,7 @@ from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.kept_state import KeptState, roll_back
 from hivenb.engine.optimizer.left_out_batches import MOST_IN_A_ROW
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.errors import TrainingError
+from hivenb.errors import TrainingError, UnbelievedStateError
 from hivenb.options.options import Options
 from hivenb.strategy.loss_watch import LossWatch
 from hivenb.swarm.agreement.agreed_return import Return
@@ -23,6 +23,9 @@ LOOK_EVERY = 0.1
 
 #: How often training returns by itself to one state that was kept: what explodes once more will explode again.
 MOST_RETURNS = 3
+
+#: Seconds for which a peer that has to download a state is given nothing but ruined ones before that is an error.
+RUINED_FOR = 60.0
 
 #: What to do when that was in vain.
 REMEDY = "Lower the learning rate, clip gradients (Trainer(gradient_clip_val=1.0)), or look at the data"
@@ -54,6 +57,7 @@ class RollsBack:
         self._latest_at: float | None = None
         self._is_reached = False
         self._returns, self._returned_at = 0, 0
+        self._ruined_since: float | None = None
 
     # -- the last good state --------------------------------------------------------------------------------------
 
@@ -136,6 +140,25 @@ class RollsBack:
         self.loss_watch.forget_explosion()  # the state is downloaded from those who have returned, or was already
         if self.on_return is not None:
             self.on_return(None)
+
+    def outlasting_ruin(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A step that is given up, and for a while is no error, if it needs the others' state and that is ruined.
+
+        All are about to return then: the host by itself, and the others with it.
+        """
+
+        def outlasting(*args: Any, **kwargs: Any) -> Any:
+            try:
+                output = step(*args, **kwargs)
+            except UnbelievedStateError:
+                self._ruined_since = self._ruined_since or time.monotonic()
+                if not self.options.roll_back or time.monotonic() - self._ruined_since > RUINED_FOR:
+                    raise
+                return None
+            self._ruined_since = None
+            return output
+
+        return outlasting
 
     def roll_back(self, epoch: int | None = None) -> int:
         """Return to the state that was kept last, between two batches.

@@ -27,15 +27,16 @@ RUINED = 100.0
 
 
 class Ruinable(tiny.PacedModel):
-    """Its parameters can be ruined at any time, for the next batch."""
+    """Its parameters can be ruined at any time, for the next batch, or the first one from an epoch of the swarm on."""
 
     def __init__(self) -> None:
         super().__init__(optimizer=torch.optim.Adam, lr=0.02)
         self.ruin: float | None = None
+        self.ruin_from = 0
         self.has_ruined = threading.Event()
 
     def on_train_batch_start(self, *args: Any) -> None:
-        if self.ruin is not None:
+        if self.ruin is not None and self.trainer.strategy.hivemind_epoch >= self.ruin_from:
             with torch.no_grad():
                 for parameter in self.parameters():
                     parameter.mul_(self.ruin)
@@ -157,8 +158,8 @@ def test_all_peers_return_together_and_one_without_that_state_downloads_it(start
         with pytest.raises(TrainingError, match="cannot roll the run back"):
             runs[1].roll_back()
         before = [run.status.epoch for run in runs]
-        for run in runs:  # as an average would have done
-            run.model.ruin = factor
+        for run in runs:  # all in one epoch, as an average would have done
+            run.model.ruin_from, run.model.ruin = max(before) + 2, factor
         eventually(lambda: returns(runs[0]), PATIENCE)
         for run, epoch in zip(runs, before, strict=True):
             assert run.wait(epochs=3, timeout=PATIENCE)
