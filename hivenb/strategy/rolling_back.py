@@ -145,6 +145,9 @@ class RollsBack:
         """A step that is given up, and for a while is no error, if it needs the others' state and that is ruined.
 
         All are about to return then: the host by itself, and the others with it.
+
+        :param step: of the optimizer; raises :class:`hivenb.errors.UnbelievedStateError` then
+        :returns: the same, which gives ``None`` instead for :data:`RUINED_FOR` seconds, if ``roll_back`` is on
         """
 
         def outlasting(*args: Any, **kwargs: Any) -> Any:
