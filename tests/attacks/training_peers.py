@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing as mp
 import time
@@ -97,7 +98,7 @@ def attack(
         for number in range(victims + 1):
             here, there = fork.Pipe()
             own = become_attacker if number == victims else None
-            process = fork.Process(target=_train, args=(there, number, addresses, epochs, own, options))
+            process = fork.Process(target=_train, args=(there, number, victims + 1, addresses, epochs, own, options))
             process.start()
             ended.callback(process.join, 20)
             ended.callback(process.kill)
@@ -105,7 +106,10 @@ def attack(
         attacker = [_heard(pipe) for pipe in pipes][-1]
         for pipe in pipes:
             pipe.send("begin")
-        return Attacked([_heard(pipe) for pipe in pipes[:-1]], attacker)
+        told = [_heard(pipe) for pipe in pipes[:-1]]
+        for pipe in pipes[:-1]:
+            pipe.send("end")
+        return Attacked(told, attacker)
 
 
 def _heard(pipe: Connection) -> Any:
@@ -116,6 +120,7 @@ def _heard(pipe: Connection) -> Any:
 def _train(
     connection: Connection,
     number: int,
+    count: int,
     addresses: Sequence[str],
     epochs: int,
     become_attacker: Callable[[], dict[str, Any]] | None,
@@ -138,30 +143,38 @@ def _train(
     )
     connection.send(str(dht.peer_id))
     connection.recv()
-    _take_steps(model, optimizer, number, math.inf if become_attacker is not None else epochs)
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.begin()
+    end = time.monotonic() + _PATIENCE
+    while optimizer.tracker.global_progress.num_peers < count and time.monotonic() < end:
+        time.sleep(0.05)  # epochs are short: the first would be over before the last is there
+    batches = (samples(_BATCH_SIZE, seed=1000 * number + seed) for seed in itertools.count())
+    if become_attacker is not None:
+        while True:
+            _take_step(model, optimizer, next(batches))
+            if not _is_finite(model):
+                with torch.no_grad():  # the attacker is unharmed, and goes on
+                    for parameter, before in zip(model.parameters(), start, strict=True):
+                        parameter.copy_(before)
+    while optimizer.local_epoch < epochs and time.monotonic() < end and _is_finite(model):
+        _take_step(model, optimizer, next(batches))
     x, y = samples(256, seed=999)
     loss = torch.nn.functional.mse_loss(model.layer(x), y).item()
-    finite = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-    connection.send(Victim(loss if finite else math.nan, finite, sizes, refused))
+    finite = _is_finite(model)
+    connection.send(Victim(loss if finite else math.nan, finite, [*sizes], refused))
+    while finite and not connection.poll():  # whoever has begun late is not left alone with the attacker
+        _take_step(model, optimizer, next(batches))
     optimizer.shutdown()
     dht.shutdown()
 
 
-def _take_steps(model: TinyModel, optimizer: hivemind.Optimizer, number: int, epochs: float) -> None:
-    start = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer.begin()
-    end = time.monotonic() + _PATIENCE
-    seed = 1000 * number
-    while optimizer.local_epoch < epochs and (time.monotonic() < end or math.isinf(epochs)):
-        seed += 1
-        x, y = samples(_BATCH_SIZE, seed=seed)
-        if math.isinf(epochs) and not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
-            with torch.no_grad():  # the attacker is unharmed, and goes on
-                for parameter, before in zip(model.parameters(), start, strict=True):
-                    parameter.copy_(before)
-        elif not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
-            return
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model.layer(x), y).backward()
-        time.sleep(0.02)
-        optimizer.step(batch_size=_BATCH_SIZE)
+def _is_finite(model: TinyModel) -> bool:
+    return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def _take_step(model: TinyModel, optimizer: hivemind.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, y = batch
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model.layer(x), y).backward()
+    time.sleep(0.02)
+    optimizer.step(batch_size=_BATCH_SIZE)

@@ -76,9 +76,10 @@ class SenderWeights:
     def largest(self, senders: Sequence[PeerID], own_id: PeerID) -> list[float]:
         """How much each of them may count for at most.
 
-        All together have the samples of an epoch, of which each has a part as it has reported: reports that are late
-        are late for all. Nobody counts for less than where all are alike, as a peer does of whom nothing was read yet.
-        All that with a margin: who is honest is to count for what it has.
+        For what it has reported, up to twice the samples of an epoch: peers of short epochs go on until they hear that
+        one is over. For twice what it should have by now, as far as all together then have the samples of an epoch:
+        reports that are late are late for all. And for twice what it would have where all are alike, as a peer does of
+        whom nothing was read yet.
 
         :param own_id: of this peer, which knows its samples
         """
@@ -86,13 +87,11 @@ class SenderWeights:
         if math.isinf(target):
             return [math.inf] * len(senders)
         alike = target / max(1, len(senders))
-        reported = [self._reported_by(sender, now, alike) for sender in senders]
-        scale = min(1.0, target / max(sum(reported), alike))
+        told = [self._told.get(sender.to_bytes(), (Told(0, alike, 0.0, now),)) for sender in senders]
+        reported = [max(one.by(one.time) for one in each) for each in told]
+        expected = [min(target, max(0.0, *(one.by(now) for one in each))) for each in told]
+        scale = min(1.0, target / max(sum(expected), alike))
         return [
-            math.inf if sender == own_id else MARGIN * max(alike, scale * samples)
-            for sender, samples in zip(senders, reported, strict=True)
+            math.inf if sender == own_id else min(MARGIN * target, max(before, MARGIN * max(alike, scale * by_now)))
+            for sender, before, by_now in zip(senders, reported, expected, strict=True)
         ]
-
-    def _reported_by(self, sender: PeerID, now: float, alike: float) -> float:
-        told = self._told.get(sender.to_bytes())
-        return alike if told is None else min(self._target, max(0.0, *(one.by(now) for one in told)))
