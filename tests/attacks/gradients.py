@@ -121,9 +121,8 @@ ATTACKS = [
         "claimed-samples",
         "sends gradients of the wrong sign, and says that they are of 10^9 samples",
         disarm=let_weights_in,
-        attempt=partial(
-            attempt, partial(claim_samples, 1e9), epochs=24
-        ),  # it counts for two of five: they learn slowly
+        # they learn slowly: it counts for two of five, and against the others
+        attempt=partial(attempt, partial(claim_samples, 1e9), epochs=24),
     ),
     Attack(
         "scaled-gradients",

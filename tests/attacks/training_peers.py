@@ -162,7 +162,7 @@ def _train(
     loss = torch.nn.functional.mse_loss(model.layer(x), y).item()
     finite = _is_finite(model)
     connection.send(Victim(loss if finite else math.nan, finite, [*sizes], refused))
-    while finite and not connection.poll():  # whoever has begun late is not left alone with the attacker
+    while not connection.poll(0.0 if finite else None):  # whoever is slower is not left alone with the attacker
         _take_step(model, optimizer, next(batches))
     optimizer.shutdown()
     dht.shutdown()
