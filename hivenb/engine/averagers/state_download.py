@@ -6,36 +6,29 @@ import asyncio
 import concurrent.futures
 import math
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from hivemind.compression import deserialize_torch_tensor
-from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, ValueWithExpiration, get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 from hivemind.utils.streaming import combine_from_streaming
 
+from hivenb.engine.averagers.asking_witnesses import AsksWitnesses, Testimony
 from hivenb.engine.averagers.buffer_averaging import sent_buffers
 from hivenb.engine.averagers.finite import are_finite
-from hivenb.engine.averagers.state_witness import Question, Statement, make_statement, verdict
+from hivenb.engine.averagers.state_witness import verdict
 from hivenb.engine.dht.checked_values import finite, raw, whole
-from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.errors import UnbelievedStateError
 
 logger = get_logger(__name__)
 
-#: Peers that are asked for their states in one download, and for a word about that of another, at most.
-MOST_SOURCES, MOST_WITNESSES = 8, 3
-
-#: Seconds that a witness is given.
-WITNESS_WITHIN = 10.0
-
-#: Seconds between two questions of one peer about this one's state.
-ASKED_AGAIN_AFTER = 0.3
+#: Peers that are asked for their states in one download, at most.
+MOST_SOURCES = 8
 
 #: Epochs by which a state may be ahead of what the others report: reports come late.
 EPOCHS_AHEAD = 2
@@ -51,12 +44,14 @@ class Wanted:
     :param newest: the newest epoch that a peer can be at; a higher priority counts no more
     :param refused: ids of peers whose states are not to be had
     :param most_bytes: of a state
+    :param compared: tensors of it about which others are asked, too
     :param is_limited: whether the next message of a state is waited for only as long as any chunk
     """
 
     newest: float
     refused: frozenset[bytes]
     most_bytes: float
+    compared: int
     is_limited: bool
 
 
@@ -65,15 +60,15 @@ class Download:
     """A state as a peer has sent it.
 
     :param source: id of that peer
-    :param others: ids of other peers that share theirs
     :param metadata: what it has sent with its tensors
     :param tensors: of the state
+    :param testimonies: what others told of their own states meanwhile
     """
 
     source: bytes
-    others: tuple[bytes, ...]
     metadata: Any
     tensors: Sequence[torch.Tensor]
+    testimonies: tuple[Testimony, ...] = ()
 
     @property
     def epoch(self) -> Any:
@@ -81,7 +76,7 @@ class Download:
         return self.metadata.get("epoch") if isinstance(self.metadata, dict) else None
 
 
-class DownloadsStates(AveragerBase):
+class DownloadsStates(AsksWitnesses):
     """Base to put *behind* a class of hivemind's averagers: a state is taken over only if it can be believed."""
 
     main_parameters: Sequence[torch.Tensor]
@@ -104,8 +99,9 @@ class DownloadsStates(AveragerBase):
         refused: dict[bytes, str] = {}
         for _ in range(MOST_SOURCES):
             most_bytes = 16 * self.numbers_in_state() + SLACK
-            wanted = Wanted(self._newest() + 1, frozenset(refused), most_bytes, timeout is not None)
-            loaded: Download | None = self._ask_process("_download_state", [wanted], timeout)
+            compared = len(getattr(self, "main_parameters", ()))
+            wanted = Wanted(self._newest() + 1, frozenset(refused), most_bytes, compared, timeout is not None)
+            loaded = self._ask_process(wanted, timeout)
             if loaded is None:
                 break
             reason = self._why_refused(loaded)
@@ -144,35 +140,30 @@ class DownloadsStates(AveragerBase):
         return None if all(map(_is_no_bad_number, numbers)) else "among the optimizer's settings"
 
     def _why_contradicted(self, loaded: Download) -> str | None:
-        parameters = getattr(self, "main_parameters", ())
-        if not parameters or not loaded.others or len(loaded.tensors) < len(parameters):
-            return None
-        question = Question(os.urandom(16), len(parameters))
-        own = make_statement(question, loaded.epoch, loaded.tensors)
-        asked = list(loaded.others[:MOST_WITNESSES])
-        found = self._ask_process("_ask_witnesses", [asked, question.pack()], 2 * WITNESS_WITHIN) or {}
-        said = {peer: own.contradicts(statement) for peer, one in found.items() if (statement := _parsed(one))}
+        if len(loaded.tensors) < len(getattr(self, "main_parameters", ())):
+            return None  # whoever applies it says so
+        said = {one.peer: one.contradicts(loaded.epoch, loaded.tensors) for one in loaded.testimonies}
         against = [peer for peer, contradicts in said.items() if contradicts]
         is_believed = verdict(sum(contradicts is False for contradicts in said.values()), len(against))
-        inviting = self._inviting
-        if is_believed or (is_believed is None and loaded.source in inviting and not inviting.intersection(against)):
+        if is_believed or (is_believed is None and self._has_invited(loaded.source, against)):
             for peer in against:
                 logger.warning(f"Peer {PeerID(peer)} tells another state than the others, and is not believed")
             return None
         others = ", ".join(str(PeerID(peer)) for peer in against)
         return f"{others} {'tells' if len(against) == 1 else 'tell'} another one, and no more peers tell this one"
 
-    @property
-    def _inviting(self) -> frozenset[bytes]:
+    def _has_invited(self, source: bytes, against: Sequence[bytes]) -> bool:
+        """Whether that peer has led this one into the swarm, and none of the others."""
         ids = (str(one).rpartition("/p2p/")[2] for one in self.dht.initial_peers or ())
-        return frozenset(PeerID.from_base58(one).to_bytes() for one in ids if one)
+        inviting = {PeerID.from_base58(one).to_bytes() for one in ids if one}
+        return source in inviting and not inviting.intersection(against)
 
     def _newest(self, expected: int = 0) -> float:
         return math.inf if self.newest_epoch is None else self.newest_epoch(expected)
 
-    def _ask_process(self, method: str, args: list[Any], timeout: float | None) -> Any:
-        answer: MPFuture[Any] = MPFuture()
-        self._outer_pipe.send((method, args, {"answer": answer}))
+    def _ask_process(self, wanted: Wanted, timeout: float | None) -> Download | None:
+        answer: MPFuture[Download | None] = MPFuture()
+        self._outer_pipe.send(("_download_state", [wanted], {"answer": answer}))
         try:
             return answer.result(timeout)
         except (TimeoutError, concurrent.futures.TimeoutError):
@@ -186,9 +177,8 @@ class DownloadsStates(AveragerBase):
             sharing = await self._sharing_peers(wanted)
             sources = [peer for peer in sharing if peer.to_bytes() not in wanted.refused]
             for peer in sources[:MOST_SOURCES]:
-                others = tuple(one.to_bytes() for one in sharing if one != peer)
                 try:
-                    loaded = replace(await self._download_from(peer, wanted), others=others)
+                    loaded = await self._download_from(peer, wanted, [one for one in sharing if one != peer])
                     break
                 except Exception as e:  # the next one may have it
                     logger.warning(f"Could not download the state of peer {peer}: {e!r}")
@@ -202,7 +192,7 @@ class DownloadsStates(AveragerBase):
         entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
         return [PeerID(peer) for peer in ranked_sources(entries, wanted.newest) if peer != self.peer_id.to_bytes()]
 
-    async def _download_from(self, peer: PeerID, wanted: Wanted) -> Download:
+    async def _download_from(self, peer: PeerID, wanted: Wanted, others: Sequence[PeerID]) -> Download:
         logger.info(f"Downloading the state of peer {peer}")
         stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
         stream = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
@@ -210,64 +200,28 @@ class DownloadsStates(AveragerBase):
         metadata, size = None, 0
         tensors: list[torch.Tensor] = []
         parts: list[Any] = []
-        async for message in aiter_with_timeout(stream, timeout=chunk_timeout if wanted.is_limited else None):
-            size += message.ByteSize()
-            if size > wanted.most_bytes:
-                raise ValueError(f"it is larger than {wanted.most_bytes:.0f} bytes")
-            if message.metadata:
-                metadata = self.serializer.loads(message.metadata)
-            if message.tensor_part.dtype and parts:  # the beginning of the next tensor
+        hearing: asyncio.Task[tuple[Testimony, ...]] | None = None
+        try:
+            async for message in aiter_with_timeout(stream, timeout=chunk_timeout if wanted.is_limited else None):
+                if hearing is None and wanted.compared:  # the peer sends what it has now, and epochs may be short
+                    hearing = asyncio.create_task(self._hear_witnesses(others, wanted.compared))
+                size += message.ByteSize()
+                if size > wanted.most_bytes:
+                    raise ValueError(f"it is larger than {wanted.most_bytes:.0f} bytes")
+                if message.metadata:
+                    metadata = self.serializer.loads(message.metadata)
+                if message.tensor_part.dtype and parts:  # the beginning of the next tensor
+                    tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
+                    parts = []
+                parts.append(message.tensor_part)
+            if parts:
                 tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
-                parts = []
-            parts.append(message.tensor_part)
-        if parts:
-            tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
-        if not metadata:
-            raise ValueError("it sent none")
-        return Download(peer.to_bytes(), (), metadata, tensors)
-
-    async def _ask_witnesses(self, peers: Sequence[bytes], question: bytes, answer: Any) -> None:
-        told: dict[bytes, bytes] = {}
-        try:
-            found = await asyncio.gather(*(self._ask_witness(PeerID(peer), question) for peer in peers))
-            told = {peer: one for peer, one in zip(peers, found, strict=True) if one is not None}
+            if not metadata:
+                raise ValueError("it sent none")
+            return Download(peer.to_bytes(), metadata, tensors, () if hearing is None else await hearing)
         finally:
-            answer.set_result(told)
-
-    async def _ask_witness(self, peer: PeerID, question: bytes) -> bytes | None:
-        last_asked = self.__dict__.setdefault("_last_asked", {})
-        await asyncio.sleep(last_asked.get(peer, -math.inf) + 2 * ASKED_AGAIN_AFTER - time.monotonic())
-        last_asked[peer] = time.monotonic()
-        stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
-        request = averaging_pb2.DownloadData(metadata=question)
-        try:
-            return bytes((await stub.rpc_tell_state(request, timeout=WITNESS_WITHIN)).metadata)
-        except Exception as e:  # one of plain hivemind, or gone
-            logger.debug(f"{peer} tells nothing of its state: {e!r}")
-            return None
-
-    async def rpc_tell_state(
-        self, request: averaging_pb2.DownloadData, context: P2PContext
-    ) -> averaging_pb2.DownloadData:
-        """Answer a newcomer that wants to know whether another peer has sent it the swarm's state."""
-        question = Question.parse(raw(request.metadata, 64))
-        self._require_patience(context.remote_id.to_bytes())
-        if not self.allow_state_sharing:
-            raise ValueError("this peer does not share its state")
-        packed, tensors, _ = await self._get_current_state_from_host_process()
-        epoch = self.serializer.loads(packed).get("epoch")
-        telling = asyncio.get_running_loop().run_in_executor(None, make_statement, question, epoch, tensors)
-        return averaging_pb2.DownloadData(metadata=(await telling).pack())
-
-    _asked_at: dict[bytes, float]
-
-    def _require_patience(self, peer: bytes) -> None:
-        now = time.monotonic()
-        asked_at = self.__dict__.setdefault("_asked_at", {})
-        self._asked_at = {one: at for one, at in asked_at.items() if now - at < ASKED_AGAIN_AFTER}
-        if peer in self._asked_at:
-            raise ValueError("this peer was asked just now")
-        self._asked_at[peer] = now
+            if hearing is not None:
+                hearing.cancel()
 
 
 def ranked_sources(entries: Iterable[tuple[Any, Any]], newest: float) -> list[bytes]:
@@ -287,19 +241,11 @@ def ranked_sources(entries: Iterable[tuple[Any, Any]], newest: float) -> list[by
 
 
 def _is_mask(tensor: torch.Tensor, mine: torch.Tensor | None) -> bool:
-    """Whether a tensor is not finite only where this peer's own is not, either."""
+    """Whether a tensor is infinite only where this peer's own is, in the same way."""
     if mine is None or mine.shape != tensor.shape:
         return False
-    return bool((tensor.isfinite() | ~mine.detach().cpu().isfinite()).all())
+    return bool((tensor.isfinite() | (tensor == mine.detach().cpu())).all())
 
 
 def _is_no_bad_number(value: Any) -> bool:
     return not isinstance(value, (int, float)) or math.isfinite(value)
-
-
-def _parsed(packed: bytes) -> Statement | None:
-    try:
-        return Statement.parse(packed)
-    except (ValueError, TypeError) as e:
-        logger.debug(f"What a peer tells of its state cannot be read: {e!r}")
-        return None

@@ -20,10 +20,11 @@ from hivenb.engine.dht.checked_values import raw, sequence, whole
 #: Numbers of a state that are compared, and of each of its tensors at least and at most.
 SAMPLE, LEAST_OF_TENSOR, MOST_OF_TENSOR = 2**16, 4, 256
 
-#: Distance of two states of one epoch at most, as a part of the larger norm.
+#: Distance of two states of one epoch at most, as a part of the larger norm. With each epoch between them, what is left
+#: to the whole of it becomes as much smaller: states that have nothing to do with each other are as far apart as that.
 TOLERANCE = 0.5
 
-#: Epochs by which the states that are compared may differ; the tolerance grows with each.
+#: Epochs by which the states that are compared may differ.
 MOST_EPOCHS_APART = 2
 
 #: Tensors of a state at most.
@@ -102,7 +103,7 @@ class Statement:
             return True  # a mask is the same at all peers
         own, theirs = self.values[both], other.values[both]
         scale = max(float(np.linalg.norm(own)), float(np.linalg.norm(theirs)))
-        return float(np.linalg.norm(own - theirs)) > TOLERANCE * (1 + apart) * scale
+        return float(np.linalg.norm(own - theirs)) > (1 - TOLERANCE ** (1 + apart)) * scale
 
 
 def places_in(size: int, tensors: int) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Iterator
+import multiprocessing as mp
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
@@ -15,9 +18,11 @@ from hivemind.optim import state_averager as upstream
 from hivemind.utils import ValueWithExpiration
 from tiny import LOOPBACK, TinyModel
 
+from hivenb.engine.averagers import asking_witnesses
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.averagers.state_download import Download, DownloadsStates, ranked_sources
 from hivenb.engine.dht.dht import DHT
+from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.errors import UnbelievedStateError
 
 EPOCH = 7
@@ -47,11 +52,12 @@ def test_what_is_no_priority_is_passed_over() -> None:
 class TestRefused:
     """By what it holds, before anybody else is asked."""
 
-    def why(self, tensors: list[torch.Tensor], metadata: Any, newest: int = EPOCH) -> str | None:
-        own = SimpleNamespace(newest_epoch=lambda expected: newest, main_parameters=[torch.zeros(3)])
+    def why(self, tensors: list[torch.Tensor], metadata: Any, own: torch.Tensor | None = None) -> str | None:
+        own_state = [torch.zeros(3) if own is None else own]
+        averager = SimpleNamespace(newest_epoch=lambda expected: EPOCH, main_parameters=own_state)
         for name in ("_newest", "_where_not_finite", "_why_contradicted"):
-            setattr(own, name, partial(getattr(DownloadsStates, name), own))
-        return DownloadsStates._why_refused(own, Download(b"source", (), metadata, tensors))  # type: ignore[arg-type]
+            setattr(averager, name, partial(getattr(DownloadsStates, name), averager))
+        return DownloadsStates._why_refused(averager, Download(b"source", metadata, tensors))  # type: ignore[arg-type]
 
     def test_what_is_whole_is_taken(self) -> None:
         good = {"epoch": EPOCH, "optimizer_metadata": [{"type": "value", "value": 0.1}]}
@@ -83,6 +89,14 @@ class TestRefused:
     def test_buffers_behind_the_state_are_looked_at_by_whoever_applies_them(self) -> None:
         mask = torch.tensor([-math.inf])
         assert self.why([torch.ones(3), mask], {"epoch": EPOCH, "module_buffers": ["fingerprint", 1]}) is None
+
+    def test_a_mask_is_one_here_too_and_never_nan(self) -> None:
+        mask = torch.tensor([-math.inf, 0.0])
+        assert self.why([mask + 1.0], {"epoch": EPOCH}, own=mask) is None
+        for bad in (-mask, torch.tensor([0.0, -math.inf]), torch.tensor([math.nan, 0.0])):
+            assert "nan or inf" in str(self.why([bad], {"epoch": EPOCH}, own=mask))
+        ruined = torch.full((3,), math.nan)
+        assert "nan or inf" in str(self.why([ruined], {"epoch": EPOCH}, own=ruined))
 
 
 Serve = Callable[..., Any]
@@ -169,6 +183,42 @@ class TestBelieved:
         newcomer = self.newcomer(dhts[3], serve, eventually, run_id, 2)
         newcomer.load_state_from_peers(timeout=30.0)
         assert self.has_loaded(newcomer)
+
+    def test_the_others_are_asked_while_it_is_on_its_way(
+        self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After it they may be so many epochs further that nobody can compare."""
+        was_asked, may_end = mp.Event(), mp.Event()
+
+        serves, makes = AveragerBase._state_in_turn, asking_witnesses.make_statement
+
+        async def slowly(self: Any, *args: Any) -> AsyncIterator[Any]:
+            async for message in serves(self, *args):
+                yield message
+                await asyncio.get_running_loop().run_in_executor(None, may_end.wait, 30.0)
+
+        def telling(*args: Any) -> Any:
+            was_asked.set()
+            return makes(*args)
+
+        with monkeypatch.context() as of_one:
+            of_one.setattr(AveragerBase, "_state_in_turn", slowly)
+            liar = serve(dhts[1], lambda parameter: -parameter, priority=1e9)
+        with monkeypatch.context() as of_one:
+            of_one.setattr(asking_witnesses, "make_statement", telling)
+            honest = serve(dhts[0])
+        newcomer = self.newcomer(dhts[3], serve, eventually, run_id, 2)
+        newcomer.newest_epoch = lambda expected: 20
+        listed = partial(newcomer.dht.get, f"{run_id}.all_averagers", latest=True)
+        eventually(lambda: ranked_sources(listed().value.items(), 21)[0] == liar.peer_id.to_bytes())
+        with ThreadPoolExecutor() as pool:
+            loading = pool.submit(newcomer.load_state_from_peers, timeout=60.0)
+            assert was_asked.wait(30.0)
+            honest.local_epoch = 20
+            may_end.set()
+            loading.result(60.0)
+        assert self.has_loaded(newcomer)
+        assert newcomer.local_epoch == 20
 
     def test_if_none_can_be_believed_it_says_whom_and_why(
         self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str

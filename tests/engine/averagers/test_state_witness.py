@@ -57,6 +57,14 @@ def test_states_that_are_made_up_do_not(forged: list[torch.Tensor]) -> None:
     assert contradicts(STATE, forged) is True
 
 
+@pytest.mark.parametrize("apart", range(MOST_EPOCHS_APART + 1))
+@pytest.mark.parametrize("size", [0.0, 0.01, 1.0, 20.0])
+def test_nor_do_they_if_the_witness_is_some_epochs_further(size: float, apart: int) -> None:
+    """The longer tolerance was once more than the distance of any two states."""
+    assert contradicts([size * torch.randn_like(one) for one in STATE], STATE, apart) is True
+    assert contradicts(STATE, [1.5 * one + 0.3 * torch.randn_like(one) for one in STATE], apart) is False
+
+
 def test_a_state_that_is_broken_is_no_witness_and_is_contradicted_by_one_that_is_not() -> None:
     broken = [torch.full_like(STATE[0], float("nan")), *STATE[1:]]
     assert contradicts(STATE, broken) is None
