@@ -24,7 +24,8 @@ LOOK_EVERY = 0.1
 #: How often training returns by itself to one state that was kept: what explodes once more will explode again.
 MOST_RETURNS = 3
 
-#: Seconds for which a peer that has to download a state is given nothing but ruined ones before that is an error.
+#: Seconds for which a peer whose state is ruined, or that is given nothing but ruined ones, waits for a return before
+#: that is an error.
 RUINED_FOR = 60.0
 
 #: What to do when that was in vain.
@@ -142,26 +143,35 @@ class RollsBack:
             self.on_return(None)
 
     def outlasting_ruin(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A step that is given up, and for a while is no error, if it needs the others' state and that is ruined.
+        """A step that for a while is no error where it is of a ruined state, and no other is to be had.
 
-        All are about to return then: the host by itself, and the others with it.
+        All are about to return then: the host by itself, and the others with it. What the step computes of such a state
+        counts for nothing; what needs the others' state is given up.
 
-        :param step: of the optimizer; raises :class:`hivenb.errors.UnbelievedStateError` then
-        :returns: the same, which gives ``None`` instead for :data:`RUINED_FOR` seconds, if ``roll_back`` is on
+        :param step: of the optimizer; raises :class:`hivenb.errors.UnbelievedStateError` if the others' are ruined, and
+          :class:`hivenb.errors.NotFiniteError` if this peer's own is
+        :returns: the same, which does so only after :data:`RUINED_FOR` seconds, if ``roll_back`` is on; it gives
+          ``None`` where it is given up
         """
+        if self._optimizer is not None:
+            self._optimizer.left_out.outlasts = lambda: not self.is_alone and self._outlasts_ruin()
 
         def outlasting(*args: Any, **kwargs: Any) -> Any:
             try:
                 output = step(*args, **kwargs)
             except UnbelievedStateError:
-                self._ruined_since = self._ruined_since or time.monotonic()
-                if not self.options.roll_back or time.monotonic() - self._ruined_since > RUINED_FOR:
+                if not self._outlasts_ruin():
                     raise
                 return None
-            self._ruined_since = None
+            if not self.is_about_to_fail:
+                self._ruined_since = None
             return output
 
         return outlasting
+
+    def _outlasts_ruin(self) -> bool:
+        self._ruined_since = self._ruined_since or time.monotonic()
+        return self.options.roll_back and time.monotonic() - self._ruined_since <= RUINED_FOR
 
     def roll_back(self, epoch: int | None = None) -> int:
         """Return to the state that was kept last, between two batches.

@@ -1,40 +1,78 @@
-"""A step that needs the others' state, and is given ruined ones only, is given up for a while where all may return."""
+"""A step of a ruined state is no error for a while where all may return to a good one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hivenb.errors import UnbelievedStateError
+from hivenb.engine.optimizer.left_out_batches import MOST_IN_A_ROW, LeftOutBatches
+from hivenb.errors import NotFiniteError, UnbelievedStateError
 from hivenb.strategy import rolling_back
 from hivenb.strategy.rolling_back import RollsBack
 
 
-def outlasting(roll_back: bool, ruined: list[bool]) -> Any:
-    """Such a step; it is ruined as the list says, one by one."""
+class Stepping(RollsBack):
+    """What of a strategy such a step needs."""
 
-    def step() -> str:
-        if ruined.pop(0):
-            raise UnbelievedStateError("no peer sends a state that can be believed")
-        return "made"
+    def __init__(self, roll_back: bool, num_peers: int = 2):
+        super().__init__()
+        progress = SimpleNamespace(num_peers=num_peers)
+        self.options: Any = SimpleNamespace(roll_back=roll_back)
+        self._optimizer: Any = SimpleNamespace(
+            left_out=LeftOutBatches(), tracker=SimpleNamespace(global_progress=progress)
+        )
 
-    own: Any = SimpleNamespace(options=SimpleNamespace(roll_back=roll_back), _ruined_since=None)
-    return RollsBack.outlasting_ruin(own, step)
+    def step(self, make: Callable[[], Any]) -> Any:
+        return self.outlasting_ruin(make)()
+
+
+def made() -> str:
+    return "made"
+
+
+def ruined() -> None:
+    raise UnbelievedStateError("no peer sends a state that can be believed")
 
 
 def test_it_is_given_up_until_the_others_are_well() -> None:
-    step = outlasting(True, [False, True, True, False])
-    assert [step() for _ in range(4)] == ["made", None, None, "made"]
+    own = Stepping(True)
+    assert [own.step(each) for each in (made, ruined, ruined, made)] == ["made", None, None, "made"]
 
 
 def test_where_nobody_returns_by_itself_it_is_an_error() -> None:
     with pytest.raises(UnbelievedStateError):
-        outlasting(False, [True])()
+        Stepping(False).step(ruined)
 
 
 def test_nor_does_it_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rolling_back, "RUINED_FOR", -1.0)
     with pytest.raises(UnbelievedStateError):
-        outlasting(True, [True])()
+        Stepping(True).step(ruined)
+
+
+def leave_out_too_many(own: Stepping) -> None:
+    for _ in range(2 * MOST_IN_A_ROW):
+        own.step(lambda: own._optimizer.left_out.leave_out("the gradient of w is nan", "Its samples do not count"))
+
+
+def test_batches_are_left_out_until_a_good_state_is_back() -> None:
+    own = Stepping(True)
+    leave_out_too_many(own)
+    assert own._ruined_since is not None
+    own.step(own._optimizer.left_out.take)
+    assert own._ruined_since is None, "the next ruin is given as long"
+
+
+@pytest.mark.parametrize(("roll_back", "num_peers"), [(False, 2), (True, 1)], ids=["it is off", "nobody is there"])
+def test_where_no_return_is_to_come_they_end_training(roll_back: bool, num_peers: int) -> None:
+    with pytest.raises(NotFiniteError):
+        leave_out_too_many(Stepping(roll_back, num_peers))
+
+
+def test_nor_are_they_left_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rolling_back, "RUINED_FOR", -1.0)
+    with pytest.raises(NotFiniteError):
+        leave_out_too_many(Stepping(True))

@@ -43,6 +43,8 @@ class LeftOutBatches:
         self.in_a_row = 0
         #: gives the scale by which losses, and so gradients, are multiplied at the moment
         self.scale: Callable[[], float] = lambda: NO_SCALE
+        #: whether training goes on with none that counts: the others may be about to bring a good state back
+        self.outlasts: Callable[[], bool] = lambda: False
         #: called with True before the first batch and after each step, and with False after a batch that is left out
         self.on_batch: Callable[[bool], None] = lambda counts: None
 
@@ -56,7 +58,7 @@ class LeftOutBatches:
 
         :param where: its gradients are not finite, in words
         :param lost: what is not counted with it, in words
-        :raises NotFiniteError: if there were too many in a row
+        :raises NotFiniteError: if there were too many in a row, and nothing is to come that ends that
         """
         self.seen += 1
         self.total += 1
@@ -65,7 +67,7 @@ class LeftOutBatches:
         scale = self.scale()
         if scale <= NO_SCALE:
             self.in_a_row += 1
-        if self.in_a_row >= MOST_IN_A_ROW:
+        if self.in_a_row >= MOST_IN_A_ROW and not self.outlasts():
             raise NotFiniteError(
                 f"{self.in_a_row} batches in a row had gradients that are not finite, the last of them batch "
                 f"{self.seen} of this training ({where}). They were left out, so the model is as good as before them, "
