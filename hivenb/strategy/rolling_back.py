@@ -59,6 +59,7 @@ class RollsBack:
         self._is_reached = False
         self._returns, self._returned_at = 0, 0
         self._ruined_since: float | None = None
+        self._was_with_others = False
 
     # -- the last good state --------------------------------------------------------------------------------------
 
@@ -116,6 +117,7 @@ class RollsBack:
     def note_epoch(self, report: EpochReport) -> None:
         """This peer has ended an epoch by a step of its own."""
         self._is_reached = self._to_come is not None and report.epoch >= self._to_come.at
+        self._was_with_others = report.group_size > 1
 
     @property
     def is_return_due(self) -> bool:
@@ -154,7 +156,10 @@ class RollsBack:
           ``None`` where it is given up
         """
         if self._optimizer is not None:
-            self._optimizer.left_out.outlasts = lambda: not self.is_alone and self._outlasts_ruin()
+            # a read of the DHT that fails finds nobody, either
+            self._optimizer.left_out.outlasts = lambda: (
+                self._outlasts_ruin() and (self._was_with_others or not self.is_alone)
+            )
 
         def outlasting(*args: Any, **kwargs: Any) -> Any:
             try:

@@ -72,6 +72,15 @@ def test_where_no_return_is_to_come_they_end_training(roll_back: bool, num_peers
         leave_out_too_many(Stepping(roll_back, num_peers))
 
 
+def test_who_was_with_others_in_its_last_round_is_not_alone_because_a_read_of_the_dht_fails() -> None:
+    own = Stepping(True, num_peers=0)
+    own.note_epoch(SimpleNamespace(epoch=5, group_size=2))  # type: ignore[arg-type]
+    leave_out_too_many(own)
+    own.note_epoch(SimpleNamespace(epoch=6, group_size=1))  # type: ignore[arg-type]
+    with pytest.raises(NotFiniteError):
+        leave_out_too_many(own)
+
+
 def test_nor_are_they_left_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rolling_back, "RUINED_FOR", -1.0)
     with pytest.raises(NotFiniteError):
