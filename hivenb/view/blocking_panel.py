@@ -50,9 +50,14 @@ class BlockingPanel:
             layout=widgets.Layout(width="260px", margin="2px 28px 2px 0"),
             **tooltip(_TOOLTIP),
         )
-        self.button = widgets.Button(description="Block", disabled=True, layout=widgets.Layout(width="90px"))
+        self.button = widgets.Button(
+            description="Block", disabled=True, layout=widgets.Layout(width="90px", margin="2px 0 2px 12px")
+        )
         self.door = widgets.Button(
-            description=_DOOR, disabled=True, layout=widgets.Layout(width="150px"), **tooltip(_DOOR_TOOLTIP)
+            description=_DOOR,
+            disabled=True,
+            layout=widgets.Layout(width="150px", margin="2px 28px 2px 12px"),
+            **tooltip(_DOOR_TOOLTIP),
         )
         self._helped_door = with_help(self.door, _DOOR_TOOLTIP)
         self._helped_door.layout.display = "none"

@@ -72,7 +72,7 @@ class PeersPanel:
         self.restart = widgets.Checkbox(
             description="start again",
             indent=False,
-            layout=widgets.Layout(width="auto", margin="2px 28px 2px 0"),
+            layout=widgets.Layout(width="auto", margin="2px 28px 2px 12px"),
             **tooltip(_RESTART_TOOLTIP),
         )
         self.restart.observe(lambda change: restart(change["new"]), names="value")
@@ -158,7 +158,7 @@ def local_html(now: DashboardState) -> str:
 def _row(member: Member, local_number: int | None) -> str:
     peer = member.peer
     is_there = member.presence in (Presence.HERE, Presence.UNKNOWN)
-    name = f"{safe(member.name)} " if member.name else ""
+    name = f'<span class="name" title="{safe(member.name)}">{safe(member.name)}</span> ' if member.name else ""
     since = words.ago(member.here_for) if member.presence is Presence.HERE else words.ABSENT
     bar = f'<span class="share" style="width: {max(1, round(_BAR * member.share))}px"></span>'
     return (

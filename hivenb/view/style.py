@@ -62,6 +62,8 @@ _CSS = """
   { text-align: left; font-weight: 600; color: var(--jp-ui-font-color2, #6b7280);
     border-bottom: 1px solid var(--jp-border-color2, #d7dbe0); }
 .hivenb-table th, .hivenb-table td { padding: 3px 16px 3px 0; white-space: nowrap; }
+.hivenb-table .name
+  { display: inline-block; max-width: 22ch; overflow: hidden; text-overflow: ellipsis; vertical-align: bottom; }
 .hivenb-table .number { text-align: right; }
 .hivenb-table code { background: none; color: inherit; font-family: var(--jp-code-font-family, monospace); }
 .hivenb .hivenb-compared { table-layout: auto; margin: 0; }

@@ -51,6 +51,16 @@ def settle_as_child(parent_pid: int | None = None) -> None:
         redirect_output(child_output)
 
 
+def give_up_input() -> None:
+    """Let this process, which was forked, have no input: what there is to read is its parent's.
+
+    A thread of the parent may be reading it. Whoever closes ``sys.stdin`` would wait for that thread, which is not
+    here, for ever.
+    """
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - as long as the process
+    os.dup2(sys.stdin.fileno(), 0)
+
+
 def redirect_output(descriptor: int) -> None:
     """Let all that this process prints, and the children it will have, go to a file descriptor, line by line."""
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -89,6 +99,10 @@ class ChildProcess(mp.process.BaseProcess):
                 super().start()
         finally:
             gc.unfreeze()
+
+    def _bootstrap(self, *args: Any, **kwargs: Any) -> Any:
+        give_up_input()  # before multiprocessing closes it
+        return super()._bootstrap(*args, **kwargs)  # type: ignore[misc]
 
     def run(self) -> None:
         settle_as_child()

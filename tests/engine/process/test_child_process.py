@@ -6,6 +6,8 @@ import gc
 import multiprocessing as mp
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -146,3 +148,42 @@ def test_an_interrupt_that_comes_before_the_child_is_settled_does_not_hit_it() -
             child_process.settle_as_child()
             os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+READS_MEANWHILE = """
+import multiprocessing as mp, sys, threading
+from hivenb.engine.process.child_process import ChildProcess
+
+class Child(ChildProcess, mp.Process):
+    pass
+
+def read():
+    sys.stdin.readline()
+    began.set()
+    sys.stdin.read()
+
+began = threading.Event()
+reader = threading.Thread(target=read, daemon=True)
+reader.start()
+began.wait()
+while open(f"/proc/self/task/{reader.native_id}/stat").read().rpartition(")")[2].split()[0] != "S":
+    pass
+child = Child(target=lambda: print(repr(sys.stdin.read()), flush=True))
+child.start()
+child.join(20)
+print(child.exitcode, flush=True)
+child.kill()
+"""
+
+
+def test_a_child_starts_while_a_thread_of_its_parent_reads_the_input() -> None:
+    """multiprocessing closes it in the child, and waited for ever for that thread, which is in the parent alone."""
+    command = [sys.executable, "-c", READS_MEANWHILE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write("a line\n")
+        program.stdin.flush()
+        said = [program.stdout.readline(), program.stdout.readline()]
+        program.stdin.close()
+    assert said == ["''\n", "0\n"], "the child has nothing to read"
