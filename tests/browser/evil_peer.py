@@ -1,0 +1,33 @@
+"""A peer that trains as others do, and calls itself something that is to run in a page; ends with its standard input.
+
+python evil_peer.py INVITE RUN_ID
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import hivenb
+from hivenb import tasks
+from hivenb.swarm.agreement import public_names
+
+#: As long as a record may be, with all that might break whoever shows it.
+NAME = '<img src=x onerror=ran()>"><script>ran()</script>\u202edlrow\x1b[31m\x07' + "w" * 200
+
+
+def main(invite: str, run_id: str) -> None:
+    torch.set_num_threads(1)
+    public_names.clean = lambda name: name  # it tells others its name as it is; they have to clean it
+    task = tasks.digits()
+    options = hivenb.Options(target_batch_size=4096, matchmaking_time=2.0, run_id=run_id)
+    with hivenb.Swarm.join(invite, "evil", public_name=NAME) as swarm:
+        run = hivenb.TrainingRun(task.model, task.train, swarm=swarm, options=options)
+        run.start()
+        sys.stdin.read()
+        run.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
