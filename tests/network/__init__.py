@@ -1,0 +1,1 @@
+"""A simulated internet of real network namespaces, and peers that train across it."""

@@ -1,0 +1,120 @@
+"""Hosts in network namespaces of their own, joined by a router: an internet of one machine, which nothing leaves."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing as mp
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import forked
+
+from network.line import Line
+from network.router import DEVICE, Router, enter, route
+
+#: Seconds within which the router answers.
+_PATIENCE = 30.0
+
+#: As over a tunnel or a mobile line; what is larger is cut into pieces by whoever sends it.
+_LARGEST_PACKET = 1400
+
+_numbers = itertools.count(1)
+
+
+class Internet:
+    """So many hosts as lines are given. A context manager; root is needed.
+
+    :param lines: of the hosts
+    :param seed: of what gets lost and how late packets are
+    """
+
+    def __init__(self, lines: Sequence[Line], seed: int = 0) -> None:
+        self.lines = list(lines)
+        self._seed = seed
+        own = f"hn{os.getpid()}-{next(_numbers)}"
+        self._spaces = [f"{own}-{number}" for number in range(len(self.lines))]
+        self._router: BaseProcess | None = None
+
+    def __enter__(self) -> Internet:
+        try:
+            for space in self._spaces:
+                _ip("netns", "add", space)
+            self._connection, theirs = mp.Pipe()
+            router = Router([self.address(number) for number in range(len(self.lines))], self.lines, self._seed)
+            self._router = forked.start(route, theirs, self._spaces, router)
+            theirs.close()
+            self._hear()
+            for number, space in enumerate(self._spaces):
+                _ip("-n", space, "addr", "add", f"{self.address(number)}/16", "dev", DEVICE)
+                _ip("-n", space, "link", "set", DEVICE, "mtu", str(_LARGEST_PACKET), "txqueuelen", "2000", "up")
+                _ip("-n", space, "link", "set", "lo", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._router is not None:
+            self._connection.close()
+            self._router.join(_PATIENCE)
+            self._router.kill()
+            self._router.join()
+        for space in self._spaces:
+            subprocess.run(["ip", "netns", "del", space], capture_output=True)
+
+    def address(self, host: int) -> str:
+        """Where the others find a host: IPv4."""
+        return f"10.77.{(host + 1) // 256}.{(host + 1) % 256}"
+
+    def enter_as(self, host: int) -> partial[None]:
+        """What moves the process that calls it to a host; it can be pickled."""
+        return partial(enter, self._spaces[host])
+
+    def popen(self, host: int, command: Sequence[str], **kwargs: Any) -> subprocess.Popen[Any]:
+        """Start a program on a host."""
+        return subprocess.Popen(["ip", "netns", "exec", self._spaces[host], *command], **kwargs)
+
+    def change(self, host: int, **changes: object) -> None:
+        """Let a host's line be another one from now on.
+
+        :param changes: fields of :class:`network.line.Line`
+        """
+        self.lines[host] |= changes
+        self._connection.send((host, self.lines[host]))
+        self._hear()
+
+    @property
+    def packets(self) -> tuple[int, int]:
+        """How many were forwarded, and how many dropped."""
+        self._connection.send(None)
+        return self._hear()
+
+    def _hear(self) -> tuple[int, int]:
+        if not self._connection.poll(_PATIENCE):
+            raise TimeoutError("the router does not answer")
+        told: tuple[int, int] = self._connection.recv()
+        return told
+
+
+def why_not() -> str | None:
+    """Why there can be no such internet on this machine; ``None`` if there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "there is no ip (iproute2)"
+    if not os.path.exists("/dev/net/tun"):
+        return "there are no TUN devices here"
+    try:
+        with Internet([Line(), Line()]):
+            return None
+    except (OSError, EOFError, subprocess.CalledProcessError) as e:
+        return f"no hosts can be made here: {getattr(e, 'stderr', None) or e}"
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
