@@ -101,9 +101,10 @@ class Charts:
 
     def says(self, title: str, seconds: float, *patterns: str) -> str:
         """Wait until a pointer at that moment is told such words."""
-        self.page.mouse.move(*self.at(title, seconds), steps=3)
 
         def told() -> str | None:
+            # again, since the picture may still become wider or narrower
+            self.page.mouse.move(*self.at(title, seconds), steps=3)
             words = self.tip.inner_text() if self.tip.is_visible() else ""
             return words if words and all(re.search(pattern, words) for pattern in patterns) else None
 

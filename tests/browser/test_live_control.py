@@ -55,8 +55,8 @@ def notebook(folder: Path, name: str, cells: tuple[str, ...]) -> str:
 class Told:
     """What the run says of itself, in the kernel."""
 
-    def __init__(self, folder: Path):
-        self._file = folder / "facts.json"
+    def __init__(self, folder: Path, name: str = "facts"):
+        self._file = folder / f"{name}.json"
 
     def __getitem__(self, name: str):
         return json.loads(self._file.read_text())[name] if self._file.exists() else None
