@@ -159,7 +159,7 @@ class SendsNothing(GradientAverager):
 
 def test_who_sends_nothing_in_a_round_is_told(dht: DHT, joining_dht: DHT, make_averager: Make, eventually: Make):
     settings = {"min_matchmaking_time": 1.0, "request_timeout": 0.5, "sender_timeout": 2.0, "reducer_timeout": 4.0}
-    settings["shape"] = 1000  # with few numbers, one of them would average all
+    settings["shape"] = 300_000  # of few numbers there would be one part, which one of them averages alone
     victim, attacker = make_averager(dht, **settings), make_averager(joining_dht, kind=SendsNothing, **settings)
     attacker.step(gather=3, wait=False, timeout=20.0)
     assert len(victim.step(gather=3, timeout=20.0)) == 1
