@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -14,12 +13,12 @@ from random import Random
 
 from faults.case import BrokeError, Fault
 from faults.field import SETTINGS, SIZE, Field
+from namespaces import enter
 
 #: Seconds for which the halves do not see each other.
 CUT = 60.0
 
 _NAME = f"hf{os.getpid() % 10000}"
-_CLONE_NEWNET = 0x40000000
 
 
 def _ip(*words: str) -> None:
@@ -55,16 +54,6 @@ def _network(count: int) -> Iterator[tuple[str, list[str]]]:
             subprocess.run(["ip", "netns", "del", space], capture_output=True)
         for device in (link, *bridges):
             subprocess.run(["ip", "link", "del", device], capture_output=True)
-
-
-def enter(space: str) -> None:
-    """Have no other network than that of a namespace, in this process and those that it starts."""
-    descriptor = os.open(f"/var/run/netns/{space}", os.O_RDONLY)
-    try:
-        if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"cannot enter {space}")
-    finally:
-        os.close(descriptor)
 
 
 def _cut_in_halves(field: Field, chance: Random) -> str:

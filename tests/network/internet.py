@@ -13,9 +13,10 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import forked
+from namespaces import enter
 
 from network.line import Line
-from network.router import DEVICE, Router, enter, route
+from network.router import DEVICE, Router, route
 
 #: Seconds within which the router answers.
 _PATIENCE = 30.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import heapq
 import os
@@ -14,14 +13,14 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from random import Random
 
+from namespaces import enter, move_to
+
 from network.firewall import Firewall
 from network.line import Direction, Line
 from network.packet import flow_of
 
 #: The device by which a host reaches the others.
 DEVICE = "wan0"
-
-CLONE_NEWNET = 0x40000000
 
 #: From linux/if_tun.h: TUNSETIFF, and IFF_TUN without a header before each packet.
 _SET_DEVICE, _TUN_WITHOUT_HEADER = 0x400454CA, 0x1001
@@ -135,14 +134,6 @@ def _take_burst(router: Router, number: int, device: int) -> None:
             router.take(number, os.read(device, _LARGEST), time.monotonic())
 
 
-def enter(space: str) -> None:
-    """Move the calling thread into a network namespace, and all threads and processes that it starts from now on."""
-    with open(f"/run/netns/{space}") as opened:
-        if ctypes.CDLL(None, use_errno=True).setns(opened.fileno(), CLONE_NEWNET) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), space)
-
-
 def _open_device(space: str) -> int:
     with open("/proc/self/ns/net") as home:
         enter(space)
@@ -150,6 +141,5 @@ def _open_device(space: str) -> int:
             device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
             fcntl.ioctl(device, _SET_DEVICE, struct.pack("16sH22s", DEVICE.encode(), _TUN_WITHOUT_HEADER, b""))
         finally:
-            if ctypes.CDLL(None, use_errno=True).setns(home.fileno(), CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "cannot leave the network of a host")
+            move_to(home.fileno())
     return device
