@@ -45,7 +45,7 @@ _MOST_DESCRIPTORS = 180
 _DOWNLOADING = 10.0
 
 #: Share of its pace that a swarm keeps, in the first seconds of an attack and later.
-_HELD = 0.5
+_HELD = 0.7
 
 
 def _forget_conduct() -> None:
