@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing as mp
-import os
-import signal
 import threading
 import time
 from collections import deque
@@ -15,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from hivenb.engine.process.end_with_parent import wait_for_exit
+from hivenb.engine.process.known_process import KnownProcess
 from hivenb.errors import LocalPeerError
 from hivenb.options.options import Options
 
@@ -35,6 +33,8 @@ class LocalPeer:
     def __init__(self, number: int, process: Any, connection: Connection, log_path: Path):
         self.number = number
         self._process, self._connection, self._log_path = process, connection, log_path
+        # the fork server frees its number as soon as it has ended
+        self._known = KnownProcess(process.pid)
         self._listening = threading.Lock()  # a view looks while a cell waits; each message is for one of them
         self._sending = threading.Lock()  # one order at a time
         self._looking = threading.Lock()  # the exit code is told once, and who came second would take it for a crash
@@ -71,7 +71,7 @@ class LocalPeer:
 
     def kill(self) -> None:
         """End it at once, without a goodbye to the swarm, as a power cut would."""
-        self._kill()
+        self._known.kill()
         self._wait_for_exit_code()
 
     def begin(self, options: Options) -> None:
@@ -85,8 +85,8 @@ class LocalPeer:
 
     def wait_until_gone(self, timeout: float) -> None:
         """Wait for its end; after the timeout (seconds), force it."""
-        if not wait_for_exit(self.pid, timeout):
-            self._kill()
+        if not self._known.wait(timeout):
+            self._known.kill()
         self._wait_for_exit_code()
         with self._sending, self._listening:  # what has its number next is somebody else's
             self._connection.close()
@@ -108,22 +108,19 @@ class LocalPeer:
 
     @property
     def _exit_code(self) -> int | None:
-        with self._looking:
-            code = self._process.exitcode
-        return None if code == _UNKNOWN and not wait_for_exit(self.pid, 0.0) else code
+        return None if self._server_has_ended and not self._known.wait(0.0) else self._told_exit_code
 
     @property
     def _server_has_ended(self) -> bool:
-        with self._looking:
-            return bool(self._process.exitcode == _UNKNOWN)
+        return self._told_exit_code == _UNKNOWN
 
-    def _kill(self) -> None:
-        if self._exit_code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # its own kill() does nothing once it is taken for dead
+    @property
+    def _told_exit_code(self) -> int | None:
+        with self._looking:
+            return self._process.exitcode
 
     def _wait_for_exit_code(self) -> None:
-        wait_for_exit(self.pid)
+        self._known.wait()
         mp.connection.wait([self._process.sentinel])
         with self._looking:
             self._process.join()

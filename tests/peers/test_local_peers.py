@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import hivenb
-from hivenb.engine.process.end_with_parent import wait_for_exit
+from hivenb.engine.process.known_process import wait_for_exit
 from hivenb.errors import LocalPeerError, SwarmError
 from hivenb.options import Options
 from hivenb.peers import local_peers

@@ -9,7 +9,7 @@ import torch
 from hivemind.utils import get_dht_time
 from tiny import DELAYS, LOOPBACK, TinyModel, loader, trainer
 
-from hivenb.engine.process.end_with_parent import wait_for_exit
+from hivenb.engine.process.known_process import wait_for_exit
 from hivenb.strategy import HivemindStrategy
 from strategy.peers import Swarm, assert_they_met, difference
 

@@ -121,6 +121,11 @@ def test_a_peers_id_and_its_name_never_become_html(members: Any) -> None:
     assert "<b>x" not in html
 
 
+def test_a_long_name_can_be_read_where_the_table_cuts_it(members: Any) -> None:
+    name = "the third notebook of the group that meets on Tuesdays"
+    assert f'class="name" title="{name}">{name}<' in peers_html([replace(members[0], name=name)])
+
+
 def test_peers_that_die_are_started_again_if_asked_to(scene: Any) -> None:
     asked: list[bool] = []
     panel = PeersPanel(lambda count: None, asked.append)

@@ -17,8 +17,8 @@ from hivemind.dht import DHTNode
 from hivemind.utils import MPFuture, get_logger
 
 from hivenb.engine.dht.daemon import DaemonRecord, Earlier, addresses_of
-from hivenb.engine.process.end_with_parent import wait_for_exit
 from hivenb.engine.process.interrupts import BackgroundThread
+from hivenb.engine.process.known_process import wait_for_exit
 from hivenb.engine.process.restart_count import RestartCount
 from hivenb.engine.process.watched_process import LOOK_EVERY, WatchedProcess, how_it_ended
 from hivenb.errors import ProcessEndedError

@@ -7,14 +7,11 @@ kills a program that is not ours with its parent.
 from __future__ import annotations
 
 import os
-import select
 import sys
-import time
 from pathlib import Path
 
 from hivenb.engine.process.interrupts import BackgroundThread
-
-_POLL_SECONDS = 1.0
+from hivenb.engine.process.known_process import wait_for_exit
 
 
 def end_with(pid: int) -> None:
@@ -25,47 +22,6 @@ def end_with(pid: int) -> None:
 def _exit_with(pid: int) -> None:
     wait_for_exit(pid)
     os._exit(1)
-
-
-def wait_for_exit(pid: int, timeout: float | None = None) -> bool:
-    """Wait until a process has ended, child of this one or not.
-
-    :param pid: the process to wait for
-    :param timeout: at most this many seconds; without it, as long as it takes
-    :returns: whether it has ended
-    """
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    except OSError:  # a kernel or a sandbox without pidfd
-        return _poll_for_exit(pid, timeout)
-    try:
-        # not select(): a notebook process may well own more than 1024 descriptors
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        return bool(poller.poll(None if timeout is None else timeout * 1000))
-    finally:
-        os.close(descriptor)
-
-
-def _poll_for_exit(pid: int, timeout: float | None) -> bool:
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while _exists(pid):
-        if deadline is not None and time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
-    return True
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def tied_to_parent(command: list[str]) -> list[str]:

@@ -16,8 +16,8 @@ from hivemind.utils import MPFuture, get_logger
 from hivenb.engine.process.abandoned_locks import free_abandoned
 from hivenb.engine.process.answered_pipe import AnsweredPipe, listen_anew
 from hivenb.engine.process.child_process import ChildProcess, shared_locks
-from hivenb.engine.process.end_with_parent import wait_for_exit
 from hivenb.engine.process.interrupts import BackgroundThread
+from hivenb.engine.process.known_process import wait_for_exit
 from hivenb.errors import ProcessEndedError
 
 logger = get_logger(__name__)

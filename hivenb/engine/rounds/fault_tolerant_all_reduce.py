@@ -67,6 +67,8 @@ class FaultTolerantRunner(AllReduceRunner):
         self._heard_at: dict[PeerID, float] = {}
         #: why a peer's parts or averages were not taken, in words
         self.refused: dict[PeerID, str] = {}
+        #: weights that peers claim, and those with which they count
+        self.cut: dict[PeerID, tuple[float, float]] = {}
         self.weight = self.weight or NO_WEIGHT  # plain hivemind divides by zero if nobody else has one
         self._bounds = None if rule == NONE else self._norm_bounds(usual, phase)
         check_average = None if self._bounds is None else self._bounds.check_average
@@ -87,7 +89,7 @@ class FaultTolerantRunner(AllReduceRunner):
         largest = {number for number, (_, info) in enumerate(parts) if info.key == ExactKey(takes_largest=True)}
         if self.peer_id in self.sender_peer_ids:
             weights[self.sender_peer_ids.index(self.peer_id)] = math.inf
-        rules = PartRules(types, largest, weights, self._check_sent, clips, self._refuse_sender)
+        rules = PartRules(types, largest, weights, self._check_sent, clips, self._refuse_sender, self._note_cut)
         return FaultTolerantReducer(made.part_shapes, made.num_senders, rules)
 
     def _check_sent(self, sender_index: int, part_index: int, norm: float, weight: float) -> None:
@@ -96,6 +98,9 @@ class FaultTolerantRunner(AllReduceRunner):
 
     def _refuse_sender(self, sender_index: int, reason: str) -> None:
         self._refuse(self.sender_peer_ids[sender_index], f"what it sent to be averaged was refused: {reason}")
+
+    def _note_cut(self, sender_index: int, claimed: float, counted: float) -> None:
+        self.cut[self.sender_peer_ids[sender_index]] = claimed, counted
 
     def _refuse_average(self, peer_index: int, reason: str) -> None:
         self._refuse(self.ordered_peer_ids[peer_index], f"what it gave as an average was refused: {reason}")
@@ -238,7 +243,7 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         #: the rule by which what is finite is averaged
         self.robust_aggregation = robust_aggregation
         self._usual_norms = UsualNorms()
-        #: when it was last said that a peer was refused
+        #: when something was last said of a peer
         self._said_at: dict[PeerID, float] = {}
         self._sender_weights = SenderWeights()
         super().__init__(*args, **kwargs)
@@ -262,24 +267,32 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         self._unreached: set[PeerID] = set()
         self._refused: dict[PeerID, str] = {}
+        self._cut: dict[PeerID, tuple[float, float]] = {}
         began = time.monotonic()
         try:
             gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
         finally:
             seconds = time.monotonic() - began
             self._matchmaking.note_exchange(group_info, self._unreached, self._refused, seconds)
-            self._note_refused(self._refused)
+            self._log_what_was_not_taken(self._refused, self._cut)
         return Gathered({peer: value for peer, value in gathered.items() if peer not in self._unreached}, self._refused)
 
-    def _note_refused(self, refused: Mapping[PeerID, str]) -> None:
-        """Say what was refused in a round, in the averager's process.
+    def _log_what_was_not_taken(self, refused: Mapping[PeerID, str], cut: Mapping[PeerID, tuple[float, float]]) -> None:
+        """Log what was not taken of others in a round, in the averager's process.
 
         :param refused: why, in words, by the peer's id
+        :param cut: the weight that a peer claims, and the one it counts with
         """
-        for peer, reason in refused.items():
+        said = {peer: f"{peer} is left out of a round: {reason}" for peer, reason in refused.items()}
+        for peer, (claimed, counted) in cut.items():
+            words = (
+                f"{peer} counts with a weight of {counted:.4g} in a round, not with the {claimed:.4g} that it claims"
+            )
+            said.setdefault(peer, f"{words}: a peer's weight is the samples that it has reported, and 1 for its state")
+        for peer, line in said.items():
             if time.monotonic() - self._said_at.get(peer, -math.inf) >= SAY_AGAIN_AFTER:
                 self._said_at[peer] = time.monotonic()
-                logger.warning(f"{peer} is left out of a round: {reason}")
+                logger.warning(line)
 
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
@@ -296,6 +309,7 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         finally:
             self._unreached |= runner.unreached
             self._refused |= runner.refused
+            self._cut |= runner.cut
 
     def _runner_of(
         self, group: GroupInfo, tensors: Sequence[torch.Tensor], settings: Mapping[str, Any]

@@ -22,7 +22,7 @@ from tiny import LOOPBACK
 from hivenb.engine.dht.daemon import TiedP2P
 from hivenb.engine.dht.dht import DHT, reachable_addresses
 from hivenb.engine.dht.signatures import SignatureValidator
-from hivenb.engine.process.end_with_parent import wait_for_exit
+from hivenb.engine.process.known_process import wait_for_exit
 
 
 def open_dht(**kwargs: Any) -> DHT:

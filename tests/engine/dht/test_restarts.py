@@ -19,7 +19,7 @@ from tiny import LOOPBACK
 from hivenb.engine.dht.dht import DHT, reachable_addresses
 from hivenb.engine.dht.identity import same_ports
 from hivenb.engine.process import restart_count
-from hivenb.engine.process.end_with_parent import wait_for_exit
+from hivenb.engine.process.known_process import wait_for_exit
 from hivenb.errors import ProcessEndedError, SwarmError
 from hivenb.swarm import Swarm
 

@@ -151,7 +151,7 @@ def test_an_interrupt_that_comes_before_the_child_is_settled_does_not_hit_it() -
 
 
 READS_MEANWHILE = """
-import multiprocessing as mp, sys, threading
+import multiprocessing as mp, os, sys, threading
 from hivenb.engine.process.child_process import ChildProcess
 
 class Child(ChildProcess, mp.Process):
@@ -168,7 +168,7 @@ reader.start()
 began.wait()
 while open(f"/proc/self/task/{reader.native_id}/stat").read().rpartition(")")[2].split()[0] != "S":
     pass
-child = Child(target=lambda: print(repr(sys.stdin.read()), flush=True))
+child = Child(target=lambda: print(repr(sys.stdin.read()), os.read(0, 9), flush=True))
 child.start()
 child.join(20)
 print(child.exitcode, flush=True)
@@ -186,4 +186,4 @@ def test_a_child_starts_while_a_thread_of_its_parent_reads_the_input() -> None:
         program.stdin.flush()
         said = [program.stdout.readline(), program.stdout.readline()]
         program.stdin.close()
-    assert said == ["''\n", "0\n"], "the child has nothing to read"
+    assert said == ["'' b''\n", "0\n"], "the child has nothing to read, and nor has a program that it starts"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 
-from hivenb.engine.process import end_with_parent
-from hivenb.engine.process.end_with_parent import tied_to_parent, wait_for_exit
+from hivenb.engine.process.end_with_parent import tied_to_parent
+from hivenb.engine.process.known_process import wait_for_exit
 
 pytestmark = pytest.mark.process
 
@@ -79,24 +78,3 @@ def test_a_program_gets_its_arguments_and_environment(monkeypatch: pytest.Monkey
     monkeypatch.setenv("HIVENB_TEST", "a value")
     command = tied_to_parent(["/bin/sh", "-c", 'echo "$0|$1|$HIVENB_TEST"', "x y", "--flag"])
     assert subprocess.run(command, capture_output=True, text=True, timeout=20).stdout == "x y|--flag|a value\n"
-
-
-class TestWaitForExit:
-    @pytest.fixture(params=["pidfd", "polling"], autouse=True)
-    def without_pidfd(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        if request.param == "polling":
-
-            def refuse(pid: int) -> int:
-                raise OSError(38, "Function not implemented") if end_with_parent._exists(pid) else ProcessLookupError()
-
-            monkeypatch.setattr(os, "pidfd_open", refuse)
-
-    def test_of_one_that_ends(self) -> None:
-        process = subprocess.Popen(["/bin/sleep", "600"])
-        assert not wait_for_exit(process.pid, 0.05)
-        assert not wait_for_exit(process.pid, 0)
-        timer = threading.Timer(0.1, lambda: (process.kill(), process.wait()))
-        timer.start()
-        assert wait_for_exit(process.pid, 20)
-        timer.join()
-        assert wait_for_exit(process.pid), "it has ended, so there is nothing to wait for"

@@ -70,9 +70,12 @@ def test_a_part_that_asks_for_gradients_costs_nobody_the_average() -> None:
     assert average == [1.0, 1.0]
 
 
-def test_what_a_sender_claims_beyond_its_largest_weight_does_not_count() -> None:
+def test_what_a_sender_claims_beyond_its_largest_weight_does_not_count_and_is_told() -> None:
+    cut: list[tuple[int, float, float]] = []
+
     async def run() -> list[float]:
-        reducer = FaultTolerantReducer([SHAPE], 2, PartRules(largest_weights=[math.inf, 3.0]))
+        rules = PartRules(largest_weights=[math.inf, 3.0], on_cut=lambda *told: cut.append(told))
+        reducer = FaultTolerantReducer([SHAPE], 2, rules)
         parts = torch.zeros(2), torch.full((2,), 8.0)
         sent = [
             reducer.accumulate_part(n, 0, part, weight)
@@ -81,3 +84,4 @@ def test_what_a_sender_claims_beyond_its_largest_weight_does_not_count() -> None
         return (await asyncio.gather(*sent))[0].tolist()
 
     assert asyncio.run(run()) == [6.0, 6.0]
+    assert cut == [(1, 1e9, 3.0)]
