@@ -43,6 +43,15 @@ def list_itself(invite: str, run_id: str) -> None:
             time.sleep(0.3)
 
 
+def claim_an_epoch(invite: str, run_id: str) -> None:
+    """Be on the list of a run, at an epoch that nobody has reached, and have no state of it."""
+    with hivenb.Swarm.join(invite) as swarm:
+        tracker = ProgressTracker(swarm.dht, run_id, 64, private_key=swarm.dht.private_key, start=True)
+        for _ in range(int(_LONGEST / 0.3)):
+            tracker.report_local_progress(10**9, 1)
+            time.sleep(0.3)
+
+
 def train_and(change: Callable[[], None], invite: str, options: dict[str, Any]) -> None:
     """Train with the others as everybody does, but for one thing.
 
@@ -109,6 +118,16 @@ def never_begin() -> None:
         await asyncio.sleep(_LONGEST)
 
     EpochMatchmaking.rpc_join_group = silent  # type: ignore[method-assign]
+
+
+def report_samples() -> None:
+    """Train as the others do, and report an epoch's samples after the first batch of each."""
+    honest = ProgressTracker._get_local_progress
+
+    def report(self: ProgressTracker, local_epoch: int, samples_accumulated: int) -> Any:
+        return honest(self, local_epoch, samples_accumulated and self.target_batch_size)
+
+    ProgressTracker._get_local_progress = report  # type: ignore[method-assign]
 
 
 def nothing() -> None:

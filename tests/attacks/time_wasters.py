@@ -23,6 +23,7 @@ from tiny import LOOPBACK
 
 import hivenb.engine.dht.message_limits as message_limits
 import hivenb.engine.dht.stream_limits as stream_limits
+import hivenb.engine.optimizer.unbacked_claims as unbacked_claims
 import hivenb.engine.rounds.conduct as conduct
 import hivenb.engine.rounds.download_pace as download_pace
 import hivenb.engine.rounds.search as search
@@ -47,6 +48,9 @@ _DOWNLOADING = 10.0
 #: Share of its pace that a swarm keeps, in the first seconds of an attack and later.
 _HELD = 0.7
 
+#: Times its pace of a swarm that one peer has joined, which trains with the others: half as much again, and a margin.
+_NO_SHORTER = 2.0
+
 
 def _forget_conduct() -> None:
     def forget(self: Any, epoch: int) -> tuple[Any, ...]:
@@ -63,6 +67,21 @@ def _under(attack: Callable[[str], Any], seconds: float = 30.0, warm_up: float =
 
 def _lists_itself() -> Outcome:
     return _under(lambda invite: hostile_peer.start(hostile_peer.list_itself, invite, RUN_ID))
+
+
+def _claims_an_epoch() -> Outcome:
+    return _under(lambda invite: hostile_peer.start(hostile_peer.claim_an_epoch, invite, RUN_ID), warm_up=25.0)
+
+
+def _believe_epochs() -> None:
+    unbacked_claims.UnbackedClaims.left_out = lambda self: ()  # type: ignore[method-assign]
+
+
+def _reports_samples() -> Outcome:
+    """Epochs of fewer samples than were asked for are over sooner."""
+    attack = partial(hostile_peer.start, hostile_peer.train_and, hostile_peer.report_samples)
+    pace = pace_under(lambda invite: attack(invite, OPTIONS), 30.0, warm_up=25.0)
+    return Outcome(pace.share <= _NO_SHORTER, str(pace))
 
 
 def _stalls(change: Callable[[], None]) -> Outcome:
@@ -202,6 +221,20 @@ ATTACKS = [
     Attack("downloads-in-a-loop", "downloads the state again and again", _download_all, _downloads_in_a_loop),
     Attack(
         "lists-itself", "is on the list of peers, and comes to no round", _forget_conduct, _lists_itself, seconds=150.0
+    ),
+    Attack(
+        "claims-an-epoch",
+        "reports epoch 1,000,000,000, of which nobody has a state",
+        _believe_epochs,
+        _claims_an_epoch,
+        seconds=150.0,
+    ),
+    Attack(
+        "reports-samples",
+        "trains with the others, and reports more samples than it has",
+        _forget_conduct,
+        _reports_samples,
+        seconds=150.0,
     ),
     *(
         Attack(name, about, _forget_conduct, partial(_stalls, change), seconds=150.0)

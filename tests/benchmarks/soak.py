@@ -61,6 +61,9 @@ PEERS, BATCH = 3, 8
 #: Batches of each peer in an epoch, and epochs that all peers have been in before the first look.
 BATCHES, SETTLED = 10, 10
 
+#: Epochs after which growth counts, and parts into which what comes then is cut.
+WARM, WINDOWS = 300, 8
+
 KERNEL, SERVER = "the kernel", "fork server"
 
 
@@ -69,14 +72,17 @@ class Look:
     """All processes of one kind at one moment.
 
     :param seconds: since the first look
+    :param epochs: of the swarm, since then
     :param role: what they are
     :param processes: number of them
-    :param memory: bytes that are their own, together
+    :param memory: bytes that are in no file, together. Those that a process shares with one it was forked from count:
+      what is its own grows whenever one of the two writes, and no memory is used for it that was not
     :param threads: of all
     :param descriptors: of all
     """
 
     seconds: float
+    epochs: int
     role: str
     processes: int
     memory: int
@@ -84,18 +90,25 @@ class Look:
     descriptors: int
 
 
-def look(kernel: psutil.Process, seconds: float) -> list[Look]:
+def look(kernel: psutil.Process, seconds: float, epochs: int) -> list[Look]:
     """The kernel and all its descendants, kind by kind."""
     sums: dict[str, Counter[str]] = {}
     for process, role in _family(kernel):
         try:
             with process.oneshot():
-                size, threads, descriptors = process.memory_full_info().uss, process.num_threads(), process.num_fds()
-        except psutil.NoSuchProcess:
+                threads, descriptors = process.num_threads(), process.num_fds()
+            memory = _memory(process.pid)
+        except (psutil.NoSuchProcess, FileNotFoundError):
             continue
-        found = Counter(processes=1, memory=size, threads=threads, descriptors=descriptors)
+        found = Counter(processes=1, memory=memory, threads=threads, descriptors=descriptors)
         sums[role] = sums.get(role, Counter()) + found
-    return [Look(seconds, role, **figures) for role, figures in sums.items()]
+    return [Look(seconds, epochs, role, **figures) for role, figures in sums.items()]
+
+
+def _memory(pid: int) -> int:
+    """https://man7.org/linux/man-pages/man5/proc_pid_status.5.html"""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return sum(1024 * int(line[1]) for line in lines if line[0] in ("RssAnon:", "RssShmem:", "VmSwap:"))
 
 
 def _family(kernel: psutil.Process) -> Iterator[tuple[psutil.Process, str]]:
@@ -154,8 +167,8 @@ def soak(minutes: float, epoch: float, parameters: int) -> tuple[list[Look], dic
         began, used = time.monotonic(), _cpu_seconds(kernel)
         while True:
             passed = time.monotonic() - began
-            looks += look(kernel.process, passed)
             reached, peers, groups, failed = _now(kernel)
+            looks += look(kernel.process, passed, reached - first)
             say(f"{passed / 60:5.1f} min, epoch {reached}, {peers} peers, groups of {min(groups):.0f} and more")
             if passed >= 60 * minutes:
                 break
@@ -174,27 +187,36 @@ def _cpu_seconds(kernel: Kernel) -> float:
     return sum(times.user + times.system for times in (process.cpu_times() for process in kernel.family()))
 
 
+def growth(looks: Sequence[Look]) -> float:
+    """Bytes by which each process of one kind grows in a hundred epochs: between the least of some minutes and that of
+    the last ones, as what a round needs comes and goes.
+    """
+    settled = [one for one in looks if one.epochs >= WARM] or list(looks)
+    some = max(1, len(settled) // WINDOWS)
+    first, last = (min(part, key=lambda one: one.memory) for part in (settled[:some], settled[-some:]))
+    epochs = sum(one.epochs for one in settled[-some:]) / some - sum(one.epochs for one in settled[:some]) / some
+    return 100 * (last.memory - first.memory) / max(1, last.processes) / max(1.0, epochs)
+
+
 def print_looks(looks: Sequence[Look], course: dict[str, Any]) -> None:
     times = sorted({one.seconds for one in looks})
     early = min(times, key=lambda seconds: abs(seconds - min(600.0, times[-1] / 2)))
     marks = (times[0], early, times[-1])
-    hours = (marks[2] - marks[1]) / 3600
     rows = []
     for role in dict.fromkeys(one.role for one in looks):
         at = {one.seconds: one for one in looks if one.role == role}
-        three = [at.get(mark, Look(mark, role, 0, 0, 0, 0)) for mark in marks]
-        growth = (three[2].memory - three[1].memory) / 1e6 / max(three[2].processes, 1) / hours
+        three = [at.get(mark, Look(mark, 0, role, 0, 0, 0, 0)) for mark in marks]
         rows.append(
             [
                 f"{role} ({three[2].processes})",
                 *(f"{one.memory / 1e6:.1f}" for one in three),
-                f"{growth:.1f}",
+                f"{growth(list(at.values())) / 1e6:.3f}",
                 " ".join(str(one.threads) for one in three),
                 " ".join(str(one.descriptors) for one in three),
             ]
         )
     heads = [f"MB after {mark / 60:.0f} min" for mark in marks]
-    print(table(["processes", *heads, "MB/h each", "threads", "descriptors"], rows))
+    print(table(["processes", *heads, "MB in 100 epochs, each", "threads", "descriptors"], rows))
     print(
         f"{course['epochs']} epochs, {course['failed']} rounds failed, {course['peers']} peers at the end, "
         f"{course['cpu']:.2f} s of CPU time a second"

@@ -41,16 +41,18 @@ class AgreedRounds:
 
     # -- who is there ---------------------------------------------------------------------------------------------
 
-    def see_swarm(self, reports: Sequence[LocalTrainingProgress], gone: frozenset[bytes]) -> None:
+    def see_swarm(self, reports: Sequence[LocalTrainingProgress], gone: frozenset[bytes]) -> frozenset[bytes]:
         """Let rounds follow what the others do. On the tracker's thread, also while this peer ends an epoch.
 
         :param reports: of the other peers that are there
         :param gone: ids of those that have gone without a goodbye
+        :returns: ids of those whose reports do not count: they neither end epochs nor draw this peer along
         """
-        present, own = self.attendance.call(reports), self._participant
-        left_out = self._look_at_conduct()
+        own, left_out = self._participant, self._look_at_conduct()
         names = frozenset(one.peer for one in left_out)
         avoided = frozenset(one.peer for one in left_out if one.is_avoided)
+        uncounted = self._uncounted(reports, names)
+        present = self.attendance.call([report for report in reports if report.peer_id not in uncounted])
         present = frozenset(one for one in present if one.peer not in names)
         newest, oldest = self.attendance.newest_epoch, self.attendance.oldest_epoch
         # one peer that has gone on alone draws nobody along but those who have nothing of their own yet
@@ -64,6 +66,13 @@ class AgreedRounds:
                 if own.tracker.local_progress.epoch >= newest - 1:
                     averager.expect_peers(ExpectedPeers(present, gone, ahead, follows, names, avoided))
         self._tell_samples(reports)
+        return uncounted
+
+    def _uncounted(self, reports: Sequence[LocalTrainingProgress], left_out: frozenset[bytes]) -> frozenset[bytes]:
+        # whoever averages with nobody may have itself to blame, and follows all the same
+        others = [report.peer_id for report in reports if report.peer_id not in left_out]
+        doubted = frozenset(one.peer for one in self._catching_up.claims.left_out())
+        return left_out if self._conduct.has_company(others) else doubted
 
     def _tell_samples(self, reports: Sequence[LocalTrainingProgress]) -> None:
         """Let the averager of gradients know how much its senders may count for, if that has changed."""
@@ -81,10 +90,12 @@ class AgreedRounds:
                 self._conduct.note(name, account)
         conduct = self._conduct.left_out(self._participant.tracker.local_progress.epoch)
         blocked, door = (getattr(self._participant.dht, name, None) for name in ("blocked_peers", "door"))
+        doubted = self._catching_up.claims.left_out()
         by_hand = {} if blocked is None else {peer: blocked_by_hand(peer) for peer in sorted(blocked.all)}
         by_host = {} if door is None else {peer: put_out(peer) for peer in sorted(door.list.out)}
         ordered_out = by_hand | by_host
-        self.left_out = (*(one for one in conduct if one.peer not in ordered_out), *ordered_out.values())
+        by_itself = {one.peer: one for one in (*doubted, *conduct)}
+        self.left_out = tuple((by_itself | ordered_out).values())
         return self.left_out
 
     @property

@@ -11,6 +11,8 @@ from hivemind.utils import get_logger
 
 from hivenb.engine.averagers.gradient_averagers import has_state_of_its_own
 from hivenb.engine.optimizer.participant import Participant
+from hivenb.engine.optimizer.unbacked_claims import UnbackedClaims
+from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.errors import ProcessEndedError, SwarmError, UnbelievedStateError
 
 logger = get_logger(__name__)
@@ -40,6 +42,7 @@ class CatchingUp:
         self._since: float | None = None
         #: whether the others have averaged gradients without this peer, in the background
         self.was_left_out = False
+        self.claims = UnbackedClaims()
 
     @property
     def is_called_for(self) -> bool:
@@ -95,8 +98,11 @@ class CatchingUp:
         own.state_averager.step(wait_for_delayed_updates=True)
         self.begin()
         with own.tracker.pause_updates():
-            position = f"This peer is at epoch {own.local_epoch} and the swarm at {own.tracker.global_epoch}"
+            began, sought = time.monotonic(), own.tracker.global_epoch
+            position = f"This peer is at epoch {own.local_epoch} and the swarm at {sought}"
             download_in_attempts(partial(self._download, timeout=own.load_state_timeout, **kwargs), position)
+            if self.claims.note_download(began, sought, own.local_epoch, self._others):
+                own.tracker.look_at_once()
             # with steps in the background all peers are one behind
             may_jump = own.delay_optimizer_step or self.is_hopeless
             is_one_behind = own.local_epoch == own.tracker.global_epoch - 1
@@ -116,14 +122,19 @@ class CatchingUp:
         """
         tracker, deadline = self._participant.tracker, time.monotonic() + FIRST_LOOK
         while True:
-            look = tracker.look
-            others = () if look is None else (one for one in look.peers if not one.is_self)
-            epochs = [one.epoch for one in others if look is not None and one.peer_id not in look.gone]
-            newest = max(epochs, default=tracker.global_epoch)
+            newest = max((one.epoch for one in self._others), default=tracker.global_epoch)
             if newest >= expected or time.monotonic() > deadline:
                 return int(newest)
             tracker.look_at_once()
             time.sleep(_LOOK_AGAIN)
+
+    @property
+    def _others(self) -> list[PeerInfo]:
+        """The others that are there, and whose reports count."""
+        look = self._participant.tracker.look
+        if look is None:
+            return []
+        return [one for one in look.peers if not one.is_self and one.peer_id not in look.gone | look.uncounted]
 
     def begin(self) -> None:
         """A download is about to begin, perhaps not the first one."""

@@ -15,7 +15,8 @@ from hivemind.utils import ValueWithExpiration
 from hivenb.engine.progress.failure_detector import FLOOD, FailureDetector
 from hivenb.engine.progress.peer_reports import Look, as_infos, parse_reports
 
-OnLook = Callable[[Sequence[LocalTrainingProgress], frozenset[bytes]], None]
+#: Called with the reports of peers and the ids of those that have gone; gives the ids of those who do not count.
+OnLook = Callable[[Sequence[LocalTrainingProgress], frozenset[bytes]], frozenset[bytes]]
 
 
 class PeerList:
@@ -29,15 +30,16 @@ class PeerList:
         self._detector = FailureDetector(dht)
         self._others: list[LocalTrainingProgress] = []
         self._gone: frozenset[bytes] = frozenset()
+        self._uncounted: frozenset[bytes] = frozenset()
         self._keys: dict[bytes, Any] = {}
         #: the newest look at the swarm; ``None`` before the first
         self.look: Look | None = None
         #: called each time the swarm was looked at, with the newest reports of the others whom rounds may wait for, and
-        #: the ids of those that have gone without a goodbye
+        #: the ids of those that have gone without a goodbye; says whose reports do not count
         self.on_look: OnLook | None = None
 
     def take_in(self, record: Any, own_key: bytes, gone_after: float) -> dict[Any, LocalTrainingProgress]:
-        """What those peers have reported that are there, by their public keys.
+        """What those peers have reported that are there, and that count, by their public keys.
 
         :param record: as the DHT gave it
         :param own_key: of this peer
@@ -49,7 +51,8 @@ class PeerList:
         reports = {key: report for key, report in reports.items() if report.peer_id not in too_many}
         self._others = [report for report in others if report.peer_id not in too_many]
         self._tell_who_is_there(Look(time.monotonic(), as_infos(reports.values(), self._own_id)), gone)
-        return {key: report for key, report in reports.items() if report.peer_id not in self._gone}
+        left = self._gone | self._uncounted
+        return {key: report for key, report in reports.items() if report.peer_id not in left}
 
     def _one_of_each(self, reports: dict[Any, LocalTrainingProgress]) -> dict[Any, LocalTrainingProgress]:
         """Of several that name one peer, the one under the key that did so first."""
@@ -71,10 +74,14 @@ class PeerList:
 
     def _tell_who_is_there(self, look: Look, gone: frozenset[bytes]) -> None:
         self._gone = gone
-        self.look = replace(look, gone=frozenset(PeerID(peer).to_base58() for peer in gone))
         if self.on_look is not None:
-            here = [report for report in self._others if report.peer_id not in self._gone]
-            self.on_look([report for report in here if not self._detector.in_doubt(report.peer_id)], self._gone)
+            here = [report for report in self._others if report.peer_id not in gone]
+            self._uncounted = self.on_look([one for one in here if not self._detector.in_doubt(one.peer_id)], gone)
+        self.look = replace(look, gone=_names(gone), uncounted=_names(self._uncounted))
+
+
+def _names(peers: frozenset[bytes]) -> frozenset[str]:
+    return frozenset(PeerID(peer).to_base58() for peer in peers)
 
 
 def reports_in(record: Any) -> dict[Any, LocalTrainingProgress]:

@@ -47,11 +47,13 @@ class Look:
     :param taken_at: when the DHT answered, by ``time.monotonic()``
     :param peers: all that are on the swarm's list, this process included if it is; it comes first, then by id
     :param gone: ids of those among them that have gone without a goodbye
+    :param uncounted: ids of those whose reports do not count, for what they did in rounds
     """
 
     taken_at: float
     peers: tuple[PeerInfo, ...]
     gone: frozenset[str] = frozenset()
+    uncounted: frozenset[str] = frozenset()
 
 
 def read_peers(dht: hivemind.DHT, run_id: str, timeout: float = ANSWER_TIMEOUT) -> tuple[PeerInfo, ...]:

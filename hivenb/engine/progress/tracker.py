@@ -66,7 +66,8 @@ class ProgressTracker(_ProgressTracker):
     """``hivemind``'s ``ProgressTracker`` whose lock is never held over a read of the DHT, and that can step aside.
 
     :param on_look: called on the tracker's thread each time the swarm was looked at, with the newest reports of the
-      other peers that are there, and the ids of those that have gone without a goodbye
+      other peers that are there, and the ids of those that have gone without a goodbye; gives the ids of those whose
+      reports do not count
     """
 
     def __init__(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
-import os
+import pickle
+import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-#: Peers that one account names of each sort; with them it fits into a pipe in one piece.
-MOST_NAMED = 16
+#: Peers that one account names of each sort, of those that were refused fewer.
+MOST_NAMED, MOST_REFUSED = 256, 16
+
+#: Bytes of an account, at most.
+_LARGEST = 1 << 17
 
 #: Characters of a reason; some of it is what a peer has sent.
 LONGEST_REASON = 120
@@ -26,6 +29,7 @@ class Account:
     :param took_part: peers whose data and averages have arrived
     :param missed: peers for which this one has waited, and which have not come
     :param stalled: peers in whose group it was, and which have let it wait
+    :param overstated: peers that have reported samples of which they have not put half into this round
     :param refused: peers that have sent what was not taken, and why
     :param seconds: that this peer's training has lost by waiting
     """
@@ -34,30 +38,36 @@ class Account:
     took_part: frozenset[bytes] = frozenset()
     missed: frozenset[bytes] = frozenset()
     stalled: frozenset[bytes] = frozenset()
+    overstated: frozenset[bytes] = frozenset()
     refused: tuple[tuple[bytes, str], ...] = ()
     seconds: float = 0.0
+
+
+_SETS = ("took_part", "missed", "stalled", "overstated")
 
 
 class AccountBook:
     """Accounts on their way from a process that is forked to the one that has made this. Neither ever waits."""
 
     def __init__(self) -> None:
-        self._out, self._in = mp.Pipe(duplex=False)
-        os.set_blocking(self._in.fileno(), False)
+        # a pipe takes what is longer than a page in pieces, and may have room for half an account
+        self._out, self._in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._out, self._in):
+            end.setblocking(False)
 
     def tell(self, account: Account) -> None:
         """Write one; lost if nobody has read for long."""
-        named = {name: _some(getattr(account, name)) for name in ("took_part", "missed", "stalled")}
-        refused = tuple((peer, reason[:LONGEST_REASON]) for peer, reason in account.refused[:MOST_NAMED])
+        named = {name: _some(getattr(account, name)) for name in _SETS}
+        refused = tuple((peer, reason[:LONGEST_REASON]) for peer, reason in account.refused[:MOST_REFUSED])
         with suppress(OSError):
-            self._in.send(Account(account.epoch, **named, refused=refused, seconds=account.seconds))
+            self._in.send(pickle.dumps(Account(account.epoch, **named, refused=refused, seconds=account.seconds)))
 
     def take(self) -> list[Account]:
         """All that were written since the last call."""
         taken: list[Account] = []
-        with suppress(OSError, EOFError):
-            while self._out.poll():
-                taken.append(self._out.recv())
+        with suppress(OSError):
+            while told := self._out.recv(_LARGEST):
+                taken.append(pickle.loads(told))
         return taken
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from hivenb.engine.rounds.account import Account
@@ -21,6 +21,13 @@ PAUSE_FOR_REFUSED = 10.0
 
 #: Times that a pause grows.
 MOST_PAUSES = 10
+
+#: Seconds after a round with others for which a peer counts as one that trains with them.
+COMPANY_FOR = 60.0
+
+#: What those do who are blamed, as it is said.
+_MISSED, _STALLED = "missed", "stalled"
+_OVERSTATED = "put in less than half of the samples that it reported,"
 
 #: Peers that are remembered; those that have done nothing wrong are not.
 MOST_REMEMBERED = 1024
@@ -96,18 +103,23 @@ class Conduct:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._records: dict[bytes, _Record] = {}
+        self._met_at: dict[bytes, float] = {}
 
     def note(self, sort: str, account: Account) -> None:
         """Take in what peers did in a round.
 
         :param sort: of the round: of gradients, or of the state
         """
-        for peer in account.took_part:
+        now = self._clock()
+        self._met_at = {peer: at for peer, at in self._met_at.items() if now - at < COMPANY_FOR}
+        for peer in account.took_part - account.overstated:
+            self._met_at[peer] = now
             self._forgive(sort, peer)
-        for peer in account.missed - account.took_part:
-            self._blame(sort, peer, account, "missed")
-        for peer in account.stalled - account.took_part:
-            self._blame(sort, peer, account, "stalled")
+        for what, peers in ((_MISSED, account.missed), (_STALLED, account.stalled)):
+            for peer in peers - account.took_part:
+                self._blame(sort, peer, account, what)
+        for peer in account.overstated:
+            self._blame(sort, peer, account, _OVERSTATED)
         for peer, reason in account.refused:
             record = self._record_of(peer)
             record.in_a_row[sort] = TOLERATED + 1
@@ -127,6 +139,14 @@ class Conduct:
             if (record.began <= epoch < record.until_epoch) or now < record.until
         )
 
+    def has_company(self, among: Collection[bytes]) -> bool:
+        """Whether this peer has averaged of late with one of those.
+
+        :param among: ids of peers
+        """
+        now = self._clock()
+        return any(now - self._met_at.get(peer, -math.inf) < COMPANY_FOR for peer in among)
+
     def _forgive(self, sort: str, peer: bytes) -> None:
         record = self._records.get(peer)
         if record is None:
@@ -145,7 +165,7 @@ class Conduct:
         record.waited += account.seconds
         if count > TOLERATED:
             reason = f"{what} {count} rounds in a row"
-            self._leave_out(record, account.epoch, reason, is_avoided=what == "stalled")
+            self._leave_out(record, account.epoch, reason, is_avoided=what == _STALLED)
             record.until = self._clock() + PAUSE_FOR_WAITING * record.waited
 
     def _leave_out(self, record: _Record, epoch: int, reason: str, is_avoided: bool) -> None:

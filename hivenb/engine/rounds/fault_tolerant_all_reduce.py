@@ -19,6 +19,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
 from hivenb.engine.rounds.exact_tensors import ExactKey
+from hivenb.engine.rounds.exchange_notes import ExchangeNotes
 from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer, PartRules
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.refused_parts import NO_WEIGHT, CheckedParts, Gathered
@@ -65,10 +66,7 @@ class FaultTolerantRunner(AllReduceRunner):
         self._left_out: set[PeerID] = set()
         #: when something has last arrived from a peer
         self._heard_at: dict[PeerID, float] = {}
-        #: why a peer's parts or averages were not taken, in words
-        self.refused: dict[PeerID, str] = {}
-        #: weights that peers claim, and those with which they count
-        self.cut: dict[PeerID, tuple[float, float]] = {}
+        self._notes = ExchangeNotes()
         self.weight = self.weight or NO_WEIGHT  # plain hivemind divides by zero if nobody else has one
         self._bounds = None if rule == NONE else self._norm_bounds(usual, phase)
         check_average = None if self._bounds is None else self._bounds.check_average
@@ -89,7 +87,7 @@ class FaultTolerantRunner(AllReduceRunner):
         largest = {number for number, (_, info) in enumerate(parts) if info.key == ExactKey(takes_largest=True)}
         if self.peer_id in self.sender_peer_ids:
             weights[self.sender_peer_ids.index(self.peer_id)] = math.inf
-        rules = PartRules(types, largest, weights, self._check_sent, clips, self._refuse_sender, self._note_cut)
+        rules = PartRules(types, largest, weights, self._check_sent, clips, self._refuse_sender, self._note_weight)
         return FaultTolerantReducer(made.part_shapes, made.num_senders, rules)
 
     def _check_sent(self, sender_index: int, part_index: int, norm: float, weight: float) -> None:
@@ -99,8 +97,8 @@ class FaultTolerantRunner(AllReduceRunner):
     def _refuse_sender(self, sender_index: int, reason: str) -> None:
         self._refuse(self.sender_peer_ids[sender_index], f"what it sent to be averaged was refused: {reason}")
 
-    def _note_cut(self, sender_index: int, claimed: float, counted: float) -> None:
-        self.cut[self.sender_peer_ids[sender_index]] = claimed, counted
+    def _note_weight(self, sender_index: int, claimed: float, counted: float) -> None:
+        self._notes.weights[self.sender_peer_ids[sender_index]] = claimed, counted
 
     def _refuse_average(self, peer_index: int, reason: str) -> None:
         self._refuse(self.ordered_peer_ids[peer_index], f"what it gave as an average was refused: {reason}")
@@ -109,14 +107,14 @@ class FaultTolerantRunner(AllReduceRunner):
         if peer == self.peer_id:
             logger.warning(f"This peer takes no part in a round: {reason}")
         else:
-            self.refused.setdefault(peer, reason)
+            self._notes.refused.setdefault(peer, reason)
 
     @property
-    def unreached(self) -> set[PeerID]:
-        """Peers whose data, or whose averages, have not arrived: this one's average is not theirs."""
+    def notes(self) -> ExchangeNotes:
+        """What was seen of the others; of those that were not reached, this one's average is not theirs."""
         over = {peer: exchange for peer, exchange in self._exchanges.items() if exchange.done()}
         failed = {peer for peer, exchange in over.items() if exchange.cancelled() or exchange.exception() is not None}
-        return self.banned_senders | failed
+        return dataclasses.replace(self._notes, unreached=self.banned_senders | failed)
 
     async def average_into(self, tensors: Sequence[torch.Tensor], alpha: float) -> None:
         """Exchange data with the group until all averages are here; as a peer that only helps, until the others' are.
@@ -258,6 +256,9 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     def _largest_weights(self, senders: Sequence[PeerID]) -> list[float]:
         return self._sender_weights.largest(senders, self.peer_id)
 
+    def _overstating(self, weights: Mapping[PeerID, float]) -> frozenset[PeerID]:
+        return self._sender_weights.overstating(weights)
+
     @contextlib.contextmanager
     def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
         with super()._register_allreduce_group(group_info):
@@ -265,31 +266,19 @@ class FaultTolerantAllReduce(DecentralizedAverager):
             yield
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
-        self._unreached: set[PeerID] = set()
-        self._refused: dict[PeerID, str] = {}
-        self._cut: dict[PeerID, tuple[float, float]] = {}
+        notes = self._notes = ExchangeNotes()
         began = time.monotonic()
         try:
             gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
         finally:
-            seconds = time.monotonic() - began
-            self._matchmaking.note_exchange(group_info, self._unreached, self._refused, seconds)
-            self._log_what_was_not_taken(self._refused, self._cut)
-        return Gathered({peer: value for peer, value in gathered.items() if peer not in self._unreached}, self._refused)
+            overstating = self._overstating(notes.claimed)
+            self._matchmaking.note_exchange(group_info, notes, overstating, time.monotonic() - began)
+            self._log_what_was_not_taken(notes)
+        reached = {peer: value for peer, value in gathered.items() if peer not in notes.unreached}
+        return Gathered(reached, notes.refused)
 
-    def _log_what_was_not_taken(self, refused: Mapping[PeerID, str], cut: Mapping[PeerID, tuple[float, float]]) -> None:
-        """Log what was not taken of others in a round, in the averager's process.
-
-        :param refused: why, in words, by the peer's id
-        :param cut: the weight that a peer claims, and the one it counts with
-        """
-        said = {peer: f"{peer} is left out of a round: {reason}" for peer, reason in refused.items()}
-        for peer, (claimed, counted) in cut.items():
-            words = (
-                f"{peer} counts with a weight of {counted:.4g} in a round, not with the {claimed:.4g} that it claims"
-            )
-            said.setdefault(peer, f"{words}: a peer's weight is the samples that it has reported, and 1 for its state")
-        for peer, line in said.items():
+    def _log_what_was_not_taken(self, notes: ExchangeNotes) -> None:
+        for peer, line in notes.lines.items():
             if time.monotonic() - self._said_at.get(peer, -math.inf) >= SAY_AGAIN_AFTER:
                 self._said_at[peer] = time.monotonic()
                 logger.warning(line)
@@ -307,9 +296,7 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         try:
             await runner.average_into(tensors, self._averaging_alpha)
         finally:
-            self._unreached |= runner.unreached
-            self._refused |= runner.refused
-            self._cut |= runner.cut
+            self._notes.take_in(runner.notes)
 
     def _runner_of(
         self, group: GroupInfo, tensors: Sequence[torch.Tensor], settings: Mapping[str, Any]

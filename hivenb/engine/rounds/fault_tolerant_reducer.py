@@ -26,7 +26,7 @@ class PartRules:
     :param check: called with a sender's number, that of its part, the norm and weight; may refuse it
     :param clips: whether it makes the center of the parts instead of their mean
     :param on_refused: called with the number of a sender whose part was not taken, and why
-    :param on_cut: called with the number of a sender, the weight that it claims and the smaller one it counts with
+    :param on_weight: called with the number of a sender, the weight that it claims and the one that it counts with
     """
 
     types: Sequence[torch.dtype] = ()
@@ -35,7 +35,7 @@ class PartRules:
     check: Callable[[int, int, float, float], None] = lambda sender_index, part_index, norm, weight: None
     clips: bool = False
     on_refused: Callable[[int, str], None] = lambda sender_index, reason: None
-    on_cut: Callable[[int, float, float], None] = lambda sender_index, claimed, counted: None
+    on_weight: Callable[[int, float, float], None] = lambda sender_index, claimed, counted: None
 
 
 class WeightedSum:
@@ -98,8 +98,7 @@ class FaultTolerantReducer(TensorPartReducer):
         try:
             claimed, norm = self._checked(part_index, tensor_part, weight)
             weight = min(claimed, self._largest_weights[sender_index])
-            if weight < claimed:
-                self._rules.on_cut(sender_index, claimed, weight)
+            self._rules.on_weight(sender_index, claimed, weight)
             self._rules.check(sender_index, part_index, norm, weight)
         except RefusedPart as e:
             self._rules.on_refused(sender_index, str(e))

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import hivemind
@@ -18,6 +18,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
 from hivenb.engine.rounds.account import NOTABLE, Account
+from hivenb.engine.rounds.exchange_notes import ExchangeNotes
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
 from hivenb.engine.rounds.gathered import epoch_of, is_readable, marked
 from hivenb.engine.rounds.search import LeadersOfASearch, Waiting
@@ -128,23 +129,25 @@ class EpochMatchmaking(Matchmaking):
         return self._expected.of_round(None if step is None else epoch_of(step.data_for_gather))
 
     def note_exchange(
-        self, group: GroupInfo, unreached: Collection[PeerID], refused: Mapping[PeerID, str], seconds: float
+        self, group: GroupInfo, notes: ExchangeNotes, overstated: Collection[PeerID], seconds: float
     ) -> None:
-        """Tell who has taken part in a round, and who has let it wait or was refused.
+        """Tell who has taken part in a round, and who has let it wait, was refused or has put in less than it told.
 
-        :param unreached: whose data, or whose averages, have not arrived
-        :param refused: why what a peer has sent was not taken, by its id
+        :param notes: of its exchanges
+        :param overstated: who has reported more samples than it has put in
         :param seconds: that it took
         """
         own = [gather for peer, gather in zip(group.peer_ids, group.gathered, strict=True) if peer == self.peer_id]
         others = {peer for peer in group.peer_ids if peer != self.peer_id}
-        stalled = {peer for peer in unreached if self.takes_part(peer, group.group_id)} if seconds >= NOTABLE else ()
+        stalled = [peer for peer in notes.unreached if self.takes_part(peer, group.group_id)]
+        stalled = stalled if seconds >= NOTABLE else []
         self.tell(
             Account(
                 epoch=epoch_of(marked(own[0])) or 0,  # by now, the group's records have lost their marks
-                took_part=frozenset(peer.to_bytes() for peer in others.difference(unreached, refused)),
-                stalled=frozenset(peer.to_bytes() for peer in set(stalled).difference(refused)),
-                refused=tuple((peer.to_bytes(), reason) for peer, reason in refused.items() if peer in others),
+                took_part=_ids(others.difference(notes.unreached, notes.refused)),
+                stalled=_ids(set(stalled).difference(notes.refused)),
+                overstated=_ids(others.intersection(overstated)),
+                refused=tuple((peer.to_bytes(), reason) for peer, reason in notes.refused.items() if peer in others),
                 seconds=seconds if stalled else 0.0,
             )
         )
@@ -296,6 +299,10 @@ class EpochMatchmaking(Matchmaking):
 
     def _has_gone(self, peer: PeerID) -> bool:
         return self._expected is not None and peer.to_bytes() in self._expected.gone
+
+
+def _ids(peers: Collection[PeerID]) -> frozenset[bytes]:
+    return frozenset(peer.to_bytes() for peer in peers)
 
 
 async def _give_up(following: asyncio.Task[Any]) -> None:

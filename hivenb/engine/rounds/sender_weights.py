@@ -95,3 +95,18 @@ class SenderWeights:
             math.inf if sender == own_id else min(MARGIN * target, max(before, MARGIN * max(alike, scale * by_now)))
             for sender, before, by_now in zip(senders, reported, expected, strict=True)
         ]
+
+    def overstating(self, claimed: Mapping[PeerID, float]) -> frozenset[PeerID]:
+        """Those who have reported samples, in this epoch and the one before, of which they do not put half in.
+
+        An epoch ends when all together have reported enough: whoever reports more than it has makes it too short.
+
+        :param claimed: their weights in a round
+        """
+        return frozenset(
+            peer
+            for peer, weight in claimed.items()
+            if len(told := self._told.get(peer.to_bytes(), ())) > 1
+            # of the two, one may be of an epoch that has just begun
+            and min(one.by(one.time) for one in told) > MARGIN * weight + 1.0
+        )

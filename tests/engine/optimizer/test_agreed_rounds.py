@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hivemind.averaging.control import AveragingStage
 from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.p2p import PeerID
 from rounds_without_averagers import OWN, FakeRound, participant
 
 from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
 from hivenb.engine.optimizer.catching_up import CatchingUp
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
+from hivenb.engine.optimizer.unbacked_claims import BACKED_WITHIN
+from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.engine.rounds.account import Account
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING
 
@@ -241,3 +245,28 @@ class TestLeaving:
         assert own.state_averager.waited == 1
         rounds.end_late_searches()
         assert own.state_averager.waited == 1, "nothing was to be waited for"
+
+    def test_whoever_averages_with_others_does_not_follow_those_who_are_left_out(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        stalled = Account(3, stalled=frozenset({b"a"}), seconds=3.0)
+        own.grad_averager.accounts = [stalled, replace(stalled, epoch=4)]
+        reports = [report(b"a", 9), report(b"b", 4)]
+        assert rounds.see_swarm(reports, frozenset()) == frozenset(), "it may have itself to blame"
+        assert rounds.attendance.newest_epoch == 9
+        own.state_averager.accounts = [Account(4, took_part=frozenset({b"b"}))]
+        assert rounds.see_swarm(reports, frozenset()) == {b"a"}
+        assert rounds.attendance.newest_epoch == 4
+        assert own.grad_averager.expected[-1].of_round(4) == {b"b"}
+        assert rounds.see_swarm(reports[:1], frozenset()) == frozenset(), "nobody else is there any more"
+
+    def test_an_epoch_of_which_nobody_sends_a_state_counts_for_nothing(self) -> None:
+        own, claimed = participant(), PeerID(b"\x12\x20" + bytes(32))
+        catching_up = CatchingUp(own)
+        rounds = AgreedRounds(own, catching_up)
+        info = PeerInfo(claimed.to_base58(), 10**9, 0, 1.0, False, 0.0, False)
+        catching_up.claims.note_download(time.monotonic() - BACKED_WITHIN, 10**9, 4, [info])
+        reports = [report(claimed.to_bytes(), 10**9), report(b"b", 4)]
+        assert rounds.see_swarm(reports, frozenset()) == {claimed.to_bytes()}
+        assert rounds.attendance.newest_epoch == 4
+        assert "of which no peer sends a state" in rounds.reasons[claimed.to_base58()]

@@ -39,7 +39,7 @@ def test_rounds_wait_for_nobody_who_does_not_answer_and_a_flood_is_not_counted(
     dht: DHT, joining_dht: DHT, eventually: Any
 ) -> None:
     peers, seen = PeerList(dht), []
-    peers.on_look = lambda reports, gone: seen.append(reports)
+    peers.on_look = lambda reports, gone: seen.append(reports) or frozenset()
     flood = {f"bogus{number}": id_of(new_identity()) for number in range(3 * MAX_UNREACHED)}
     true = joining_dht.peer_id.to_bytes()
 
@@ -57,3 +57,12 @@ def test_what_is_no_list_holds_nobody(dht: DHT) -> None:
     peers = PeerList(dht)
     for rubbish in (None, 7, "x", ValueWithExpiration(b"plain", 1.0), ValueWithExpiration({"a": 1}, 1.0)):
         assert peers.take_in(rubbish, b"own", GONE_AFTER) == {}
+
+
+def test_what_does_not_count_is_seen_and_not_counted(dht: DHT, joining_dht: DHT) -> None:
+    peers, peer = PeerList(dht), joining_dht.peer_id
+    peers.on_look = lambda reports, gone: frozenset(one.peer_id for one in reports)
+    assert peers.take_in(record(true=reported(peer.to_bytes())), b"own", GONE_AFTER) == {}
+    assert peers.look is not None
+    assert [info.peer_id for info in peers.look.peers] == [peer.to_base58()]
+    assert peers.look.uncounted == {peer.to_base58()}

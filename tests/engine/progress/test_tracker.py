@@ -134,7 +134,7 @@ class TestTracker:
         self, dht: DHT, joining_dht: DHT, run_id: str, make_tracker: Any, eventually: Any
     ) -> None:
         told: list[tuple[int, frozenset[bytes]]] = []
-        tracker = make_tracker(on_look=lambda reports, gone: told.append((len(reports), gone)))
+        tracker = make_tracker(on_look=lambda reports, gone: told.append((len(reports), gone)) or frozenset())
         tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
         report_and_vanish(joining_dht, run_id)
         eventually(lambda: (1, frozenset()) in told)
@@ -191,7 +191,7 @@ class TestTracker:
 
     def test_tells_how_many_peers_there_are_also_while_an_epoch_ends(self, make_tracker: Any, eventually: Any) -> None:
         told: list[int] = []
-        tracker = make_tracker(on_look=lambda reports, gone: told.append(len(reports)))
+        tracker = make_tracker(on_look=lambda reports, gone: told.append(len(reports)) or frozenset())
         tracker.report_local_progress(local_epoch=0, samples_accumulated=7)
         eventually(lambda: told and told[-1] == 0)
         with tracker.pause_updates():

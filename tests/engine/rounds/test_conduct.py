@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 from hivenb.engine.rounds.account import Account
-from hivenb.engine.rounds.conduct import MOST_REMEMBERED, PAUSE_FOR_WAITING, Conduct
+from hivenb.engine.rounds.conduct import COMPANY_FOR, MOST_REMEMBERED, PAUSE_FOR_WAITING, Conduct
 
 A, B = b"a", b"b"
 
@@ -100,6 +100,34 @@ def test_who_stalls_is_not_let_in_either():
     (one,) = conduct.left_out(3)
     assert one.is_avoided
     assert "stalled 2 rounds in a row" in str(one)
+
+
+def overstated(epoch: int, *peers: bytes) -> Account:
+    return Account(epoch, took_part=frozenset({*peers, B}), overstated=frozenset(peers))
+
+
+def test_nobody_waits_for_who_reports_samples_that_it_does_not_put_in():
+    conduct = Conduct(Clock())
+    conduct.note("gradients", overstated(1, A))
+    conduct.note("state", took_part(2, A))
+    assert not names(conduct, 2)
+    conduct.note("gradients", overstated(2, A))
+    (one,) = conduct.left_out(3)
+    assert (one.peer, one.is_avoided) == (A, False), "what it puts in is welcome"
+    assert str(one).startswith("put in less than half of the samples that it reported, 2 rounds in a row; asked again")
+    conduct.note("gradients", took_part(4, A))
+    assert not names(conduct, 5)
+
+
+def test_who_has_averaged_with_others_of_late_has_company():
+    clock = Clock()
+    conduct = Conduct(clock)
+    assert not conduct.has_company({A, B})
+    conduct.note("gradients", took_part(1, A))
+    assert conduct.has_company({A, B})
+    assert not conduct.has_company({B})
+    clock.now += COMPANY_FOR
+    assert not conduct.has_company({A, B})
 
 
 def test_who_sends_rubbish_is_left_out_at_once():

@@ -71,10 +71,10 @@ def test_a_part_that_asks_for_gradients_costs_nobody_the_average() -> None:
 
 
 def test_what_a_sender_claims_beyond_its_largest_weight_does_not_count_and_is_told() -> None:
-    cut: list[tuple[int, float, float]] = []
+    told_weights: list[tuple[int, float, float]] = []
 
     async def run() -> list[float]:
-        rules = PartRules(largest_weights=[math.inf, 3.0], on_cut=lambda *told: cut.append(told))
+        rules = PartRules(largest_weights=[math.inf, 3.0], on_weight=lambda *told: told_weights.append(told))
         reducer = FaultTolerantReducer([SHAPE], 2, rules)
         parts = torch.zeros(2), torch.full((2,), 8.0)
         sent = [
@@ -84,4 +84,4 @@ def test_what_a_sender_claims_beyond_its_largest_weight_does_not_count_and_is_to
         return (await asyncio.gather(*sent))[0].tolist()
 
     assert asyncio.run(run()) == [6.0, 6.0]
-    assert cut == [(1, 1e9, 3.0)]
+    assert told_weights == [(0, 1.0, 1.0), (1, 1e9, 3.0)]

@@ -93,6 +93,25 @@ def test_no_report_makes_weights_of_no_numbers(samples: float) -> None:
         assert 0.0 < largest(one)[0] <= 1000.0 * MARGIN
 
 
+def overstating(weight: float, *noted: SampleReports) -> bool:
+    weights = SenderWeights()
+    for one in noted:
+        weights.note(one)
+    return SENDERS[0] in weights.overstating({SENDERS[0]: weight, NOBODY: 1.0})
+
+
+def test_who_reports_more_than_it_puts_in_is_known() -> None:
+    before, now = reports(samples=1000.0), reports(epoch=2, samples=900.0)
+    assert overstating(8.0, before, now)
+    assert not overstating(450.0, before, now)
+
+
+def test_nobody_is_taken_for_it_by_one_report_or_that_of_an_epoch_that_has_just_begun() -> None:
+    assert not overstating(8.0, reports(samples=1000.0))
+    assert not overstating(8.0, reports(samples=1000.0), reports(epoch=2, samples=8.0))
+    assert not overstating(0.0, reports(samples=0.0), reports(epoch=2, samples=0.0)), "a helper"
+
+
 def test_reports_are_those_of_the_tracker() -> None:
     report = LocalTrainingProgress(
         peer_id=b"a", epoch=3, samples_accumulated=5, samples_per_second=2.0, time=7.0, client_mode=False

@@ -1,0 +1,76 @@
+"""Whoever claims an epoch of which nobody has a state is followed for some seconds, and then for a while not at all."""
+
+from __future__ import annotations
+
+import os
+
+from hivemind.p2p import PeerID
+
+from hivenb.engine.optimizer.unbacked_claims import BACKED_WITHIN, BEHIND, PAUSE_FOR_SEARCH, UnbackedClaims
+from hivenb.engine.progress.peer_reports import PeerInfo
+
+LIAR, HONEST = (PeerID(os.urandom(32)) for _ in range(2))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def info(peer: PeerID, epoch: int) -> PeerInfo:
+    return PeerInfo(peer.to_base58(), epoch, 0, 1.0, False, 0.0, False)
+
+
+REPORTS = [info(LIAR, 10**9), info(HONEST, 12)]
+
+
+def search(claims: UnbackedClaims, clock: Clock, seconds: float, reached: int = 12) -> bool:
+    """Download again and again for so long; whether somebody is doubted in the end."""
+    is_doubted, end = False, clock.now + seconds
+    while clock.now < end and not is_doubted:
+        began = clock.now
+        clock.now += 1.0
+        is_doubted = claims.note_download(began, 10**9, reached, REPORTS)
+    return is_doubted
+
+
+def test_it_is_doubted_alone_and_it_is_said_why() -> None:
+    clock = Clock()
+    claims = UnbackedClaims(clock)
+    assert not search(claims, clock, BACKED_WITHIN - 1.0)
+    assert claims.left_out() == ()
+    assert search(claims, clock, 2.0)
+    (one,) = claims.left_out()
+    assert (one.peer, one.is_avoided) == (LIAR.to_bytes(), False)
+    assert str(one) == "reports epoch 1000000000, of which no peer sends a state; asked again in 80 s"
+
+
+def test_the_pause_grows_until_a_state_is_found() -> None:
+    clock = Clock()
+    claims = UnbackedClaims(clock)
+    for times in (1, 2, 4):
+        assert search(claims, clock, BACKED_WITHIN)
+        (one,) = claims.left_out()
+        assert one.seconds == times * PAUSE_FOR_SEARCH * BACKED_WITHIN
+        clock.now += one.seconds
+        assert claims.left_out() == ()
+    assert not claims.note_download(clock.now, 12, 12, REPORTS)
+    assert search(claims, clock, BACKED_WITHIN)
+    assert claims.left_out()[0].seconds == PAUSE_FOR_SEARCH * BACKED_WITHIN
+
+
+def test_a_state_that_is_a_little_behind_backs_it() -> None:
+    clock = Clock()
+    claims = UnbackedClaims(clock)
+    for _ in range(100):
+        clock.now += 1.0
+        assert not claims.note_download(clock.now - 1.0, 12 + BEHIND, 12, REPORTS)
+
+
+def test_where_all_have_gone_meanwhile_nobody_is_doubted() -> None:
+    claims = UnbackedClaims(clock := Clock())
+    assert claims.note_download(clock.now - BACKED_WITHIN, 20, 12, [])
+    assert claims.left_out() == ()

@@ -1,0 +1,23 @@
+"""What was seen of the others in the exchanges of a round, and what is said of it."""
+
+from __future__ import annotations
+
+from hivemind.p2p import PeerID
+
+from hivenb.engine.rounds.exchange_notes import ExchangeNotes
+
+A, B, C = (PeerID(bytes([number]) * 32) for number in range(3))
+
+
+def test_those_of_several_exchanges_are_those_of_one_round() -> None:
+    notes = ExchangeNotes({A}, {B: "nan"}, {A: (8.0, 8.0)})
+    notes.take_in(ExchangeNotes({C}, {C: "inf"}, {C: (9.0, 4.0)}))
+    assert notes == ExchangeNotes({A, C}, {B: "nan", C: "inf"}, {A: (8.0, 8.0), C: (9.0, 4.0)})
+    assert notes.claimed == {A: 8.0, C: 9.0}
+
+
+def test_what_was_not_taken_is_said_and_nothing_else() -> None:
+    lines = ExchangeNotes({A}, {B: "its norm is nan"}, {A: (8.0, 8.0), B: (9.0, 4.0), C: (1e9, 64.0)}).lines
+    assert lines[B] == f"{B} is left out of a round: its norm is nan"
+    assert lines[C].startswith(f"{C} counts with a weight of 64 in a round, not with the 1e+09 that it claims: ")
+    assert A not in lines
