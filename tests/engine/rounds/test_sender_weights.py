@@ -123,12 +123,11 @@ def test_each_state_counts_for_one() -> None:
     assert TrainingStateAverager._largest_weights(None, SENDERS) == [1.0] * 10  # type: ignore[arg-type]
 
 
-def test_a_claim_of_a_thousand_million_samples_counts_for_those_that_were_reported_and_is_said(
+def test_a_claim_of_a_thousand_million_samples_counts_for_those_that_were_reported(
     dht: DHT,
     joining_dht: DHT,
     make_averager: Callable[..., GradientAverager],
     expect_each_other: Callable[..., None],
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     honest = make_averager(dht, min_matchmaking_time=5.0)
     liar = make_averager(joining_dht, min_matchmaking_time=5.0, client_mode=True)
@@ -143,5 +142,3 @@ def test_a_claim_of_a_thousand_million_samples_counts_for_those_that_were_report
     for averager in (honest, liar):
         with averager.get_tensors() as (gradient,):
             assert gradient.tolist() == [0.5] * 3
-    words = "counts with a weight of 32 in a round, not with the 1e+09 that it claims"
-    assert f"{liar.peer_id} {words}" in capfd.readouterr().err
