@@ -75,6 +75,7 @@ class _Record:
     """Of one peer.
 
     :param in_a_row: rounds that it has missed or stalled since it has last taken part, by their sort
+    :param blamed_at: the epoch of the last of these, by their sort
     :param waited: seconds for which it has kept this peer waiting
     :param pauses: how often it was left out
     :param began: the epoch since which it is left out
@@ -83,6 +84,7 @@ class _Record:
     """
 
     in_a_row: dict[str, int] = field(default_factory=dict)
+    blamed_at: dict[str, int] = field(default_factory=dict)
     waited: float = 0.0
     pauses: int = 0
     began: int = 0
@@ -114,7 +116,7 @@ class Conduct:
         self._met_at = {peer: at for peer, at in self._met_at.items() if now - at < COMPANY_FOR}
         for peer in account.took_part - account.overstated:
             self._met_at[peer] = now
-            self._forgive(sort, peer)
+            self._forgive(sort, peer, account.epoch)
         for what, peers in ((_MISSED, account.missed), (_STALLED, account.stalled)):
             for peer in peers - account.took_part:
                 self._blame(sort, peer, account, what)
@@ -147,9 +149,10 @@ class Conduct:
         now = self._clock()
         return any(now - self._met_at.get(peer, -math.inf) < COMPANY_FOR for peer in among)
 
-    def _forgive(self, sort: str, peer: bytes) -> None:
+    def _forgive(self, sort: str, peer: bytes, epoch: int) -> None:
         record = self._records.get(peer)
-        if record is None:
+        # one that lets the others wait in its own group, and then comes to theirs, has stalled the round all the same
+        if record is None or record.blamed_at.get(sort) == epoch:
             return
         record.in_a_row.pop(sort, None)
         if any(count > TOLERATED for count in record.in_a_row.values()):
@@ -162,6 +165,7 @@ class Conduct:
     def _blame(self, sort: str, peer: bytes, account: Account, what: str) -> None:
         record = self._record_of(peer)
         record.in_a_row[sort] = count = record.in_a_row.get(sort, 0) + 1
+        record.blamed_at[sort] = account.epoch
         record.waited += account.seconds
         if count > TOLERATED:
             reason = f"{what} {count} rounds in a row"

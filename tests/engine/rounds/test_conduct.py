@@ -130,6 +130,17 @@ def test_who_has_averaged_with_others_of_late_has_company():
     assert not conduct.has_company({A, B})
 
 
+def test_who_stalls_a_round_and_then_takes_part_in_it_has_stalled_it():
+    """One that leads a group which it does not begin, and comes to that of the others then, did so in each epoch."""
+    conduct = Conduct(Clock())
+    for epoch in (1, 2):
+        conduct.note("gradients", stalled(epoch, A))
+        conduct.note("gradients", took_part(epoch, A))
+    assert names(conduct, 3) == {A}
+    conduct.note("gradients", took_part(3, A))
+    assert not names(conduct, 4)
+
+
 def test_who_sends_rubbish_is_left_out_at_once():
     clock = Clock()
     conduct = Conduct(clock)
