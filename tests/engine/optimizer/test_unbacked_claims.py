@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
+import pytest
+import torch
 from hivemind.p2p import PeerID
+from tiny import TinyModel
 
+from hivenb.engine.dht.dht import DHT
+from hivenb.engine.optimizer import unbacked_claims
+from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.unbacked_claims import BACKED_WITHIN, BEHIND, PAUSE_FOR_SEARCH, UnbackedClaims
 from hivenb.engine.progress.peer_reports import PeerInfo
+from hivenb.engine.progress.tracker import ProgressTracker
 
 LIAR, HONEST = (PeerID(os.urandom(32)) for _ in range(2))
 
@@ -74,3 +82,32 @@ def test_where_all_have_gone_meanwhile_nobody_is_doubted() -> None:
     claims = UnbackedClaims(clock := Clock())
     assert claims.note_download(clock.now - BACKED_WITHIN, 20, 12, [])
     assert claims.left_out() == ()
+
+
+def test_a_peer_trains_on_beside_one_that_claims_what_nobody_has(
+    make_optimizer: Callable[..., Optimizer],
+    joining_dht: DHT,
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+) -> None:
+    """It asked for the state of that epoch for ever, and made no step."""
+    monkeypatch.setattr(unbacked_claims, "BACKED_WITHIN", 1.0)
+    model = TinyModel()
+    optimizer = make_optimizer(model.parameters())
+    optimizer.begin()
+    liar = ProgressTracker(joining_dht, run_id, 8, private_key=joining_dht.private_key, start=True)
+    try:
+        liar.report_local_progress(10**9, 1)
+        eventually(lambda: optimizer.tracker.global_epoch == 10**9)
+
+        def step() -> bool:
+            model.training_step((torch.ones(8, 4), torch.zeros(8, 2)), 0).backward()
+            optimizer.step(batch_size=8)
+            optimizer.zero_grad()
+            return optimizer.local_epoch >= 3
+
+        eventually(step)
+        assert optimizer.rounds.reasons[str(joining_dht.peer_id)].startswith("reports epoch 1000000000, of which no")
+    finally:
+        liar.shutdown()
