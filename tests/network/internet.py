@@ -16,7 +16,7 @@ import forked
 from namespaces import enter
 
 from network.line import Line
-from network.router import DEVICE, Router, route
+from network.router import DEVICE, HOME, Router, route
 
 #: Seconds within which the router answers.
 _PATIENCE = 30.0
@@ -51,9 +51,12 @@ class Internet:
             theirs.close()
             self._hear()
             for number, space in enumerate(self._spaces):
-                _ip("-n", space, "addr", "add", f"{self.address(number)}/16", "dev", DEVICE)
+                own = f"{HOME}/24" if self.lines[number].is_translated else f"{self.address(number)}/16"
+                _ip("-n", space, "addr", "add", own, "dev", DEVICE)
                 _ip("-n", space, "link", "set", DEVICE, "mtu", str(_LARGEST_PACKET), "txqueuelen", "2000", "up")
                 _ip("-n", space, "link", "set", "lo", "up")
+                if self.lines[number].is_translated:
+                    _ip("-n", space, "route", "add", "default", "dev", DEVICE)
         except BaseException:
             self.__exit__()
             raise
@@ -69,8 +72,8 @@ class Internet:
             subprocess.run(["ip", "netns", "del", space], capture_output=True)
 
     def address(self, host: int) -> str:
-        """Where the others find a host: IPv4."""
-        return f"10.77.{(host + 1) // 256}.{(host + 1) % 256}"
+        """Where the others find a host, if they do: IPv4, as it is in the real internet, since libp2p looks at that."""
+        return f"51.77.{(host + 1) // 256}.{(host + 1) % 256}"
 
     def enter_as(self, host: int) -> partial[None]:
         """What moves the process that calls it to a host; it can be pickled."""

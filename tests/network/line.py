@@ -20,6 +20,8 @@ class Line:
     :param is_cut: whether nothing goes through
     :param is_walled: whether nobody reaches the host to whom it has not sent something before, as behind a router at
       home
+    :param is_translated: whether the host has an address of its own there, and the others see that of the router
+    :param is_symmetric: whether the router shows it under another port to each whom it talks to
     """
 
     delay: float = 0.0
@@ -30,6 +32,13 @@ class Line:
     queue: float = 0.3
     is_cut: bool = False
     is_walled: bool = False
+    is_translated: bool = False
+    is_symmetric: bool = False
+
+    @property
+    def lets_nobody_in(self) -> bool:
+        """Whether it has a wall; whoever translates addresses has one."""
+        return self.is_walled or self.is_translated
 
     def __or__(self, changes: dict[str, object]) -> Line:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

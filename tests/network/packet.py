@@ -38,10 +38,15 @@ def flow_of(packet: bytes) -> Flow | None:
     """
     if len(packet) < _LEAST or packet[0] >> 4 != 4:
         return None
-    header = 4 * (packet[0] & 15)
+    header = header_size(packet)
     is_later_fragment = struct.unpack_from("!H", packet, 6)[0] & 0x1FFF
     source, target = socket.inet_ntoa(packet[12:16]), socket.inet_ntoa(packet[16:20])
     ports = (0, 0)
     if packet[9] in (TCP, UDP) and not is_later_fragment and len(packet) >= header + 4:
         ports = struct.unpack_from("!HH", packet, header)
     return Flow(packet[9], (source, ports[0]), (target, ports[1]))
+
+
+def header_size(packet: bytes) -> int:
+    """Bytes of the IPv4 header, with its options."""
+    return 4 * (packet[0] & 15)

@@ -18,9 +18,13 @@ from namespaces import enter, move_to
 from network.firewall import Firewall
 from network.line import Direction, Line
 from network.packet import flow_of
+from network.translation import Translation
 
 #: The device by which a host reaches the others.
 DEVICE = "wan0"
+
+#: Address of a host behind a router that translates.
+HOME = "192.168.7.2"
 
 #: From linux/if_tun.h: TUNSETIFF, and IFF_TUN without a header before each packet.
 _SET_DEVICE, _TUN_WITHOUT_HEADER = 0x400454CA, 0x1001
@@ -48,6 +52,10 @@ class Router:
         chance = Random(seed)
         self._sent, self._received = ([Direction(chance) for _ in lines] for _ in range(2))
         self._walls = [Firewall() for _ in lines]
+        self._translations = [
+            Translation(HOME, address, line.is_symmetric) if line.is_translated else None
+            for address, line in zip(addresses, lines, strict=True)
+        ]
         self._count = 0
         #: when something happens to a packet, whether that is its arrival in the middle, and whose it is
         self._to_come: list[tuple[float, int, bool, int, bytes]] = []
@@ -56,13 +64,15 @@ class Router:
 
     def take(self, sender: int, packet: bytes, now: float) -> None:
         """A packet comes from a host."""
-        flow = flow_of(packet)
+        translation = self._translations[sender]
+        sent = packet if translation is None else translation.outward(packet)
+        flow = None if sent is None else flow_of(sent)
         receiver = None if flow is None else self._numbers.get(flow.target[0])
-        if flow is None or receiver is None or receiver == sender:
+        if sent is None or flow is None or receiver is None or receiver == sender:
             return  # of the system's own, to all
         line = self.lines[sender]
         self._walls[sender].note_sent(flow, now)
-        self._expect(self._sent[sender].arrival(now, len(packet), line, line.up), True, receiver, packet)
+        self._expect(self._sent[sender].arrival(now, len(sent), line, line.up), True, receiver, sent)
 
     def hand_over(self, now: float, deliver: Callable[[int, bytes], None]) -> None:
         """Deliver what has arrived by now.
@@ -78,11 +88,13 @@ class Router:
                 self.forwarded += 1
 
     def _pass_on(self, receiver: int, packet: bytes, now: float) -> None:
-        line, flow = self.lines[receiver], flow_of(packet)
-        if line.is_walled and (flow is None or not self._walls[receiver].lets_in(flow, now)):
+        line, flow, translation = self.lines[receiver], flow_of(packet), self._translations[receiver]
+        is_let_in = not line.lets_nobody_in or (flow is not None and self._walls[receiver].lets_in(flow, now))
+        inner = packet if translation is None else translation.inward(packet)
+        if not is_let_in or inner is None:
             self.dropped += 1
             return
-        self._expect(self._received[receiver].arrival(now, len(packet), line, line.down), False, receiver, packet)
+        self._expect(self._received[receiver].arrival(now, len(inner), line, line.down), False, receiver, inner)
 
     def _expect(self, at: float | None, is_in_the_middle: bool, receiver: int, packet: bytes) -> None:
         if at is None:

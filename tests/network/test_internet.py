@@ -131,6 +131,28 @@ def test_nobody_reaches_who_is_behind_a_wall_and_it_reaches_everybody(start: Sta
         assert told(outwards) == "taken"
 
 
+@pytest.mark.parametrize("is_symmetric", [False, True])
+def test_behind_a_router_that_translates_it_is_the_same(start: Start, is_symmetric: bool) -> None:
+    home = Line(is_translated=True, is_symmetric=is_symmetric)
+    with Internet([home, Line(), home]) as internet:
+        outside = start(probe.serve_stream, internet.enter_as(1), internet.address(1))
+        assert told(outside) == "ready"
+        behind = start(probe.serve_stream, internet.enter_as(2), "0.0.0.0")
+        assert told(behind) == "ready"
+        in_vain = start(probe.send_stream, internet.enter_as(0), internet.address(2), 1000, 3.0)
+        assert told(in_vain) == "no answer"
+        outwards = start(probe.send_stream, internet.enter_as(0), internet.address(1), 1_000_000, PATIENCE)
+        assert told(outwards) == "taken"
+        assert told(outside) > 0
+
+
+def test_datagrams_come_back_through_a_router_that_translates(start: Start) -> None:
+    with echoing(start, Line(is_translated=True, delay=0.02), Line()) as internet:
+        found = round_trips(start, internet, pause=0.1)
+    assert len(found) == 50
+    assert min(found) >= 0.04
+
+
 def test_a_stream_goes_on_after_a_cut(start: Start, eventually: Callable[..., None]) -> None:
     with Internet([Line(up=4e6), Line()]) as internet:
         server = start(probe.serve_stream, internet.enter_as(1), internet.address(1))
