@@ -48,6 +48,9 @@ _DOWNLOADING = 10.0
 #: Share of its pace that a swarm keeps, in the first seconds of an attack and later.
 _HELD = 0.7
 
+#: Seconds after which each victim has been kept waiting twice, and knows by whom.
+_JUDGED = 45.0
+
 #: Times its pace of a swarm that one peer has joined, which trains with the others: half as much again, and a margin.
 _NO_SHORTER = 2.0
 
@@ -85,7 +88,8 @@ def _reports_samples() -> Outcome:
 
 
 def _stalls(change: Callable[[], None]) -> Outcome:
-    return _under(lambda invite: hostile_peer.start(hostile_peer.train_and, change, invite, OPTIONS), warm_up=25.0)
+    attack = partial(hostile_peer.start, hostile_peer.train_and, change)
+    return _under(lambda invite: attack(invite, OPTIONS), warm_up=_JUDGED)
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------
@@ -237,7 +241,7 @@ ATTACKS = [
         seconds=150.0,
     ),
     *(
-        Attack(name, about, _forget_conduct, partial(_stalls, change), seconds=150.0)
+        Attack(name, about, _forget_conduct, partial(_stalls, change), seconds=180.0)
         for name, (about, change) in _STALLS.items()
     ),
 ]

@@ -76,6 +76,7 @@ class _Record:
 
     :param in_a_row: rounds that it has missed or stalled since it has last taken part, by their sort
     :param blamed_at: the epoch of the last of these, by their sort
+    :param stalls: whether it has stalled one of these
     :param waited: seconds for which it has kept this peer waiting
     :param pauses: how often it was left out
     :param began: the epoch since which it is left out
@@ -85,6 +86,7 @@ class _Record:
 
     in_a_row: dict[str, int] = field(default_factory=dict)
     blamed_at: dict[str, int] = field(default_factory=dict)
+    stalls: bool = False
     waited: float = 0.0
     pauses: int = 0
     began: int = 0
@@ -157,7 +159,8 @@ class Conduct:
         record.in_a_row.pop(sort, None)
         if any(count > TOLERATED for count in record.in_a_row.values()):
             return  # it comes to the rounds of one sort, and lets those of the other one wait
-        record.until_epoch, record.until, record.waited, record.is_avoided = 0, 0.0, 0.0, False
+        record.until_epoch, record.until, record.waited = 0, 0.0, 0.0
+        record.is_avoided = record.stalls = False
         record.pauses //= 2
         if not record.pauses and not record.in_a_row:
             del self._records[peer]
@@ -167,9 +170,10 @@ class Conduct:
         record.in_a_row[sort] = count = record.in_a_row.get(sort, 0) + 1
         record.blamed_at[sort] = account.epoch
         record.waited += account.seconds
+        record.stalls |= what == _STALLED
         if count > TOLERATED:
             reason = f"{what} {count} rounds in a row"
-            self._leave_out(record, account.epoch, reason, is_avoided=what == _STALLED)
+            self._leave_out(record, account.epoch, reason, is_avoided=record.stalls)
             record.until = self._clock() + PAUSE_FOR_WAITING * record.waited
 
     def _leave_out(self, record: _Record, epoch: int, reason: str, is_avoided: bool) -> None:

@@ -130,6 +130,18 @@ def test_who_has_averaged_with_others_of_late_has_company():
     assert not conduct.has_company({A, B})
 
 
+def test_who_has_stalled_a_round_is_not_let_in_either_when_it_misses_the_next():
+    conduct = Conduct(Clock())
+    conduct.note("gradients", stalled(1, A))
+    conduct.note("gradients", missed(2, A))
+    (one,) = conduct.left_out(3)
+    assert one.is_avoided
+    conduct.note("gradients", took_part(3, A))
+    for epoch in (4, 5):
+        conduct.note("gradients", missed(epoch, A))
+    assert not conduct.left_out(6)[0].is_avoided
+
+
 def test_who_stalls_a_round_and_then_takes_part_in_it_has_stalled_it():
     """One that leads a group which it does not begin, and comes to that of the others then, did so in each epoch."""
     conduct = Conduct(Clock())
