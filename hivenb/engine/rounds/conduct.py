@@ -171,6 +171,8 @@ class Conduct:
         record.blamed_at[sort] = account.epoch
         record.waited += account.seconds
         record.stalls |= what == _STALLED
+        if record.stalls:  # it answers, and sends nothing: that of the state's round is no other matter
+            count = sum(record.in_a_row.values())
         if count > TOLERATED:
             reason = f"{what} {count} rounds in a row"
             self._leave_out(record, account.epoch, reason, is_avoided=record.stalls)

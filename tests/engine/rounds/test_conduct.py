@@ -130,6 +130,14 @@ def test_who_has_averaged_with_others_of_late_has_company():
     assert not conduct.has_company({A, B})
 
 
+def test_rounds_of_both_sorts_count_together_for_who_stalls_them():
+    conduct = Conduct(Clock())
+    conduct.note("gradients", stalled(1, A))
+    conduct.note("state", stalled(1, A))
+    (one,) = conduct.left_out(2)
+    assert one.is_avoided
+
+
 def test_who_has_stalled_a_round_is_not_let_in_either_when_it_misses_the_next():
     conduct = Conduct(Clock())
     conduct.note("gradients", stalled(1, A))
