@@ -9,6 +9,7 @@ another kernel, with a dashboard and without one.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -61,8 +63,8 @@ PEERS, BATCH = 3, 8
 #: Batches of each peer in an epoch, and epochs that all peers have been in before the first look.
 BATCHES, SETTLED = 10, 10
 
-#: Epochs after which growth counts, and parts into which what comes then is cut.
-WARM, WINDOWS = 300, 8
+#: Epochs after which growth counts.
+WARM = 300
 
 KERNEL, SERVER = "the kernel", "fork server"
 
@@ -188,14 +190,16 @@ def _cpu_seconds(kernel: Kernel) -> float:
 
 
 def growth(looks: Sequence[Look]) -> float:
-    """Bytes by which each process of one kind grows in a hundred epochs: between the least of some minutes and that of
-    the last ones, as what a round needs comes and goes.
+    """Bytes by which each process of one kind grows in a hundred epochs: the median of the slopes between any two looks
+    (Theil-Sen), as what a round needs comes and goes.
     """
-    settled = [one for one in looks if one.epochs >= WARM] or list(looks)
-    some = max(1, len(settled) // WINDOWS)
-    first, last = (min(part, key=lambda one: one.memory) for part in (settled[:some], settled[-some:]))
-    epochs = sum(one.epochs for one in settled[-some:]) / some - sum(one.epochs for one in settled[:some]) / some
-    return 100 * (last.memory - first.memory) / max(1, last.processes) / max(1.0, epochs)
+    settled = [one for one in looks if one.epochs >= WARM]
+    slopes = [
+        (later.memory - earlier.memory) / max(1, later.processes) / (later.epochs - earlier.epochs)
+        for earlier, later in itertools.combinations(settled if len(settled) > 1 else looks, 2)
+        if later.epochs > earlier.epochs
+    ]
+    return 100 * median(slopes) if slopes else 0.0
 
 
 def print_looks(looks: Sequence[Look], course: dict[str, Any]) -> None:
