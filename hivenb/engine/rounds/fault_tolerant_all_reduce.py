@@ -8,6 +8,7 @@ import dataclasses
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -256,9 +257,6 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     def _largest_weights(self, senders: Sequence[PeerID]) -> list[float]:
         return self._sender_weights.largest(senders, self.peer_id)
 
-    def _overstating(self, weights: Mapping[PeerID, float]) -> frozenset[PeerID]:
-        return self._sender_weights.overstating(weights)
-
     @contextlib.contextmanager
     def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
         with super()._register_allreduce_group(group_info):
@@ -271,7 +269,7 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         try:
             gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
         finally:
-            overstating = self._overstating(notes.claimed)
+            overstating = partial(self._sender_weights.overstating, notes.claimed)
             self._matchmaking.note_exchange(group_info, notes, overstating, time.monotonic() - began)
             self._log_what_was_not_taken(notes)
         reached = {peer: value for peer, value in gathered.items() if peer not in notes.unreached}

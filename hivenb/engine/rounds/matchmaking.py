@@ -129,24 +129,25 @@ class EpochMatchmaking(Matchmaking):
         return self._expected.of_round(None if step is None else epoch_of(step.data_for_gather))
 
     def note_exchange(
-        self, group: GroupInfo, notes: ExchangeNotes, overstated: Collection[PeerID], seconds: float
+        self, group: GroupInfo, notes: ExchangeNotes, overstating: Callable[[int], Collection[PeerID]], seconds: float
     ) -> None:
         """Tell who has taken part in a round, and who has let it wait, was refused or has put in less than it told.
 
         :param notes: of its exchanges
-        :param overstated: who has reported more samples than it has put in
+        :param overstating: tells, of an epoch, who has reported more samples than it has put in
         :param seconds: that it took
         """
         own = [gather for peer, gather in zip(group.peer_ids, group.gathered, strict=True) if peer == self.peer_id]
         others = {peer for peer in group.peer_ids if peer != self.peer_id}
         stalled = [peer for peer in notes.unreached if self.takes_part(peer, group.group_id)]
         stalled = stalled if seconds >= NOTABLE else []
+        epoch = epoch_of(marked(own[0])) or 0  # by now, the group's records have lost their marks
         self.tell(
             Account(
-                epoch=epoch_of(marked(own[0])) or 0,  # by now, the group's records have lost their marks
+                epoch=epoch,
                 took_part=_ids(others.difference(notes.unreached, notes.refused)),
                 stalled=_ids(set(stalled).difference(notes.refused)),
-                overstated=_ids(others.intersection(overstated)),
+                overstated=_ids(others.intersection(overstating(epoch))),
                 refused=tuple((peer.to_bytes(), reason) for peer, reason in notes.refused.items() if peer in others),
                 seconds=seconds if stalled else 0.0,
             )

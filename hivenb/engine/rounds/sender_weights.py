@@ -96,17 +96,17 @@ class SenderWeights:
             for sender, before, by_now in zip(senders, reported, expected, strict=True)
         ]
 
-    def overstating(self, claimed: Mapping[PeerID, float]) -> frozenset[PeerID]:
-        """Those who have reported samples, in this epoch and the one before, of which they do not put half in.
+    def overstating(self, claimed: Mapping[PeerID, float], epoch: int) -> frozenset[PeerID]:
+        """Those who have reported samples of an epoch of which they do not put half into its round.
 
         An epoch ends when all together have reported enough: whoever reports more than it has makes it too short.
 
-        :param claimed: their weights in a round
+        :param claimed: their weights in that round
+        :param epoch: of the round; of another one, a peer may well have had more
         """
         return frozenset(
             peer
             for peer, weight in claimed.items()
-            if len(told := self._told.get(peer.to_bytes(), ())) > 1
-            # of the two, one may be of an epoch that has just begun
-            and min(one.by(one.time) for one in told) > MARGIN * weight + 1.0
+            for told in self._told.get(peer.to_bytes(), ())
+            if told.epoch == epoch and told.by(told.time) > MARGIN * weight + 1.0
         )

@@ -93,22 +93,24 @@ def test_no_report_makes_weights_of_no_numbers(samples: float) -> None:
         assert 0.0 < largest(one)[0] <= 1000.0 * MARGIN
 
 
-def overstating(weight: float, *noted: SampleReports) -> bool:
+def overstating(weight: float, *noted: SampleReports, epoch: int = 2) -> bool:
     weights = SenderWeights()
     for one in noted:
         weights.note(one)
-    return SENDERS[0] in weights.overstating({SENDERS[0]: weight, NOBODY: 1.0})
+    return SENDERS[0] in weights.overstating({SENDERS[0]: weight, NOBODY: 1.0}, epoch)
 
 
 def test_who_reports_more_than_it_puts_in_is_known() -> None:
-    before, now = reports(samples=1000.0), reports(epoch=2, samples=900.0)
+    before, now, then = reports(samples=1000.0), reports(epoch=2, samples=900.0), reports(epoch=3, samples=5.0)
     assert overstating(8.0, before, now)
+    assert overstating(8.0, now, then), "with gradients in the background, the next epoch has begun"
     assert not overstating(450.0, before, now)
 
 
-def test_nobody_is_taken_for_it_by_one_report_or_that_of_an_epoch_that_has_just_begun() -> None:
+def test_what_a_peer_had_in_other_epochs_is_nothing_against_it() -> None:
+    """Where epochs are short, one may be over before all have reported anything of it."""
+    assert not overstating(8.0, reports(samples=1000.0), reports(epoch=3, samples=900.0))
     assert not overstating(8.0, reports(samples=1000.0))
-    assert not overstating(8.0, reports(samples=1000.0), reports(epoch=2, samples=8.0))
     assert not overstating(0.0, reports(samples=0.0), reports(epoch=2, samples=0.0)), "a helper"
 
 
