@@ -31,7 +31,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[bool, bool]]] = {
 MODEL: dict[str, Any] = {"optimizer": partial(torch.optim.AdamW, fused=True), "lr": 0.1, "weight_decay": 0.5}
 
 
-def stages_of(number: int, cases: dict[str, Any], target: int = 192, **model: Any) -> list[dict[str, Any]]:
+def stages_of(number: int, cases: dict[str, Any], target: int = 480, **model: Any) -> list[dict[str, Any]]:
     return [
         {
             "share": SHARES[number],

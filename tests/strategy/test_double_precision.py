@@ -9,7 +9,7 @@ import pytest
 import torch
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from lightning import Trainer
-from tiny import DELAYS, QUIET, TinyModel, loader, own_run, parameters, samples, trainer
+from tiny import DELAYS, QUIET, PacedModel, TinyModel, loader, own_run, parameters, samples, trainer
 
 import hivenb
 from hivenb.errors import SwarmError
@@ -54,7 +54,10 @@ def stage(number: int, name: str, **settings: Any) -> dict[str, Any]:
     return {
         "share": SHARES[number],
         "epochs": EPOCHS,
-        "target": 192,  # of shorter epochs, a peer on a busy machine makes several before it hears of one
+        # of shorter epochs, a peer on a busy machine makes several before it hears of one, and has samples of which it
+        # has told nobody, for which it would not count
+        "module": PacedModel,
+        "target": 480,
         "model": {"optimizer": torch.optim.AdamW, "lr": 0.1, "weight_decay": 0.5},
         "trainer": {"precision": "64-true"},
         **settings,
