@@ -176,7 +176,7 @@ def _bogus_peers() -> Outcome:
             rounds = rounds_in(founder, 10.0)
             ended.set()
             reporting.join()
-        return Outcome(rounds >= 12, f"{rounds} rounds of two in 10 s, after 8 s")
+        return Outcome(rounds >= 16, f"{rounds} rounds of two in 10 s, after 8 s")
 
 
 ATTACKS = [
