@@ -75,7 +75,7 @@ class _Record:
     """Of one peer.
 
     :param in_a_row: rounds that it has missed or stalled since it has last taken part, by their sort
-    :param blamed_at: the epoch of the last of these, by their sort
+    :param stalled_at: the epoch of the last that it has stalled, by their sort
     :param stalls: whether it has stalled one of these
     :param waited: seconds for which it has kept this peer waiting
     :param pauses: how often it was left out
@@ -85,7 +85,7 @@ class _Record:
     """
 
     in_a_row: dict[str, int] = field(default_factory=dict)
-    blamed_at: dict[str, int] = field(default_factory=dict)
+    stalled_at: dict[str, int] = field(default_factory=dict)
     stalls: bool = False
     waited: float = 0.0
     pauses: int = 0
@@ -154,7 +154,7 @@ class Conduct:
     def _forgive(self, sort: str, peer: bytes, epoch: int) -> None:
         record = self._records.get(peer)
         # one that lets the others wait in its own group, and then comes to theirs, has stalled the round all the same
-        if record is None or record.blamed_at.get(sort) == epoch:
+        if record is None or record.stalled_at.get(sort) == epoch:
             return
         record.in_a_row.pop(sort, None)
         if any(count > TOLERATED for count in record.in_a_row.values()):
@@ -168,9 +168,9 @@ class Conduct:
     def _blame(self, sort: str, peer: bytes, account: Account, what: str) -> None:
         record = self._record_of(peer)
         record.in_a_row[sort] = count = record.in_a_row.get(sort, 0) + 1
-        record.blamed_at[sort] = account.epoch
         record.waited += account.seconds
-        record.stalls |= what == _STALLED
+        if what == _STALLED:
+            record.stalls, record.stalled_at[sort] = True, account.epoch
         if record.stalls:  # it answers, and sends nothing: that of the state's round is no other matter
             count = sum(record.in_a_row.values())
         if count > TOLERATED:
