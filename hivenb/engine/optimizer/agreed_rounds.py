@@ -48,10 +48,13 @@ class AgreedRounds:
         :param gone: ids of those that have gone without a goodbye
         :returns: ids of those whose reports do not count: they neither end epochs nor draw this peer along
         """
-        own, left_out = self._participant, self._look_at_conduct()
+        doubted = self._catching_up.claims.left_out()
+        own, left_out = self._participant, self._look_at_conduct(doubted)
         names = frozenset(one.peer for one in left_out)
         avoided = frozenset(one.peer for one in left_out if one.is_avoided)
-        uncounted = self._uncounted(reports, names)
+        # whoever averages with nobody may have itself to blame, and follows all the same
+        has_company = self._conduct.has_company([report.peer_id for report in reports if report.peer_id not in names])
+        uncounted = names if has_company else frozenset(one.peer for one in doubted)
         present = self.attendance.call([report for report in reports if report.peer_id not in uncounted])
         present = frozenset(one for one in present if one.peer not in names)
         newest, oldest = self.attendance.newest_epoch, self.attendance.oldest_epoch
@@ -68,12 +71,6 @@ class AgreedRounds:
         self._tell_samples(reports)
         return uncounted
 
-    def _uncounted(self, reports: Sequence[LocalTrainingProgress], left_out: frozenset[bytes]) -> frozenset[bytes]:
-        # whoever averages with nobody may have itself to blame, and follows all the same
-        others = [report.peer_id for report in reports if report.peer_id not in left_out]
-        doubted = frozenset(one.peer for one in self._catching_up.claims.left_out())
-        return left_out if self._conduct.has_company(others) else doubted
-
     def _tell_samples(self, reports: Sequence[LocalTrainingProgress]) -> None:
         """Let the averager of gradients know how much its senders may count for, if that has changed."""
         own = self._participant
@@ -83,14 +80,13 @@ class AgreedRounds:
             self._told = told, averager
             averager.note_reports(told)
 
-    def _look_at_conduct(self) -> tuple[LeftOut, ...]:
+    def _look_at_conduct(self, doubted: Sequence[LeftOut]) -> tuple[LeftOut, ...]:
         for name in ("grad_averager", "state_averager"):
             averager = getattr(self._participant, name, None)
             for account in () if averager is None else averager.take_accounts():
                 self._conduct.note(name, account)
         conduct = self._conduct.left_out(self._participant.tracker.local_progress.epoch)
         blocked, door = (getattr(self._participant.dht, name, None) for name in ("blocked_peers", "door"))
-        doubted = self._catching_up.claims.left_out()
         by_hand = {} if blocked is None else {peer: blocked_by_hand(peer) for peer in sorted(blocked.all)}
         by_host = {} if door is None else {peer: put_out(peer) for peer in sorted(door.list.out)}
         ordered_out = by_hand | by_host
