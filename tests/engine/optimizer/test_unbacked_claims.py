@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from hivemind.p2p import PeerID
+from set_clock import Clock
 from tiny import TinyModel
 
 from hivenb.engine.dht.dht import DHT
@@ -18,14 +19,6 @@ from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.engine.progress.tracker import ProgressTracker
 
 LIAR, HONEST = (PeerID(os.urandom(32)) for _ in range(2))
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def info(peer: PeerID, epoch: int) -> PeerInfo:

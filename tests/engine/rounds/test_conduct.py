@@ -2,18 +2,12 @@ from __future__ import annotations
 
 import itertools
 
+from set_clock import Clock
+
 from hivenb.engine.rounds.account import Account
 from hivenb.engine.rounds.conduct import COMPANY_FOR, MOST_REMEMBERED, PAUSE_FOR_WAITING, Conduct
 
 A, B = b"a", b"b"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def missed(epoch: int, *peers: bytes, seconds: float = 5.0) -> Account:
