@@ -21,6 +21,7 @@ from hivemind.utils import MPFuture
 from torch.utils.data import DataLoader
 
 from hivenb.engine.process.child_process import redirect_output, settle_as_child
+from hivenb.engine.process.freed_memory import give_back_regularly
 from hivenb.options.options import Options
 from hivenb.peers.main_module import unpack
 from hivenb.peers.peer_recipe import PeerRecipe
@@ -60,6 +61,7 @@ def main(
     :param main_module: what :func:`hivenb.peers.main_module.main_module` gave there
     """
     settle_as_child(parent_pid)
+    give_back_regularly()
     os.setsid()
     _forget_the_server()
     _write_to(log_path)

@@ -26,8 +26,19 @@ EVENT_KINDS = ("run", "option", "peer", "round", "batch", "rollback")
 MAX_EVENTS = 500
 MAX_SERIES = 64
 
-_TIME, _EPOCH, _SAMPLES, _MEAN, _LOW, _HIGH, _COUNT = range(7)
-_COLUMNS = 7
+#: One point of a series, as it is kept.
+_POINT = np.dtype(
+    [
+        ("time", np.float64),
+        ("epoch", np.int64),
+        ("samples", np.int64),
+        ("mean", np.float64),
+        ("low", np.float64),
+        ("high", np.float64),
+        ("count", np.int64),
+    ]
+)
+_Point = tuple[float, int, int, float, float, float, int]
 
 
 @dataclass(frozen=True)
@@ -152,15 +163,15 @@ class History:
         with self._lock:
             if time is None:
                 time = _time.time()
+            if self._started_at is None:
+                self._started_at = time
             buckets = self._series.get(name)
             if buckets is None:
                 if len(self._series) >= MAX_SERIES:
                     self._note_overflow(name, time)
                     return
-                buckets = self._series[name] = _Buckets(self._capacity)
-            if self._started_at is None:
-                self._started_at = time
-            buckets.add(number, epoch, samples, time)
+                buckets = self._series[name] = _Buckets(name, self._capacity)
+            buckets.add(number, epoch, samples, time - self._started_at)
             self._version += 1
 
     def mark(self, kind: str, text: str, *, time: float | None = None) -> None:
@@ -189,7 +200,7 @@ class History:
                 self._snapshot = Snapshot(
                     version=self._version,
                     started_at=start,
-                    series=MappingProxyType({name: b.series(name, start) for name, b in self._series.items()}),
+                    series=MappingProxyType({name: b.series() for name, b in self._series.items()}),
                     events=tuple(Event(when - start, kind, text) for when, kind, text in self._events),
                     _last=MappingProxyType({name: b.last for name, b in self._series.items()}),
                 )
@@ -227,26 +238,28 @@ class History:
 
 
 class _Buckets:
-    """The points of one series: closed buckets as rows of an array, and one that is still being filled."""
+    """The points of one series: closed buckets as rows of an array, and one that is still being filled.
 
-    __slots__ = ("_cached", "_filled", "_open", "_rows", "_stride", "_taken", "last")
+    A closed bucket never changes: who looks at the series sees these rows themselves, and takes no memory for them.
+    """
 
-    def __init__(self, capacity: int) -> None:
-        # written to, so that all of its memory is taken at once: what grows for an hour looks like a leak
-        self._rows = np.full((capacity, _COLUMNS), math.nan)
+    __slots__ = ("_filled", "_name", "_open", "_rows", "_seen", "_stride", "_taken", "last")
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self._name = name
+        self._rows = _empty_rows(capacity)
         self._filled = 0
         self._stride = 1  # values per closed bucket
         self._taken = 0  # values in the open one
-        self._open = (0.0,) * _COLUMNS
-        self._cached: tuple[float, Series] | None = None
+        self._open: _Point = (0.0, 0, 0, 0.0, 0.0, 0.0, 0)
+        self._seen: Series | None = None
         self.last = math.nan
 
     def add(self, value: float, epoch: int, samples: int, time: float) -> None:
         self.last = value
-        self._cached = None
+        self._seen = None
         if self._taken == 0:
-            count = 1.0 if math.isfinite(value) else 0.0
-            self._open = (time, epoch, samples, value, value, value, count)
+            self._open = (time, epoch, samples, value, value, value, int(math.isfinite(value)))
         else:
             self._open = _extended(self._open, value, epoch, samples, time)
         self._taken += 1
@@ -255,9 +268,10 @@ class _Buckets:
 
     def _close_bucket(self) -> None:
         if self._filled == len(self._rows):
-            half = _merged_pairs(self._rows)
-            self._filled = len(half)
-            self._rows[: self._filled] = half
+            halves = _merged_pairs(self._rows)
+            self._rows = _empty_rows(len(self._rows))  # the old ones may be looked at
+            self._filled = len(halves)
+            self._rows[: self._filled] = halves
             self._stride *= 2
             # The bucket at hand is now half of a larger one: leave it open.
             return
@@ -265,59 +279,53 @@ class _Buckets:
         self._filled += 1
         self._taken = 0
 
-    def series(self, name: str, start: float) -> Series:
-        if self._cached is not None and self._cached[0] == start:
-            return self._cached[1]
-        rows = self._rows[: self._filled]
-        if self._taken:
-            rows = np.vstack([rows, self._open])
-        made = Series(
-            name=name,
-            times=_frozen(rows[:, _TIME] - start),
-            epochs=_frozen(rows[:, _EPOCH].astype(np.int64)),
-            samples=_frozen(rows[:, _SAMPLES].astype(np.int64)),
-            values=_frozen(rows[:, _MEAN].copy()),
-            lows=_frozen(rows[:, _LOW].copy()),
-            highs=_frozen(rows[:, _HIGH].copy()),
-            counts=_frozen(rows[:, _COUNT].astype(np.int64)),
-        )
-        self._cached = (start, made)
-        return made
+    def series(self) -> Series:
+        if self._seen is None:
+            rows = self._rows[: self._filled]
+            if self._taken:
+                rows = np.append(rows, np.array([self._open], dtype=_POINT))
+            self._seen = Series(
+                name=self._name,
+                times=_frozen(rows["time"]),
+                epochs=_frozen(rows["epoch"]),
+                samples=_frozen(rows["samples"]),
+                values=_frozen(rows["mean"]),
+                lows=_frozen(rows["low"]),
+                highs=_frozen(rows["high"]),
+                counts=_frozen(rows["count"]),
+            )
+        return self._seen
 
 
-def _extended(bucket: tuple[float, ...], value: float, epoch: int, samples: int, time: float) -> tuple[float, ...]:
+def _empty_rows(number: int) -> np.ndarray:
+    """Written to, so that all of their memory is taken at once: what grows for an hour looks like a leak."""
+    return np.full(number, 0, dtype=_POINT)
+
+
+def _extended(bucket: _Point, value: float, epoch: int, samples: int, time: float) -> _Point:
     _, _, _, mean, low, high, count = bucket
     if not math.isfinite(value):
         # One diverged batch must not wipe out its finite neighbours; Snapshot.last still reports it.
         return (time, epoch, samples, mean, low, high, count)
     if count == 0:
-        return (time, epoch, samples, value, value, value, 1.0)
+        return (time, epoch, samples, value, value, value, 1)
     mean += (value - mean) / (count + 1)
-    return (
-        time,
-        epoch,
-        samples,
-        mean,
-        value if value < low else low,
-        value if value > high else high,
-        count + 1,
-    )
+    return (time, epoch, samples, mean, min(low, value), max(high, value), count + 1)
 
 
 def _merged_pairs(rows: np.ndarray) -> np.ndarray:
     """Half as many rows, each made of two neighbours."""
     left, right = rows[0::2], rows[1::2]
     merged = right.copy()
-    count = left[:, _COUNT] + right[:, _COUNT]
-    both = (left[:, _COUNT] > 0) & (right[:, _COUNT] > 0)
-    only_left = (left[:, _COUNT] > 0) & (right[:, _COUNT] == 0)
-    for column in (_MEAN, _LOW, _HIGH):
-        merged[only_left, column] = left[only_left, column]
-    weight = right[both, _COUNT] / count[both]
-    merged[both, _MEAN] = left[both, _MEAN] * (1 - weight) + right[both, _MEAN] * weight
-    merged[both, _LOW] = np.minimum(left[both, _LOW], right[both, _LOW])
-    merged[both, _HIGH] = np.maximum(left[both, _HIGH], right[both, _HIGH])
-    merged[:, _COUNT] = count
+    merged["count"] += left["count"]
+    both = (left["count"] > 0) & (right["count"] > 0)
+    only_left = (left["count"] > 0) & (right["count"] == 0)
+    for name in ("mean", "low", "high"):
+        merged[name][only_left] = left[name][only_left]
+    weight = right["count"][both] / merged["count"][both]
+    merged["mean"][both] = left["mean"][both] * (1 - weight) + right["mean"][both] * weight
+    merged["low"][both] = np.minimum(left["low"][both], right["low"][both])
+    merged["high"][both] = np.maximum(left["high"][both], right["high"][both])
     return merged
 
 

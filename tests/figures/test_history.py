@@ -137,6 +137,20 @@ def test_a_series_that_did_not_change_is_not_copied_again() -> None:
     assert history.snapshot().series["peers"] is before
 
 
+def test_looking_at_a_growing_series_takes_no_memory() -> None:
+    history = History(capacity=8)
+    for value in range(4):
+        history.record("loss", value)
+    early = history.snapshot().series["loss"]
+    history.record("loss", 4.0)
+    later = history.snapshot().series["loss"]
+    assert np.shares_memory(early.values, later.values)
+    for value in range(5, 9):  # the ninth merges neighbours
+        history.record("loss", value)
+    assert early.values.tolist() == [0, 1, 2, 3]
+    assert later.values.tolist() == [0, 1, 2, 3, 4]
+
+
 def test_times_count_from_the_first_record() -> None:
     history = History()
     history.mark("run", "started", time=1000.0)

@@ -2,8 +2,10 @@
 
 glibc keeps what is freed, in as many arenas as there are threads (https://man7.org/linux/man-pages/man3/mallopt.3.html,
 M_ARENA_MAX, M_TRIM_THRESHOLD), and gives back the end of one only. A process that sends and receives messages of half a
-megabyte, now on this thread and now on that, fills gap after gap, and grows for hours. What is in a circle is not even
-freed before Python looks for it: seldom, as its looks go by the number of objects, and a tensor is one of them.
+megabyte, now on this thread and now on that, fills gap after gap, and grows for hours. Large blocks would have pages of
+their own (M_MMAP_THRESHOLD), but what is large grows with each such block that is freed, up to 32 MB. What is in a
+circle is not even freed before Python looks for it: seldom, as its looks go by the number of objects, and a tensor is
+one of them.
 """
 
 from __future__ import annotations
@@ -18,13 +20,21 @@ from hivenb.engine.process.interrupts import BackgroundThread
 #: Seconds between two times: it takes a few milliseconds in a child, whose inherited objects are frozen.
 INTERVAL = 10.0
 
+#: Bytes from which a block has pages of its own, which go back when it is freed; glibc's first value, kept.
+LARGE = 128 * 1024
+
+#: In malloc.h
+_M_MMAP_THRESHOLD = -3
+
 
 def give_back_regularly() -> None:
     """Let this process give freed memory back from now on, where its C library can."""
+    library = ctypes.CDLL(None)
     try:
-        trim = ctypes.CDLL(None).malloc_trim
+        trim, set_option = library.malloc_trim, library.mallopt
     except AttributeError:  # not glibc
         return
+    set_option(_M_MMAP_THRESHOLD, LARGE)
     BackgroundThread(target=_give_back, args=(trim,), name="give-memory-back").start()
 
 

@@ -57,3 +57,24 @@ def test_freed_memory_is_given_back(shape: str) -> None:
 @pytest.mark.parametrize("shape", ["blocks", "circles"])
 def test_without_that_it_is_kept(shape: str) -> None:
     assert shares_of_what_was_freed("never", shape)[1] > 0.8
+
+
+LARGE_BLOCKS = """
+import psutil, torch
+from hivenb.engine.process import freed_memory
+
+freed_memory.INTERVAL = 1000.0  # what goes back goes back at once
+freed_memory.give_back_regularly()
+torch.empty(8_000_000, dtype=torch.uint8).fill_(1)  # freed: glibc takes less than this for small from now on
+small = psutil.Process().memory_info().rss
+blocks = [torch.ones(500_000, dtype=torch.uint8) for _ in range(200)]
+large = psutil.Process().memory_info().rss
+blocks = blocks[-1:]
+print((psutil.Process().memory_info().rss - small) / (large - small))
+"""
+
+
+def test_large_blocks_go_back_when_they_are_freed() -> None:
+    command = [sys.executable, "-c", LARGE_BLOCKS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert float(done.stdout) < 0.1
