@@ -24,6 +24,11 @@ from hivenb.engine.process.interrupts import interrupts_blocked
 #: How long a process that is ended by force is waited for: to let go of a lock, and to be gone.
 _FORCE_SECONDS = 1.0
 
+#: Answers (hivemind/utils/mpfuture.py:SharedBytes) for which a process asks torch's shared memory manager once.
+#: hivemind asks for 16 at a time, several times in an epoch: whoever asks while the manager does not answer within a
+#: second, on a machine that swaps or that has slept, is ended by torch.
+os.environ.setdefault("HIVEMIND_SHM_BUFFER_SIZE", str(2**16 - 64))  # the manager takes 64 for itself
+
 #: Where children that are forked from now on write what they print, as a file descriptor; ``None`` for where their
 #: parent writes. In a notebook that would be whichever cell ran last.
 child_output: int | None = None
