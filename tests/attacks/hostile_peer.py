@@ -82,6 +82,20 @@ def send_nothing() -> None:
     FaultTolerantRunner._generate_input_for_peer = silent  # type: ignore[method-assign]
 
 
+def stall_by_turns() -> None:
+    """In each second round, have no part for anybody."""
+    honest = FaultTolerantRunner._generate_input_for_peer
+    is_silent: dict[bytes, bool] = {}
+
+    async def by_turns(self: Any, peer_index: int) -> AsyncIterator[Any]:
+        if is_silent.setdefault(self.group_id, len(is_silent) % 2 == 1):
+            await asyncio.sleep(_LONGEST)
+        async for message in honest(self, peer_index):
+            yield message
+
+    FaultTolerantRunner._generate_input_for_peer = by_turns  # type: ignore[method-assign]
+
+
 def trickle() -> None:
     """In rounds, send a byte now and then."""
 

@@ -51,6 +51,9 @@ _HELD = 0.7
 #: Seconds after which each victim has been kept waiting twice, and knows by whom.
 _JUDGED = 45.0
 
+#: The same, of one that takes part in every second round: it is forgiven a few times.
+_JUDGED_LATE = 150.0
+
 #: Times its pace of a swarm that one peer has joined, which trains with the others: half as much again, and a margin.
 _NO_SHORTER = 2.0
 
@@ -89,7 +92,8 @@ def _reports_samples() -> Outcome:
 
 def _stalls(change: Callable[[], None]) -> Outcome:
     attack = partial(hostile_peer.start, hostile_peer.train_and, change)
-    return _under(lambda invite: attack(invite, OPTIONS), warm_up=_JUDGED)
+    warm_up = _JUDGED_LATE if change is hostile_peer.stall_by_turns else _JUDGED
+    return _under(lambda invite: attack(invite, OPTIONS), warm_up=warm_up)
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------
@@ -211,6 +215,7 @@ def _read_all() -> None:
 
 _STALLS = {
     "sends-nothing": ("joins each group, and has no part for anybody", hostile_peer.send_nothing),
+    "stalls-by-turns": ("has no part for anybody in each second round", hostile_peer.stall_by_turns),
     "trickles": ("joins each group, and sends a byte now and then", hostile_peer.trickle),
     "never-averages": (
         "joins each group, takes the parts of the others and answers nothing",
@@ -241,7 +246,7 @@ ATTACKS = [
         seconds=150.0,
     ),
     *(
-        Attack(name, about, _forget_conduct, partial(_stalls, change), seconds=180.0)
+        Attack(name, about, _forget_conduct, partial(_stalls, change), seconds=300.0)
         for name, (about, change) in _STALLS.items()
     ),
 ]

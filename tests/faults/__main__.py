@@ -78,6 +78,8 @@ def _attempt_here(names: list[str], seed: int) -> None:
     from hivenb.engine.process.end_with_parent import end_with
 
     end_with(os.getppid())
+    # a shell that starts this in the background lets it ignore interrupts, and so would all peers
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     chance, known, tried = Random(seed), all_faults(), ""
     try:
         with open_field() as field:

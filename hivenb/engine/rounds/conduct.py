@@ -12,6 +12,10 @@ from hivenb.engine.rounds.account import Account
 #: Rounds in a row that a peer may miss, or stall, before it is left out.
 TOLERATED = 1
 
+#: Rounds that it may stall, and take part in others in between, before it is left out; they are forgotten after so many
+#: seconds without another one. A peer that restarts its parts more often than this has failed by itself.
+TOLERATED_STALLS, STALLS_COUNT_FOR = 4, 300.0
+
 #: For how many times as long as a peer has kept this one waiting nobody waits for it: it costs a ninth of the time at
 #: most, for however long it goes on.
 PAUSE_FOR_WAITING = 8
@@ -74,9 +78,11 @@ def put_out(peer: bytes) -> LeftOut:
 class _Record:
     """Of one peer.
 
-    :param in_a_row: rounds that it has missed or stalled since it has last taken part, by their sort
-    :param stalled_at: the epoch of the last that it has stalled, by their sort
-    :param stalls: whether it has stalled one of these
+    :param in_a_row: updates that it has missed or stalled since it has last taken part, by the sort of the first round
+    :param last: epochs of the rounds of the last of them, by their sort
+    :param stalled_at: of those that it has stalled, since it has last taken part
+    :param stalls: rounds that it has stalled of late, one of each update
+    :param last_stall: when that was last
     :param waited: seconds for which it has kept this peer waiting
     :param pauses: how often it was left out
     :param began: the epoch since which it is left out
@@ -85,8 +91,10 @@ class _Record:
     """
 
     in_a_row: dict[str, int] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
     stalled_at: dict[str, int] = field(default_factory=dict)
-    stalls: bool = False
+    stalls: int = 0
+    last_stall: float = -math.inf
     waited: float = 0.0
     pauses: int = 0
     began: int = 0
@@ -94,6 +102,13 @@ class _Record:
     until: float = 0.0
     reason: str = ""
     is_avoided: bool = False
+
+    def is_of_last_update(self, sort: str, epoch: int) -> bool:
+        """Whether a round belongs to the same update as the last that it has missed or stalled, in the other sort.
+
+        Who dies in the middle of an update lets both its rounds wait: their groups are found at the same time.
+        """
+        return bool(self.last) and sort not in self.last and all(abs(epoch - at) <= 1 for at in self.last.values())
 
 
 class Conduct:
@@ -159,24 +174,36 @@ class Conduct:
         record.in_a_row.pop(sort, None)
         if any(count > TOLERATED for count in record.in_a_row.values()):
             return  # it comes to the rounds of one sort, and lets those of the other one wait
-        record.until_epoch, record.until, record.waited = 0, 0.0, 0.0
-        record.is_avoided = record.stalls = False
+        record.until_epoch, record.until, record.is_avoided = 0, 0.0, False
+        record.last.clear()
+        record.stalled_at.clear()
         record.pauses //= 2
-        if not record.pauses and not record.in_a_row:
-            del self._records[peer]
+        if self._clock() - record.last_stall >= STALLS_COUNT_FOR:
+            record.waited, record.stalls = 0.0, 0
+            if not record.pauses and not record.in_a_row:
+                del self._records[peer]
 
     def _blame(self, sort: str, peer: bytes, account: Account, what: str) -> None:
         record = self._record_of(peer)
-        record.in_a_row[sort] = count = record.in_a_row.get(sort, 0) + 1
         record.waited += account.seconds
+        is_first = not record.is_of_last_update(sort, account.epoch)
+        if is_first:
+            record.last.clear()
+            record.in_a_row[sort] = record.in_a_row.get(sort, 0) + 1
         if what == _STALLED:
-            record.stalls, record.stalled_at[sort] = True, account.epoch
-        if record.stalls:  # it answers, and sends nothing: that of the state's round is no other matter
-            count = sum(record.in_a_row.values())
+            record.stalls += is_first or not record.stalled_at
+            record.stalled_at[sort], record.last_stall = account.epoch, self._clock()
+        record.last[sort] = account.epoch
+        # who has stalled answers, and sends nothing: that of the state's round is no other matter
+        count = sum(record.in_a_row.values()) if record.stalled_at else record.in_a_row.get(sort, 0)
         if count > TOLERATED:
             reason = f"{what} {count} rounds in a row"
-            self._leave_out(record, account.epoch, reason, is_avoided=record.stalls)
-            record.until = self._clock() + PAUSE_FOR_WAITING * record.waited
+        elif record.stalls > TOLERATED_STALLS:
+            reason = f"stalled {record.stalls} rounds of late"
+        else:
+            return
+        self._leave_out(record, account.epoch, reason, is_avoided=bool(record.stalled_at))
+        record.until = self._clock() + PAUSE_FOR_WAITING * record.waited
 
     def _leave_out(self, record: _Record, epoch: int, reason: str, is_avoided: bool) -> None:
         record.pauses = min(record.pauses + 1, MOST_PAUSES)

@@ -5,7 +5,7 @@ import itertools
 from set_clock import Clock
 
 from hivenb.engine.rounds.account import Account
-from hivenb.engine.rounds.conduct import COMPANY_FOR, MOST_REMEMBERED, PAUSE_FOR_WAITING, Conduct
+from hivenb.engine.rounds.conduct import COMPANY_FOR, MOST_REMEMBERED, PAUSE_FOR_WAITING, STALLS_COUNT_FOR, Conduct
 
 A, B = b"a", b"b"
 
@@ -127,9 +127,59 @@ def test_who_has_averaged_with_others_of_late_has_company():
 def test_rounds_of_both_sorts_count_together_for_who_stalls_them():
     conduct = Conduct(Clock())
     conduct.note("gradients", stalled(1, A))
-    conduct.note("state", stalled(1, A))
-    (one,) = conduct.left_out(2)
+    conduct.note("state", stalled(2, A))
+    conduct.note("state", stalled(3, A))
+    (one,) = conduct.left_out(3)
     assert one.is_avoided
+    assert "stalled 2 rounds in a row" in str(one)
+
+
+def test_who_dies_in_the_middle_of_an_update_has_stalled_once():
+    """The groups of both rounds were found before; a peer whose parts are started anew is back for the next ones."""
+    conduct = Conduct(Clock())
+    conduct.note("gradients", stalled(15, A))
+    conduct.note("state", stalled(16, A))
+    assert not names(conduct, 16)
+    conduct.note("gradients", took_part(17, A))
+    conduct.note("state", took_part(18, A))
+    conduct.note("gradients", stalled(30, A))
+    conduct.note("state", stalled(31, A))
+    assert not names(conduct, 31)
+
+
+def test_who_misses_one_round_of_an_update_and_stalls_the_other_has_done_so_once():
+    conduct = Conduct(Clock())
+    conduct.note("gradients", missed(118, A))
+    conduct.note("state", stalled(119, A))
+    assert not names(conduct, 119)
+    conduct.note("gradients", missed(119, A))
+    (one,) = conduct.left_out(120)
+    assert one.is_avoided
+
+
+def test_who_stalls_the_rounds_of_each_epoch_is_left_out_after_the_second():
+    conduct = Conduct(Clock())
+    conduct.note("gradients", stalled(1, A))
+    conduct.note("state", stalled(2, A))
+    conduct.note("gradients", stalled(2, A))
+    assert names(conduct, 2) == {A}
+
+
+def test_who_takes_part_between_its_stalls_is_left_out_all_the_same():
+    clock = Clock()
+    conduct = Conduct(clock)
+    waited, began, epoch = 0.0, clock.now, 0
+    while clock.now < began + 3600.0:
+        epoch += 1
+        clock.now += 1.0
+        if not names(conduct, epoch):
+            waited += 5.0 * (epoch % 2)
+            conduct.note("gradients", stalled(epoch, A) if epoch % 2 else took_part(epoch, A))
+    assert waited < 3600.0 / PAUSE_FOR_WAITING + 60.0
+    clock.now += STALLS_COUNT_FOR
+    conduct.note("gradients", took_part(epoch + 1, A))
+    conduct.note("gradients", stalled(epoch + 2, A))
+    assert not names(conduct, epoch + 3), "it has behaved for long"
 
 
 def test_who_has_stalled_a_round_is_not_let_in_either_when_it_misses_the_next():
