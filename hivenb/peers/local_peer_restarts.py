@@ -16,6 +16,9 @@ from hivenb.peers.local_peer import LocalPeer
 
 logger = logging.getLogger(__name__)
 
+#: Tells what a peer joins a swarm by at this moment: invites or multiaddresses, which can be others later.
+WayIn = Callable[[], tuple[str, ...]]
+
 #: Seconds between two looks whether one has died.
 LOOK_EVERY = 0.5
 
@@ -25,31 +28,31 @@ class _Watched:
     """What a peer is started again with.
 
     :param run: whose peer it is; it is not kept for its peers
-    :param initial_peers: multiaddresses of the swarm
+    :param way_in: of its swarm
     """
 
     run: weakref.ref[FollowedRun]
-    initial_peers: tuple[str, ...]
+    way_in: WayIn
 
 
 class LocalPeerRestarts:
     """Watches local peers, in a thread that is there as long as any are watched. Any thread may call.
 
-    :param start_again: starts one in the place of another, with the same run and initial peers; may take its time, and
-      has the new one watched
+    :param start_again: starts one in the place of another, with the same run and way in; may take its time, and has the
+      new one watched
     """
 
-    def __init__(self, start_again: Callable[[LocalPeer, FollowedRun, tuple[str, ...]], None]):
+    def __init__(self, start_again: Callable[[LocalPeer, FollowedRun, WayIn], None]):
         self._start_again = start_again
         self._watched: dict[LocalPeer, _Watched] = {}
         self._counts: weakref.WeakKeyDictionary[FollowedRun, RestartCount] = weakref.WeakKeyDictionary()
         self._is_closed, self._is_working = False, False
         self._changed = threading.Condition()
 
-    def watch(self, peers: Iterable[LocalPeer], run: FollowedRun, initial_peers: tuple[str, ...]) -> None:
+    def watch(self, peers: Iterable[LocalPeer], run: FollowedRun, way_in: WayIn) -> None:
         """Start these again when they die."""
         with self._changed:
-            self._watched |= {peer: _Watched(weakref.ref(run), initial_peers) for peer in peers}
+            self._watched |= {peer: _Watched(weakref.ref(run), way_in) for peer in peers}
             self._counts.setdefault(run, RestartCount())
             if self._watched and not self._is_working and not self._is_closed:
                 self._is_working = True
@@ -93,7 +96,7 @@ class LocalPeerRestarts:
             count.add(died)
             run.followers.notify(f"{died}: it is started again")
             logger.warning(f"{died} ({peer.last_words}); it is started again")
-            self._start_again(peer, run, how.initial_peers)
+            self._start_again(peer, run, how.way_in)
         except HivenbError as e:
             if not self._is_closed:
                 run.followers.notify(f"{died}: it is not started again")

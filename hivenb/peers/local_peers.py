@@ -15,7 +15,7 @@ from hivenb.errors import LocalPeerError
 from hivenb.peers.followed_run import FollowedRun, Followers
 from hivenb.peers.forking import fork_peer
 from hivenb.peers.local_peer import LocalPeer
-from hivenb.peers.local_peer_restarts import LocalPeerRestarts
+from hivenb.peers.local_peer_restarts import LocalPeerRestarts, WayIn
 from hivenb.peers.peer_recipe import make_recipe
 
 #: Seconds that a peer is given to report itself; the first one waits for the imports as well.
@@ -49,12 +49,10 @@ class LocalPeers:
         """All that were added and not removed."""
         return self._peers
 
-    def add(
-        self, count: int, run: FollowedRun, initial_peers: tuple[str, ...], *, restart: bool = False
-    ) -> tuple[LocalPeer, ...]:
+    def add(self, count: int, run: FollowedRun, way_in: WayIn, *, restart: bool = False) -> tuple[LocalPeer, ...]:
         """See :meth:`hivenb.Swarm.add_local_peers`.
 
-        :param initial_peers: multiaddresses of the swarm that they join
+        :param way_in: of the swarm that they join
         """
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise LocalPeerError(f"cannot add {count!r} peers; give a whole number of at least 1")
@@ -63,7 +61,7 @@ class LocalPeers:
             self._require_open()  # from here on, close() waits for this to end
             try:
                 for _ in range(count):
-                    new.append(self._launch(run, initial_peers))
+                    new.append(self._launch(run, way_in))
                     with self._changed:
                         self._require_open()  # from here on, close() knows of this one
                         self._starting.add(new[-1])
@@ -78,20 +76,24 @@ class LocalPeers:
         for peer in new:
             run.followers.add(peer)
         if restart:
-            self._restarts.watch(new, run, initial_peers)
+            self._restarts.watch(new, run, way_in)
         return tuple(new)
 
-    def start_again_if_dead(self, are_to: bool, run: FollowedRun, initial_peers: tuple[str, ...]) -> None:
+    def start_again_if_dead(self, are_to: bool, run: FollowedRun, way_in: WayIn) -> None:
         """Start the peers of a run again when they die, or no longer.
 
         :param are_to: whether they are to be started again
-        :param initial_peers: multiaddresses of the swarm that they join
+        :param way_in: of the swarm that they join
         """
         meant = [peer for peer in self._peers if peer in run.followers]
         if are_to:
-            self._restarts.watch(meant, run, initial_peers)
+            self._restarts.watch(meant, run, way_in)
         else:
             self._restarts.forget(meant)
+
+    def leave_dead(self, peer_id: str) -> None:
+        """Do not start this one again, if it is one of these: somebody wants it out."""
+        self._restarts.forget(peer for peer in self._peers if peer.peer_id == peer_id)
 
     def remove(self, count: int | None, followers: Followers | None = None) -> None:
         """See :meth:`hivenb.Swarm.remove_local_peers`.
@@ -145,8 +147,8 @@ class LocalPeers:
             self._starting.difference_update(new)
             self._peers = tuple(peer for peer in self._peers if peer not in new)
 
-    def _start_again(self, dead: LocalPeer, run: FollowedRun, initial_peers: tuple[str, ...]) -> None:
-        (new,) = self.add(1, run, initial_peers, restart=True)
+    def _start_again(self, dead: LocalPeer, run: FollowedRun, way_in: WayIn) -> None:
+        (new,) = self.add(1, run, way_in, restart=True)
         with self._changed:
             was_there = dead in self._peers
             self._peers = tuple(peer for peer in self._peers if peer is not dead)
@@ -156,9 +158,9 @@ class LocalPeers:
             self._restarts.forget([new])
             self._give_up([new])
 
-    def _launch(self, run: FollowedRun, initial_peers: tuple[str, ...]) -> LocalPeer:
+    def _launch(self, run: FollowedRun, way_in: WayIn) -> LocalPeer:
         number = next(self._numbers)
-        recipe = make_recipe(run, initial_peers, seed=number)
+        recipe = make_recipe(run, way_in(), seed=number)
         log_path = Path(self._folder.name) / f"peer-{number}.log"
         process, connection = fork_peer(f"hivenb-peer-{number}", recipe, log_path)
         return LocalPeer(number, process, connection, log_path)

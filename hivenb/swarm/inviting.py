@@ -20,6 +20,7 @@ from hivenb.swarm.invite import encode_invite
 
 if TYPE_CHECKING:
     from hivenb.engine.dht.dht import DHT
+    from hivenb.peers.local_peers import LocalPeers
 
 logger = get_logger(__name__)
 
@@ -37,6 +38,7 @@ class Invites:
     _lock: threading.RLock
     _last_run_id: str
     _dht: DHT | None
+    _local_peers: LocalPeers | None
 
     if TYPE_CHECKING:
 
@@ -103,7 +105,7 @@ class Invites:
         """Put a peer out of the swarm, for everybody and for good. Takes some seconds until all know.
 
         Nobody comes in by its invite any more, under whatever id, and :attr:`invite` is another one from now on. Those
-        of whom this peer has heard that came by the same invite stay.
+        of whom this peer has heard that came by the same invite stay. A peer on this machine is not started again.
 
         :param peer_id: as ``swarm.peers()`` tells it
         :raises SwarmError: if that is no peer's id, or this one's own; if this peer does not know the secret of the
@@ -113,6 +115,8 @@ class Invites:
         if peer_id == self.peer_id:
             raise SwarmError("this peer cannot show itself the door; close the swarm instead")
         peer = read_peer_id(peer_id)
+        if self._local_peers is not None:
+            self._local_peers.leave_dead(peer_id)
         future = self.dht.run_coroutine(partial(show_out, peer), return_future=True)
         revoked = future.result(_SHOWN_WITHIN)
         with self._lock:
@@ -129,7 +133,6 @@ class Invites:
         door = None if dht is None else dht.door
         return () if door is None else tuple(sorted(PeerID(peer).to_base58() for peer in door.list.out))
 
-    @property
     def _way_in(self) -> tuple[str, ...]:
         """What a peer on this machine joins with; it knows the name of its run."""
         return (encode_invite(self.addresses, self._local_key),)

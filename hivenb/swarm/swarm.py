@@ -43,7 +43,7 @@ class Swarm(BlocksPeers, Invites):
     which may have other users.
 
     :param name: name of the swarm in this process
-    :param public: listen on the network instead of on this machine alone
+    :param public: listen on the network instead of on this machine alone; a swarm that is joined elsewhere always does
     :param open: let everybody in who can reach an address, peers of plain hivemind among them. Nothing is secret then
     :param secret: from which the keys of its invites follow, instead of one at random; at least 32 characters. Invites
       stay good when the swarm is opened anew. Whoever is given addresses with it can invite others, and put them out
@@ -54,8 +54,9 @@ class Swarm(BlocksPeers, Invites):
     :param identity_path: file with the key that makes this peer's id the same each time; made if it is not there
     :param client_mode: only connect to others, as behind a firewall that lets nobody in
     :param public_name: what the others see beside this peer's id; up to 40 characters of it. Nothing proves a name
-    :param relay_service: whether to relay between peers that cannot reach each other, whoever they are; by default in
-      open swarms
+    :param relay_service: whether to relay between peers that cannot reach each other; in a private swarm between its
+      members alone. Others have to reach this machine themselves. By default in open swarms, within the limits of plain
+      hivemind; ``hivenb relay`` opens a swarm that does
     :param startup_timeout: seconds that the libp2p daemon is given to start
     :raises InviteError: if an invite or address cannot be read
     :raises NotInvitedError: if the swarm to join is private, and does not let this peer in
@@ -209,10 +210,10 @@ class Swarm(BlocksPeers, Invites):
         :raises SwarmError: if the swarm is closed
         """
         with self._lock:
-            way_in = self._way_in
+            self._way_in()  # refused once the swarm is closed
             local_peers = self._local_peers = self._local_peers or LocalPeers()
         # without the lock: it takes its time, and close() may end it
-        return local_peers.add(count, run, way_in, restart=restart)
+        return local_peers.add(count, run, self._way_in, restart=restart)
 
     def restart_local_peers(self, run: FollowedRun, restart: bool = True) -> None:
         """Start the peers of a run on this machine again when they die, three times a minute at most; or no longer."""

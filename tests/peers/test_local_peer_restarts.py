@@ -13,7 +13,7 @@ import hivenb
 from hivenb.engine.process.restart_count import MOST_RESTARTS
 from hivenb.options import Options
 from hivenb.peers.followed_run import Followers
-from hivenb.peers.local_peer_restarts import LocalPeerRestarts
+from hivenb.peers.local_peer_restarts import LocalPeerRestarts, WayIn
 from hivenb.run.local_peer_count import LocalPeerCount
 from hivenb.training import TrainingRun
 
@@ -39,13 +39,13 @@ class Peer:
 def test_one_that_dies_again_and_again_is_given_up(eventually: Callable[..., None], caplog: Any) -> None:
     run, started = Run(), []
 
-    def start_again(dead: Any, run: Any, initial_peers: tuple[str, ...]) -> None:
-        started.append((dead.number, initial_peers))
-        restarts.watch([Peer(dead.number + 1, "failed")], run, initial_peers)  # type: ignore[list-item]
+    def start_again(dead: Any, run: Any, way_in: WayIn) -> None:
+        started.append((dead.number, way_in()))
+        restarts.watch([Peer(dead.number + 1, "failed")], run, way_in)  # type: ignore[list-item]
 
     restarts = LocalPeerRestarts(start_again)
     with caplog.at_level(logging.WARNING):
-        restarts.watch([Peer(1, "failed")], run, ("/ip4/127.0.0.1",))  # type: ignore[list-item, arg-type]
+        restarts.watch([Peer(1, "failed")], run, lambda: ("/ip4/127.0.0.1",))  # type: ignore[list-item, arg-type]
         eventually(lambda: run.said and "not started" in run.said[-1], 20.0)
     assert started == [(number, ("/ip4/127.0.0.1",)) for number in range(1, MOST_RESTARTS + 1)]
     assert run.said[0] == "local peer 1 has died: it is started again"
@@ -57,7 +57,7 @@ def test_one_that_dies_again_and_again_is_given_up(eventually: Callable[..., Non
 def test_one_that_was_to_go_is_not_started_again(eventually: Callable[..., None], end: str) -> None:
     run, one = Run(), Peer(1)
     restarts = LocalPeerRestarts(lambda *args: pytest.fail("started again"))
-    restarts.watch([one], run, ())  # type: ignore[list-item, arg-type]
+    restarts.watch([one], run, tuple)  # type: ignore[list-item, arg-type]
     if end == "left":
         one.state = "left"
     elif end == "removed":
@@ -92,5 +92,27 @@ def test_one_that_is_killed_comes_back_and_trains(swarm: hivenb.Swarm, eventuall
     eventually(lambda: run.local_peers[0].state == "failed", PATIENCE)
     eventually(lambda: not swarm._local_peers._restarts._is_working, PATIENCE)  # type: ignore[union-attr]
     assert run.local_peers == (second,)
+    swarm.remove_local_peers()
+    run.stop()
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_one_that_is_put_out_stays_out_and_others_come_back(
+    swarm: hivenb.Swarm, eventually: Callable[..., None]
+) -> None:
+    options = Options(target_batch_size=96, run_id="put-out", matchmaking_time=2.0)
+    run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
+    run.start()
+    bad, good = swarm.add_local_peers(2, run, restart=True)
+    eventually(lambda: run.status.num_peers == 3, PATIENCE)
+    swarm.show_the_door(str(bad.peer_id))
+    bad.kill()
+    eventually(lambda: bad.state == "failed", PATIENCE)
+    good.kill()  # it came by the invite that is good no more
+    eventually(lambda: run.local_peers[-1].number == 3, PATIENCE)
+    again = run.local_peers[-1]
+    eventually(lambda: again.peer_id in {peer.peer_id for peer in run.peers()}, PATIENCE)
+    assert bad in run.local_peers
     swarm.remove_local_peers()
     run.stop()

@@ -190,14 +190,14 @@ class TestTheDoor:
             hivenb.Swarm.join(encode_invite(swarm.addresses, key_of(bad)), "bad again")
 
     def test_peers_of_this_machine_come_by_another_invite(self, swarm: hivenb.Swarm, join: Join) -> None:
-        local = read_invite(swarm._way_in).key
+        local = read_invite(swarm._way_in()).key
         bad = join(swarm.invite, "bad")
         assert local not in (None, key_of(bad), key_of(swarm))
         swarm.show_the_door(bad.peer_id)
-        assert read_invite(swarm._way_in).key == local
-        assert record_of(swarm, join(swarm._way_in, "local"))
+        assert read_invite(swarm._way_in()).key == local
+        assert record_of(swarm, join(swarm._way_in(), "local"))
         swarm.show_the_door(hivenb.Swarm.get("local").peer_id)
-        assert read_invite(swarm._way_in).key != local
+        assert read_invite(swarm._way_in()).key != local
 
     def test_a_second_who_knows_the_secret_goes_on_with_the_same_list(self, swarm: hivenb.Swarm, join: Join) -> None:
         assert swarm._membership is not None
