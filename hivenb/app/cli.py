@@ -1,4 +1,4 @@
-"""The command ``hivenb``: demo, lab, join. Imports next to nothing itself, so that help is there at once."""
+"""The command ``hivenb``: demo, lab, join, relay. Imports next to nothing itself, so that help is there at once."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ Train one model together, across machines that come and go.
   hivenb demo            see it work: this process and two more peers train for a minute
   hivenb lab             the same in a notebook, with switches and live charts
   hivenb join INVITE     take part in a swarm that somebody has invited you to
+  hivenb relay           let peers meet on this machine, whom firewalls keep apart
 """
 
 DEMO = """\
@@ -38,6 +39,12 @@ Joins a swarm with one more peer, which trains the task on data of its own shuff
 Ctrl-C leaves the swarm; the others go on.
 
 Nobody can join without the invite. A swarm is there for its own machine only, unless it was opened with --public.
+"""
+
+RELAY = """\
+Opens a swarm on a machine that others can reach, and shows its invite. Those who join by it meet here, and whoever is
+behind a firewall is reached through this machine, which needs no GPU, trains nothing, and passes on what they send.
+Only members are served. Ctrl-C ends it; started again with the same folder, it is the same relay.
 """
 
 LAB = """\
@@ -108,6 +115,13 @@ def _lab(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _relay(arguments: argparse.Namespace) -> int:
+    from hivenb.app.relay import RelaySettings, run_relay
+
+    run_relay(RelaySettings(arguments.folder, arguments.port, arguments.address), Terminal())
+    return 0
+
+
 # -- the arguments ------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="hivenb", description=DESCRIPTION)
     parser.add_argument("--version", action=_Version, help="show the versions of hivenb and of what it runs on")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_demo, _add_join, _add_lab):
+    for add in (_add_demo, _add_join, _add_lab, _add_relay):
         command = add(commands)
         command.add_argument("--debug", action="store_true", help="after an error, show where in the code it happened")
     return parser
@@ -167,6 +181,28 @@ def _add_lab(commands: _Commands) -> argparse.ArgumentParser:
     )
     lab.set_defaults(command=_lab)
     return lab
+
+
+def _add_relay(commands: _Commands) -> argparse.ArgumentParser:
+    relay = commands.add_parser("relay", help="let peers meet here, whom firewalls keep apart", description=RELAY)
+    relay.add_argument(
+        "--port", type=_whole(1, 65532), default=31337, metavar="N", help="first of four in a row (default: 31337)"
+    )
+    relay.add_argument(
+        "--address",
+        default="",
+        metavar="NAME",
+        help="this machine's address or name to the others, where it cannot see it itself, as on many rented machines",
+    )
+    relay.add_argument(
+        "--folder",
+        type=Path,
+        default=Path.home() / ".local" / "share" / "hivenb" / "relay",
+        metavar="FOLDER",
+        help="for what makes it the same relay each time (default: ~/.local/share/hivenb/relay)",
+    )
+    relay.set_defaults(command=_relay)
+    return relay
 
 
 def _add_task(parser: argparse.ArgumentParser) -> None:

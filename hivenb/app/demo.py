@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hivenb.engine.dht.addresses import is_loopback
 from hivenb.errors import TrainingError
 from hivenb.system.environment import detect
 from hivenb.system.process_tree import descendants, left_running
@@ -129,15 +128,14 @@ def run_join(
     """
     from hivenb.swarm.invite import read_invite
 
-    addresses = read_invite(invite).addresses
+    read_invite(invite)  # before anything takes its time
     client = client or not detect().reachable
     terminal.show("loading PyTorch, Lightning and hivemind ...")
     from hivenb.swarm.swarm import Swarm
 
     task = _load(task_name)
     terminal.show("joining the swarm ...")
-    public = _leave_this_machine(addresses)
-    swarm = Swarm.join(invite, RUN_ID, public=public, client_mode=client, public_name=name)
+    swarm = Swarm.join(invite, RUN_ID, client_mode=client, public_name=name)
     with _closing(swarm, terminal):
         terminal.say(f"joined the swarm; training {task_name}. Ctrl-C leaves it, and the others train on")
         run = _make_run(task, swarm, accelerator)
@@ -312,10 +310,6 @@ def _last_words(figures: dict[str, Any], settings: DemoSettings, failed: list[st
     lines.append("all peers have ended" if not left else f"{left} processes have NOT ended")
     lines.append(f"picture: {settings.png}" + (f"   figures: {settings.json}" if settings.json else ""))
     return "\n".join(lines)
-
-
-def _leave_this_machine(addresses: tuple[str, ...]) -> bool:
-    return not all(map(is_loopback, addresses))
 
 
 def _epochs(count: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import hivemind
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from hivenb.engine.dht.addresses import PUBLIC
+from hivenb.engine.dht.addresses import PUBLIC, is_loopback, through_relays
 from hivenb.engine.dht.dht import reachable_addresses
 from hivenb.engine.dht.passes import InviteKey
 from hivenb.engine.dht.secret import Secret, as_secret
@@ -57,6 +57,7 @@ def dht_settings(
         "initial_peers": list(peers) or None,
         "host_maddrs": list(host_maddrs or DEFAULT_HOST_MADDRS),
         "client_mode": client_mode,
+        **({} if all(map(is_loopback, peers)) else through_relays(peers)),
         **further,
         "secret": secret,
     }

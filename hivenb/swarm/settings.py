@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC
+from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC, is_loopback, through_relays
 from hivenb.engine.dht.dht import STARTUP_TIMEOUT
 from hivenb.engine.dht.passes import InviteKey
 from hivenb.engine.dht.secret import Secret, as_secret
@@ -42,6 +42,11 @@ class Settings:
         names = [f.name for f in fields(self) if f.compare and getattr(self, f.name) != getattr(other, f.name)]
         return ", ".join(f"{name}={getattr(other, name)!r} instead of {getattr(self, name)!r}" for name in names)
 
+    @property
+    def is_on_network(self) -> bool:
+        """Whether others than this machine can reach this peer: those of a swarm that is joined there have to."""
+        return self.public or not all(map(is_loopback, self.initial_peers))
+
     def credential(self) -> Secret | InviteKey | None:
         """What lets this peer into its swarm: a new secret, unless something was given or the swarm is open to all."""
         given = self.secret or self.invite_key
@@ -50,7 +55,7 @@ class Settings:
     def dht_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of the DHT, but for what lets it in."""
         kwargs: dict[str, Any] = {
-            "host_maddrs": list(self.host_maddrs or (PUBLIC if self.public else LOOPBACK)),
+            "host_maddrs": list(self.host_maddrs or (PUBLIC if self.is_on_network else LOOPBACK)),
             "initial_peers": list(self.initial_peers) or None,
             "client_mode": self.client_mode,
             "relay_service": self.relay_service,
@@ -60,7 +65,11 @@ class Settings:
             kwargs["announce_maddrs"] = list(self.announce_maddrs)
         if self.identity_path is not None:
             kwargs["identity_path"] = self.identity_path
-        if not self.public:
+        if self.relay_service:
+            kwargs["force_reachability"] = "public"  # so that it relays at once, and not when others have found it out
+        elif self.is_on_network and self.initial_peers:
+            kwargs |= through_relays(self.initial_peers)
+        if not self.is_on_network:
             kwargs |= {"nat_port_map": False, "auto_nat": False}  # nothing on this machine alone to be found out
         return kwargs
 

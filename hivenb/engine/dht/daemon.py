@@ -8,6 +8,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
@@ -29,8 +30,26 @@ from hivenb.engine.process.end_with_parent import tied_to_parent
 
 logger = get_logger(__name__)
 
+#: Of each connection that a relay passes on: bytes each way, and for how long. The daemon's own 4 GiB and half an hour
+#: end the connections of a training in the middle of it; a model of 10^8 parameters sends 2 GB in ten epochs.
+RELAYED_BYTES, RELAYED_FOR = 1 << 40, "168h"
+
+#: Of each peer at a relay: connections that are passed on at a time, and places to be reached at.
+RELAYED_CIRCUITS, RELAY_PLACES = 128, 512
+
 #: Seconds for each attempt to reach a peer that was there before.
 _REACHED_WITHIN = 3.0
+
+
+class Relaying(Enum):
+    """What a daemon passes on between others that cannot reach each other (a circuit relay, version 2).
+
+    https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md
+    """
+
+    NOTHING = "nothing"
+    A_LITTLE = "as plain hivemind does, within its limits"
+    ALL = "all that peers in training send each other"
 
 
 @dataclass(frozen=True)
@@ -38,12 +57,12 @@ class Admission:
     """Who is let in.
 
     :param membership: of this peer in a private swarm, whose members alone are let in; ``None`` to let all in
-    :param relay_service: whether to relay between peers that cannot reach each other, whoever they are
+    :param relaying: what to pass on between others
     :param door: who is out of a private swarm
     """
 
     membership: Membership | None = None
-    relay_service: bool = True
+    relaying: Relaying = Relaying.A_LITTLE
     door: Door | None = None
 
 
@@ -116,6 +135,25 @@ class SelfishP2P(TiedP2P):
         return TiedP2P._make_process_args(*args, **kwargs, relayService=False)
 
 
+class RelayingP2P(TiedP2P):
+    """One that is there for others that cannot reach each other."""
+
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        return TiedP2P._make_process_args(
+            *args,
+            **kwargs,
+            relayService=True,
+            relayDataLimit=RELAYED_BYTES,
+            relayTimeLimit=RELAYED_FOR,
+            relayMaxCircuits=RELAYED_CIRCUITS,
+            relayMaxReservations=RELAY_PLACES,
+        )
+
+
+_KINDS = {Relaying.NOTHING: SelfishP2P, Relaying.A_LITTLE: TiedP2P, Relaying.ALL: RelayingP2P}
+
+
 class DaemonRecord:
     """What the process of a DHT leaves behind about its daemon, which it does not outlive."""
 
@@ -171,7 +209,7 @@ async def start_daemon(
     :raises P2PDaemonError: if it does not start
     """
     kwargs = dict(p2p_kwargs)
-    kind = TiedP2P if admission.relay_service else SelfishP2P
+    kind = _KINDS[admission.relaying]
     if earlier is None and not kwargs.get("use_ipfs"):
         kwargs["initial_peers"] = initial_peers
     elif earlier is not None and kwargs.get("host_maddrs") and not kwargs.get("announce_maddrs"):

@@ -22,7 +22,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what stands in records ends no process
 from hivenb.engine.dht.addresses import is_loopback
 from hivenb.engine.dht.blocked_peers import BlockedPeers
-from hivenb.engine.dht.daemon import Admission, TiedP2P, start_daemon
+from hivenb.engine.dht.daemon import Admission, Relaying, TiedP2P, start_daemon
 from hivenb.engine.dht.door import Door
 from hivenb.engine.dht.door_keeping import DOOR_KEY_ID, WAITS_AT_START, DoorRecords, keep_door, look
 from hivenb.engine.dht.guard import EXPIRED, SHOWN_OUT
@@ -33,6 +33,7 @@ from hivenb.engine.dht.record_rules import Kind, RunRecords
 from hivenb.engine.dht.restarts import Restarting
 from hivenb.engine.dht.secret import Secret
 from hivenb.engine.dht.signatures import SignatureValidator
+from hivenb.engine.dht.strangers import disconnect_strangers
 from hivenb.engine.process.child_process import settle_as_child
 from hivenb.errors import NotInvitedError
 
@@ -55,8 +56,8 @@ class DHT(Restarting, hivemind.DHT):
 
     :param secret: of a private swarm, or the key of an invite to it: this peer, and the averagers which use it, talk to
       members of that alone. Without one, they talk to everybody, as plain hivemind does
-    :param relay_service: whether its daemon relays between peers that cannot reach each other, whoever they are; by
-      default if there is no secret
+    :param relay_service: whether its daemon relays between peers that cannot reach each other: all that they send, and
+      in a private swarm between its members alone. By default as plain hivemind does where there is no secret
     """
 
     _p2p_replica: P2P | None
@@ -76,8 +77,7 @@ class DHT(Restarting, hivemind.DHT):
         self.membership = membership = membership_of(secret)
         #: who is out of it
         self.door = door = None if membership is None else Door(membership.key.authority)
-        relays = membership is None if relay_service is None else relay_service
-        self._admission = Admission(membership, relays, door)
+        self._admission = Admission(membership, _relaying(relay_service, membership), door)
         self._runs: set[str] = set()
         path = kwargs.get("identity_path")
         self._proving_key = self._libp2p_key if path is None else identity_in(path)
@@ -157,6 +157,8 @@ class DHT(Restarting, hivemind.DHT):
         tasks: set[asyncio.Task] = set()
         if self.door is not None:
             tasks.add(asyncio.create_task(keep_door(self.door, self._node)))
+            if self._admission.relaying is Relaying.ALL:
+                tasks.add(asyncio.create_task(disconnect_strangers(self._node)))
         while True:
             method, request = await messages.get()
             if method == "_shutdown":
@@ -215,6 +217,12 @@ class DHT(Restarting, hivemind.DHT):
                 # An averager that died takes along the descriptors of the messages it had sent: nobody waits for
                 # their answer any more. Anything else in here came from the caller's own process.
                 logger.debug(f"Dropped a message that cannot be read: {e!r}")
+
+
+def _relaying(relay_service: bool | None, membership: Membership | None) -> Relaying:
+    if relay_service is None:
+        return Relaying.A_LITTLE if membership is None else Relaying.NOTHING
+    return Relaying.ALL if relay_service else Relaying.NOTHING
 
 
 def _why_not(p2p: TiedP2P, membership: Membership | None) -> str:
