@@ -118,7 +118,8 @@ def _lab(arguments: argparse.Namespace) -> int:
 def _relay(arguments: argparse.Namespace) -> int:
     from hivenb.app.relay import RelaySettings, run_relay
 
-    run_relay(RelaySettings(arguments.folder, arguments.port, arguments.address), Terminal())
+    folder = arguments.folder or Path.home() / ".local" / "share" / "hivenb" / "relay"
+    run_relay(RelaySettings(folder, arguments.port, arguments.address), Terminal())
     return 0
 
 
@@ -186,7 +187,7 @@ def _add_lab(commands: _Commands) -> argparse.ArgumentParser:
 def _add_relay(commands: _Commands) -> argparse.ArgumentParser:
     relay = commands.add_parser("relay", help="let peers meet here, whom firewalls keep apart", description=RELAY)
     relay.add_argument(
-        "--port", type=_whole(1, 65532), default=31337, metavar="N", help="first of four in a row (default: 31337)"
+        "--port", type=_whole(1, 65535), default=31337, metavar="N", help="for TCP and UDP (default: 31337)"
     )
     relay.add_argument(
         "--address",
@@ -197,7 +198,6 @@ def _add_relay(commands: _Commands) -> argparse.ArgumentParser:
     relay.add_argument(
         "--folder",
         type=Path,
-        default=Path.home() / ".local" / "share" / "hivenb" / "relay",
         metavar="FOLDER",
         help="for what makes it the same relay each time (default: ~/.local/share/hivenb/relay)",
     )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from hivenb.errors import TrainingError
-from hivenb.system.environment import detect
 from hivenb.system.process_tree import descendants, left_running
 from hivenb.view.terminal import Terminal
 
@@ -118,7 +117,7 @@ def run_join(
     :param task_name: the task that the swarm trains
     :param epochs: epochs to take part in; ``None`` for as many as there will be
     :param accelerator: as the Trainer takes it
-    :param client: only connect to others, and let nobody connect to this peer
+    :param client: only connect to others, whether they reach this peer or not
     :param name: what the others see beside the peer's id
     :param terminal: where to show how it goes
     :raises InviteError: if the invite cannot be read
@@ -129,13 +128,12 @@ def run_join(
     from hivenb.swarm.invite import read_invite
 
     read_invite(invite)  # before anything takes its time
-    client = client or not detect().reachable
     terminal.show("loading PyTorch, Lightning and hivemind ...")
     from hivenb.swarm.swarm import Swarm
 
     task = _load(task_name)
     terminal.show("joining the swarm ...")
-    swarm = Swarm.join(invite, RUN_ID, client_mode=client, public_name=name)
+    swarm = Swarm.join(invite, RUN_ID, client_mode=client or None, public_name=name)
     with _closing(swarm, terminal):
         terminal.say(f"joined the swarm; training {task_name}. Ctrl-C leaves it, and the others train on")
         run = _make_run(task, swarm, accelerator)

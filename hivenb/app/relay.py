@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import ipaddress
 import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +22,12 @@ from hivemind.p2p import PeerID
 
 from hivenb.engine.dht.secret import Secret
 from hivenb.errors import SwarmError
-from hivenb.swarm.invite import decode_invite, encode_invite
 from hivenb.swarm.swarm import Swarm
 
 if TYPE_CHECKING:
     from hivenb.view.terminal import Terminal
 
-#: Peers of one relay. libp2p's daemon asks none for a place before it has the choice of four, or has waited for three
-#: minutes (go-libp2p, p2p/host/autorelay/options.go: minCandidates, bootDelay), and has no option for that.
-PLACES = 4
-
+#: Seconds from one look at who is there to the next, and that the DHT is given to tell.
 _LOOK_EVERY = 5.0
 
 
@@ -36,89 +35,58 @@ _LOOK_EVERY = 5.0
 class RelaySettings:
     """Where a relay listens, and what it is known by.
 
-    :param folder: for its secret and its keys, which are made if they are not there
-    :param port: the first of :data:`PLACES` in a row, each for TCP and for UDP
-    :param address: the machine's address to the others, if it cannot see it itself; empty if it can
+    :param folder: for its secret, its key and the list of who is out, which are made if they are not there
+    :param port: for TCP and for UDP
+    :param address: the machine's address or name to the others, if it cannot see it itself; empty if it can
     """
 
     folder: Path
     port: int
     address: str = ""
 
-    def peer(self, number: int) -> dict[str, Any]:
-        """How a swarm is opened that is one of the relay's peers.
-
-        :param number: of it, from 0 on
-        """
-        ports = (f"tcp/{self.port + number}", f"udp/{self.port + number}/quic-v1")
+    @property
+    def swarm(self) -> dict[str, Any]:
+        """How the relay's swarm is opened."""
+        ports = (f"tcp/{self.port}", f"udp/{self.port}/quic-v1")
         given: dict[str, Any] = {
             "public": True,
             "relay_service": True,
-            "identity_path": self.folder / f"peer-{number + 1}.key",
-            "host_maddrs": [f"/ip4/0.0.0.0/{port}" for port in ports],
+            "identity_path": self.folder / "peer.key",
+            "host_maddrs": [f"/{host}/{port}" for host in ("ip4/0.0.0.0", "ip6/::") for port in ports],
         }
         if self.address:
-            given["announce_maddrs"] = [f"{_protocol(self.address)}/{self.address}/{port}" for port in ports]
+            given["announce_maddrs"] = [f"/{_protocol(self.address)}/{self.address}/{port}" for port in ports]
         return given
 
 
 @contextmanager
-def open_relay(settings: RelaySettings) -> Iterator[tuple[str, tuple[Swarm, ...]]]:
+def open_relay(settings: RelaySettings) -> Iterator[Swarm]:
     """A relay that runs.
 
-    :returns: its invite, and its peers
-    :raises SwarmError: if it cannot be opened, a port is taken, or its folder cannot be used
+    :raises SwarmError: if it cannot be opened, its port is taken, or its folder cannot be used
     """
-    for number in range(PLACES):
-        _require_free(settings.port + number)
+    _require_free(settings.port)
     secret = secret_in(settings.folder)
-    swarms: list[Swarm] = []
-    with ExitStack() as closing:
-        for number in range(PLACES):
-            first = swarms[0].addresses if swarms else None
-            name = f"relay-{settings.port + number}"
-            swarm = Swarm(name, **settings.peer(number), secret=secret, initial_peers=first)
-            closing.callback(swarm.close)
-            swarms.append(swarm)
-        yield one_invite([swarm.invite for swarm in swarms]), tuple(swarms)
-
-
-def one_invite(invites: Sequence[str]) -> str:
-    """An invite with the addresses of several, by which all lead into the same swarm."""
-    read = [decode_invite(invite) for invite in invites]
-    return encode_invite([address for one in read for address in one.addresses], read[0].key)
+    with Swarm(f"relay-{settings.port}", **settings.swarm, secret=secret) as swarm:
+        if signed := _read(settings.folder / "door"):
+            swarm.dht.run_coroutine(partial(_take, signed))  # who was put out before the relay was started again
+        yield swarm
 
 
 def secret_in(folder: Path) -> Secret:
     """The secret in a folder; a new one if there is none, which nobody but this user can read.
 
-    :raises SwarmError: if it can be neither read nor written
+    :raises SwarmError: if it can be neither read nor written, or is none
     """
     path = folder / "secret"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with suppress(FileNotFoundError):
-            return Secret(path.read_text())
-        secret = Secret.random()
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secret.reveal())
-        return secret
-    except OSError as e:
-        raise SwarmError(
-            f"the folder of the relay, {folder}, cannot be used: {e}; give another one with --folder"
-        ) from e
-
-
-def _require_free(port: int) -> None:
-    """The daemon would do without an address at which it cannot listen, as long as there is another."""
-    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        with socket.socket(socket.AF_INET, kind) as tried:
-            if kind is socket.SOCK_STREAM:
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a relay has left behind just now
-            try:
-                tried.bind(("0.0.0.0", port))
-            except OSError as e:
-                raise SwarmError(f"port {port} is not to be had: {e}; give another first one with --port") from e
+    if given := _read(path):
+        try:
+            return Secret(given.decode())
+        except (SwarmError, UnicodeDecodeError) as e:
+            raise SwarmError(f"{path} holds no secret ({e}); remove it, and the relay has a new one") from e
+    secret = Secret.random()
+    _write(path, secret.reveal().encode())
+    return secret
 
 
 def run_relay(settings: RelaySettings, terminal: Terminal) -> None:
@@ -130,36 +98,104 @@ def run_relay(settings: RelaySettings, terminal: Terminal) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: is_over.set())
     terminal.show("opening the relay ...")
-    with open_relay(settings) as (invite, swarms):
-        last = settings.port + PLACES - 1
-        terminal.say(
-            f"The relay listens at ports {settings.port} to {last}, for TCP and UDP. Its invite:\n\n{invite}\n"
-        )
+    with open_relay(settings) as swarm:
+        terminal.say(f"The relay listens at port {settings.port}, for TCP and UDP. Its invite:\n\n{swarm.invite}\n")
+        if not any(map(_is_public, swarm.addresses)):
+            terminal.say(
+                "None of the addresses in it is public, so that only those can join who are in the same network. If "
+                "others know this machine by another address or name, give that with --address.\n"
+            )
         terminal.say(
             "Whoever has it can join: hivenb.Swarm.join(invite). It stays good when the relay is started again with "
             f"{settings.folder}. Ctrl-C ends the relay."
         )
         while not is_over.wait(_LOOK_EVERY):
-            terminal.show(_who_is_there(swarms))
+            terminal.show(_look(swarm, settings.folder))
     terminal.say("The relay has ended.")
 
 
-def _who_is_there(swarms: Sequence[Swarm]) -> str:
-    own = {swarm.peer_id for swarm in swarms}
-    count = len(frozenset().union(*(connected_to(swarm) for swarm in swarms)) - own)
+def connected_to(swarm: Swarm) -> frozenset[str]:
+    """Ids of the peers that a swarm's peer on this machine is connected to.
+
+    :raises SwarmError: if that is not known in time
+    """
+    try:
+        return frozenset(swarm.dht.run_coroutine(_connected, return_future=True).result(_LOOK_EVERY))
+    except (concurrent.futures.TimeoutError, TimeoutError) as e:
+        raise SwarmError(f"the DHT does not answer within {_LOOK_EVERY:.0f} s") from e
+    except Exception as e:  # of several libraries, while the daemon ends and is started anew
+        raise SwarmError(f"it cannot be seen who is connected: {e!r}") from e
+
+
+def _look(swarm: Swarm, folder: Path) -> str:
+    """Who is there, in words; remembers who is out, as the relay may be the only one left that knows.
+
+    :raises SwarmError: if the DHT has ended for good
+    """
+    door = swarm.dht.door
+    try:
+        if door is not None and door.signed and door.signed != _read(folder / "door"):
+            _write(folder / "door", door.signed)
+        count = len(connected_to(swarm))
+    except SwarmError as e:  # may pass
+        return str(e)
     return f"{count} peer{'' if count == 1 else 's'} connected"
 
 
-def connected_to(swarm: Swarm) -> frozenset[str]:
-    """Ids of the peers that a swarm's peer on this machine is connected to."""
-    return frozenset(swarm.dht.run_coroutine(_connected))
+async def _take(signed: bytes, dht: hivemind.DHT, node: DHTNode) -> None:
+    dht.door.take(signed)
 
 
 async def _connected(dht: hivemind.DHT, node: DHTNode) -> list[str]:
     return [PeerID(peer.peer_id.to_bytes()).to_base58() for peer in await node.p2p.list_peers()]
 
 
+def _require_free(port: int) -> None:
+    """The daemon would do without an address at which it cannot listen, as long as there is another."""
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_INET, kind) as tried:
+            if kind is socket.SOCK_STREAM:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a relay has left behind just now
+            try:
+                tried.bind(("0.0.0.0", port))
+            except OSError as e:
+                raise SwarmError(f"port {port} is not to be had: {e}; give another one with --port") from e
+
+
+def _read(path: Path) -> bytes:
+    """What is in a file of the relay's folder; nothing if it is not there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with suppress(FileNotFoundError):
+            return path.read_bytes()
+    except OSError as e:
+        raise _unusable(path.parent, e) from e
+    return b""
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all, and for nobody but this user."""
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except OSError as e:
+        raise _unusable(path.parent, e) from e
+
+
+def _unusable(folder: Path, error: OSError) -> SwarmError:
+    return SwarmError(f"the folder of the relay, {folder}, cannot be used: {error}; give another one with --folder")
+
+
 def _protocol(address: str) -> str:
     with suppress(ValueError):
-        return f"/ip{ipaddress.ip_address(address).version}"
-    return "/dns"
+        return f"ip{ipaddress.ip_address(address).version}"
+    return "dns"
+
+
+def _is_public(address: str) -> bool:
+    parts: Sequence[str] = address.split("/")
+    with suppress(ValueError):
+        return ipaddress.ip_address(parts[2]).is_global
+    return True  # a name

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hivenb.errors import LocalPeerError
+from hivenb.errors import HivenbError, LocalPeerError
 from hivenb.peers.followed_run import FollowedRun, Followers
 from hivenb.peers.forking import fork_peer
 from hivenb.peers.local_peer import LocalPeer
@@ -158,9 +158,18 @@ class LocalPeers:
             self._restarts.forget([new])
             self._give_up([new])
 
+    @staticmethod
+    def _ask_for(way_in: WayIn) -> tuple[str, ...]:
+        try:
+            return way_in()
+        except HivenbError:
+            raise
+        except Exception as e:  # of several libraries: the daemon may just be ending, and is then started anew
+            raise LocalPeerError(f"the swarm does not say how it is joined: {e!r}") from e
+
     def _launch(self, run: FollowedRun, way_in: WayIn) -> LocalPeer:
         number = next(self._numbers)
-        recipe = make_recipe(run, way_in(), seed=number)
+        recipe = make_recipe(run, self._ask_for(way_in), seed=number)
         log_path = Path(self._folder.name) / f"peer-{number}.log"
         process, connection = fork_peer(f"hivenb-peer-{number}", recipe, log_path)
         return LocalPeer(number, process, connection, log_path)

@@ -146,7 +146,8 @@ class Monitor:
 
     def _sample(self) -> None:
         look = self._newest_look()
-        self._roster.update(look, self._target_batch_size(), self._look_for_names(), self.left_out())
+        names, routes = self._look_for_names(), self._swarm.dht.routes
+        self._roster.update(look, self._target_batch_size(), names, self.left_out(), routes)
         peers = self._roster.present
         if self._peers:  # those of the first look were there already
             self._mark_changes(_others(self._peers), _others(peers))

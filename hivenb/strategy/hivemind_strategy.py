@@ -144,7 +144,7 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
             host_maddrs,
             further.dht,
             borrows=dht is not None,
-            client_mode=bool(self.options.client_mode),
+            client_mode=self.options.client_mode,
         )
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None

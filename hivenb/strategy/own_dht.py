@@ -9,13 +9,14 @@ from typing import Any
 import hivemind
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from hivenb.engine.dht.addresses import PUBLIC, is_loopback, through_relays
+from hivenb.engine.dht.addresses import PUBLIC
 from hivenb.engine.dht.dht import reachable_addresses
 from hivenb.engine.dht.passes import InviteKey
 from hivenb.engine.dht.secret import Secret, as_secret
 from hivenb.errors import SwarmError
 from hivenb.options.options import DEFAULT_RUN_ID
 from hivenb.swarm.invite import Invite, check_together, invite_from_environment, read_invite
+from hivenb.system.environment import detect
 
 #: Where the strategy's own DHT listens when ``host_maddrs`` is not given, as documented for Lightning.
 DEFAULT_HOST_MADDRS = PUBLIC
@@ -30,7 +31,7 @@ def dht_settings(
     further: Mapping[str, Any],
     *,
     borrows: bool,
-    client_mode: bool,
+    client_mode: bool | None,
 ) -> dict[str, Any]:
     """Keyword arguments of the DHT.
 
@@ -38,7 +39,7 @@ def dht_settings(
     :param host_maddrs: where to listen
     :param further: other keyword arguments that were given for the DHT
     :param borrows: whether the strategy was given a DHT that runs, for which none of this can be set any more
-    :param client_mode: whether nobody can connect to this peer
+    :param client_mode: whether nobody can connect to this peer; ``None`` to find out
     :raises MisconfigurationException: if an address cannot be read, or something was given for a DHT that runs
     """
     try:
@@ -57,7 +58,7 @@ def dht_settings(
         "initial_peers": list(peers) or None,
         "host_maddrs": list(host_maddrs or DEFAULT_HOST_MADDRS),
         "client_mode": client_mode,
-        **({} if all(map(is_loopback, peers)) else through_relays(peers)),
+        "is_walled": not detect().reachable,
         **further,
         "secret": secret,
     }

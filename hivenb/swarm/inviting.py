@@ -116,7 +116,7 @@ class Invites:
             raise SwarmError("this peer cannot show itself the door; close the swarm instead")
         peer = read_peer_id(peer_id)
         if self._local_peers is not None:
-            self._local_peers.leave_dead(peer_id)
+            self._local_peers.leave_dead(peer_id)  # before it has died of it
         future = self.dht.run_coroutine(partial(show_out, peer), return_future=True)
         revoked = future.result(_SHOWN_WITHIN)
         with self._lock:

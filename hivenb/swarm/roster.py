@@ -8,6 +8,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from hivenb.engine.dht.addresses import Reach
 from hivenb.swarm.contributions import Contributions
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Member:
     :param share: its part of what all peers have put in, from 0 to 1
     :param name: what it calls itself; empty if it does not. Anybody may claim any name
     :param left_out: why no round of this peer waits for it; empty if they do
+    :param route: how this process is connected with it, or others with this process
     """
 
     peer: PeerInfo
@@ -46,6 +48,7 @@ class Member:
     share: float
     name: str = ""
     left_out: str = ""
+    route: Reach = Reach.UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Roster:
         target_batch_size: int,
         names: Mapping[str, str],
         left_out: Mapping[str, str] = MappingProxyType({}),
+        routes: Mapping[str, Reach] = MappingProxyType({}),
     ) -> None:
         """Take in who is there.
 
@@ -102,6 +106,7 @@ class Roster:
         :param target_batch_size: samples that make an epoch
         :param names: of peers, by their ids
         :param left_out: why no round waits for them, by their ids
+        :param routes: how they are connected, by their ids
         """
         seconds = 0.0 if self._looked_at is None else look.taken_at - self._looked_at
         self._contributions.note(look.peers, target_batch_size, seconds)
@@ -111,13 +116,15 @@ class Roster:
         for entry in sorted(absent, key=lambda entry: -entry.reported_at)[:MAX_ABSENT]:
             entries[entry.peer.peer_id] = entry
         self._entries = entries
-        self._publish(names, left_out, look.taken_at)
+        self._publish(names, left_out, routes, look.taken_at)
 
     def stop_watching(self) -> None:
         """From now on it is not known who is there."""
         self._members = tuple(replace(member, presence=Presence.UNKNOWN) for member in self._members)
 
-    def _publish(self, names: Mapping[str, str], left_out: Mapping[str, str], now: float) -> None:
+    def _publish(
+        self, names: Mapping[str, str], left_out: Mapping[str, str], routes: Mapping[str, Reach], now: float
+    ) -> None:
         known = self._contributions
         order = list(Presence)
         members = [
@@ -129,6 +136,7 @@ class Roster:
                 share=known.share(peer_id),
                 name=names.get(peer_id, ""),
                 left_out=left_out.get(peer_id, ""),
+                route=Reach.NOT if entry.peer.client_mode else routes.get(peer_id, Reach.UNKNOWN),
             )
             for peer_id, entry in self._entries.items()
         ]

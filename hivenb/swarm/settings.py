@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC, is_loopback, through_relays
+from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC, is_loopback
 from hivenb.engine.dht.dht import STARTUP_TIMEOUT
 from hivenb.engine.dht.passes import InviteKey
 from hivenb.engine.dht.secret import Secret, as_secret
 from hivenb.errors import SwarmError
 from hivenb.options.spelling import did_you_mean
 from hivenb.swarm.invite import check_together, read_invite
+from hivenb.system.environment import detect
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Settings:
     announce_maddrs: tuple[str, ...] = ()
     initial_peers: tuple[str, ...] = ()
     identity_path: str | None = None
-    client_mode: bool = False
+    client_mode: bool | None = None
     public_name: str | None = None
     relay_service: bool | None = None
     startup_timeout: float = STARTUP_TIMEOUT
@@ -58,6 +59,7 @@ class Settings:
             "host_maddrs": list(self.host_maddrs or (PUBLIC if self.is_on_network else LOOPBACK)),
             "initial_peers": list(self.initial_peers) or None,
             "client_mode": self.client_mode,
+            "is_walled": not detect().reachable,
             "relay_service": self.relay_service,
             "startup_timeout": self.startup_timeout,
         }
@@ -67,8 +69,6 @@ class Settings:
             kwargs["identity_path"] = self.identity_path
         if self.relay_service:
             kwargs["force_reachability"] = "public"  # so that it relays at once, and not when others have found it out
-        elif self.is_on_network and self.initial_peers:
-            kwargs |= through_relays(self.initial_peers)
         if not self.is_on_network:
             kwargs |= {"nat_port_map": False, "auto_nat": False}  # nothing on this machine alone to be found out
         return kwargs

@@ -52,7 +52,8 @@ class Swarm(BlocksPeers, Invites):
     :param initial_peers: an invite, or addresses of peers of a swarm to join, which is open to all unless ``secret`` is
       given
     :param identity_path: file with the key that makes this peer's id the same each time; made if it is not there
-    :param client_mode: only connect to others, as behind a firewall that lets nobody in
+    :param client_mode: only connect to others, as behind a firewall that lets nobody in. By default the peers that it
+      joins are asked whether they reach it; if not, it is reached through a relay, if they are one, or is a client
     :param public_name: what the others see beside this peer's id; up to 40 characters of it. Nothing proves a name
     :param relay_service: whether to relay between peers that cannot reach each other; in a private swarm between its
       members alone. Others have to reach this machine themselves. By default in open swarms, within the limits of plain
@@ -94,7 +95,7 @@ class Swarm(BlocksPeers, Invites):
         announce_maddrs: Iterable[str] = (),
         initial_peers: str | Iterable[str] | None = None,
         identity_path: str | None = None,
-        client_mode: bool = False,
+        client_mode: bool | None = None,
         public_name: str | None = None,
         relay_service: bool | None = None,
         startup_timeout: float = STARTUP_TIMEOUT,
@@ -174,7 +175,7 @@ class Swarm(BlocksPeers, Invites):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddresses at which others can reach this peer; of this machine alone unless the swarm is public."""
+        """Multiaddresses at which others can reach this peer; of this machine alone unless others can join there."""
         return reachable_addresses(self.dht)
 
     @property
@@ -267,7 +268,7 @@ class Swarm(BlocksPeers, Invites):
         """Without ids and addresses, so that it reads the same each time a notebook is run."""
         if not self.is_open:
             return f"Swarm({self.name!r}, closed)"
-        where = "public" if self._settings.public else "this machine only"
+        where = "public" if self._settings.is_on_network else "this machine only"
         local = f", {len(self.local_peers)} local peers" if self.local_peers else ""
         return f"Swarm({self.name!r}, open, {where}, {self.who_can_join}{local})"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hivenb.engine.dht.addresses import Reach
 from hivenb.swarm.peer_id import short_id
 from hivenb.swarm.roster import Presence
 from hivenb.view import words
@@ -34,6 +35,13 @@ _RESTART_TOOLTIP = (
 )
 #: States of a local peer that belongs to the swarm.
 _HERE = ("ready", "training")
+
+#: What it means how one is connected.
+_ROUTES = {
+    Reach.DIRECTLY: "the two machines talk to each other without anybody in between",
+    Reach.RELAYED: "nobody can connect to it: what is sent goes through a relay, and is encrypted",
+    Reach.NOT: "connects to others, and cannot be connected to: in rounds, others carry its share",
+}
 
 _ABSENT_ROW = ' class="absent"'
 #: Pixels of the bar of a peer that has put in everything.
@@ -184,6 +192,6 @@ def _kind(member: Member, local_number: int | None) -> str:
     kinds = ["<b>this peer</b>"] if member.peer.is_self else []
     if local_number is not None:
         kinds.append(f'<span title="on this machine">local {local_number}</span>')
-    if member.peer.client_mode:
-        kinds.append('<span title="connects to others, and cannot be connected to">client</span>')
+    elif member.route is not Reach.UNKNOWN:
+        kinds.append(f'<span title="{_ROUTES[member.route]}">{member.route.value}</span>')
     return ", ".join(kinds)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hivenb.engine.dht.addresses import Reach
 from hivenb.figures.advice import Advice
 from hivenb.figures.history import Snapshot
 from hivenb.swarm.peer_id import short_id
@@ -21,6 +22,9 @@ NO_PEERS = (
     "no peers yet: start the run, and give others the invite, or add two peers on this machine with "
     "swarm.add_local_peers(2, run)"
 )
+
+#: How one is connected, if that is not how most are.
+_WORTH_A_WORD = (Reach.RELAYED, Reach.NOT)
 
 #: Seconds that an epoch has to take for a time that is left to be worth reading.
 _LEAST_EPOCH = 3.0
@@ -121,8 +125,8 @@ def peer_lines(members: Sequence[Member]) -> list[str]:
 
 def who(member: Member) -> str:
     """A peer by its name, if it has one, and the end of its id, and what is special about it."""
-    kinds = " (this one)" * member.peer.is_self + " (client)" * member.peer.client_mode
-    return f"{member.name} {short_id(member.peer.peer_id)}".strip() + kinds
+    kinds = ["this one"] * member.peer.is_self + [member.route.value] * (member.route in _WORTH_A_WORD)
+    return f"{member.name} {short_id(member.peer.peer_id)}".strip() + (f" ({', '.join(kinds)})" if kinds else "")
 
 
 def advice_line(advice: Sequence[Advice]) -> str:

@@ -1,24 +1,19 @@
-"""``hivenb relay``: one invite to several peers, which are the same ones when it is started again."""
+"""``hivenb relay``: the same one when it is started again, with the same invite and the same people out."""
 
 from __future__ import annotations
 
 import os
-import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
 from app.test_cli import HIVENB, gone, running
 
 import hivenb
-from hivenb.app.relay import PLACES, RelaySettings, connected_to, one_invite, secret_in
-from hivenb.engine.dht.passes import Authority
-from hivenb.engine.dht.secret import Secret
-from hivenb.errors import SwarmError
-from hivenb.swarm.invite import encode_invite, read_invite
-
-IDS = ("12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X", "12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxBhgFRcw3UERE")
-KEY = Authority(Secret.random()).new_invite()
+from hivenb.app.relay import RelaySettings, _is_public, connected_to, open_relay, secret_in
+from hivenb.errors import NotInvitedError, SwarmError
+from hivenb.swarm.invite import read_invite
 
 
 def test_the_secret_of_a_folder_is_made_once_and_is_its_owners(tmp_path: Path) -> None:
@@ -36,49 +31,88 @@ def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
         secret_in(tmp_path / "file" / "relay")
 
 
+@pytest.mark.parametrize("content", [b"short", b"\xff" * 64])
+def test_a_file_that_holds_no_secret_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "secret").write_bytes(content)
+    with pytest.raises(SwarmError, match=r"/secret holds no secret .*remove it"):
+        secret_in(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("address", "announced"),
     [
-        ("203.0.113.5", "/ip4/203.0.113.5/tcp/4003"),
-        ("2001:db8::1", "/ip6/2001:db8::1/tcp/4003"),
-        ("relay.example.org", "/dns/relay.example.org/tcp/4003"),
+        ("203.0.113.5", "/ip4/203.0.113.5/tcp/4001"),
+        ("2001:db8::1", "/ip6/2001:db8::1/tcp/4001"),
+        ("relay.example.org", "/dns/relay.example.org/tcp/4001"),
     ],
 )
-def test_each_peer_has_a_port_and_a_key_of_its_own(tmp_path: Path, address: str, announced: str) -> None:
-    given = RelaySettings(tmp_path, 4001, address).peer(2)
-    assert given["host_maddrs"] == ["/ip4/0.0.0.0/tcp/4003", "/ip4/0.0.0.0/udp/4003/quic-v1"]
+def test_it_listens_wherever_it_is_announced(tmp_path: Path, address: str, announced: str) -> None:
+    given = RelaySettings(tmp_path, 4001, address).swarm
+    assert {"/ip4/0.0.0.0/tcp/4001", "/ip4/0.0.0.0/udp/4001/quic-v1", "/ip6/::/tcp/4001"} < set(given["host_maddrs"])
     assert given["announce_maddrs"][0] == announced
-    assert given["identity_path"] == tmp_path / "peer-3.key"
-    assert "announce_maddrs" not in RelaySettings(tmp_path, 4001).peer(0), "it sees its addresses itself"
+    assert "announce_maddrs" not in RelaySettings(tmp_path, 4001).swarm, "it sees its addresses itself"
 
 
-def test_one_invite_leads_to_all_of_them() -> None:
-    addresses = [f"/ip4/203.0.113.5/tcp/{4001 + number}/p2p/{peer}" for number, peer in enumerate(IDS)]
-    invite = read_invite(one_invite([encode_invite([address], KEY) for address in addresses]))
-    assert (list(invite.addresses), invite.key) == (addresses, KEY)
+@pytest.mark.parametrize(
+    ("address", "is_public"),
+    [
+        ("/ip4/192.168.1.2/tcp/1", False),
+        ("/ip4/100.64.0.1/tcp/1", False),
+        ("/ip6/fd00::1/tcp/1", False),
+        ("/ip4/51.77.0.1/tcp/1", True),
+        ("/dns/relay.example.org/tcp/1", True),
+    ],
+)
+def test_which_addresses_others_can_know(address: str, is_public: bool) -> None:
+    assert _is_public(address) is is_public
+
+
+def a_port() -> int:
+    return 20000 + os.getpid() % 20000
 
 
 @pytest.mark.process
 def test_a_relay_is_joined_by_its_invite_and_is_the_same_one_again(tmp_path: Path) -> None:
-    arguments = [*HIVENB, "relay", "--port", str(20000 + os.getpid() % 20000), "--folder", str(tmp_path / "relay")]
-    peers = set()
+    arguments = [*HIVENB, "relay", "--port", str(a_port()), "--folder", str(tmp_path / "relay")]
+    peers, invites = set(), []
     for _ in range(2):
         with running(arguments, tmp_path) as relay:
-            invite = relay.wait_for(r"hivenb://\S+", 90)[0]
-            addresses = read_invite(invite).addresses
-            peers.add(frozenset(re.findall(r"/p2p/(\w+)", " ".join(addresses))))
-            with hivenb.Swarm.join(invite, "guest") as guest:
+            invites.append(relay.wait_for(r"hivenb://\S+", 90)[0])
+            (peer,) = {address.rpartition("/p2p/")[2] for address in read_invite(invites[-1]).addresses}
+            peers.add(peer)
+            with hivenb.Swarm.join(invites[0], "guest") as guest:
                 assert guest.is_private
                 assert not guest.can_show_the_door
-                assert connected_to(guest) & set().union(*peers)
+                assert peer in connected_to(guest)
                 relay.wait_for("1 peer connected", 30)
             family = relay.family()
             relay.interrupt()
             assert relay.wait(30) == 0, relay.output
             assert "The relay has ended" in relay.output
             assert gone(family, 10)
-    (ids,) = peers
-    assert len(ids) == PLACES
+    assert len(peers) == 1
+
+
+@pytest.mark.process
+def test_who_is_out_stays_out_when_it_is_started_again(tmp_path: Path) -> None:
+    settings = RelaySettings(tmp_path, a_port() + 1)
+    arguments = [*HIVENB, "relay", "--port", str(settings.port), "--folder", str(tmp_path)]
+    with running(arguments, tmp_path) as relay:
+        invite = relay.wait_for(r"hivenb://\S+", 90)[0]
+        with hivenb.Swarm.join(invite, "guest") as guest:
+            secret = secret_in(tmp_path)
+            with hivenb.Swarm("host", initial_peers=read_invite(invite).addresses, secret=secret) as host:
+                host.show_the_door(guest.peer_id)
+        end = time.monotonic() + 60
+        while not (tmp_path / "door").exists():
+            assert time.monotonic() < end, relay.output
+            time.sleep(0.1)
+        relay.interrupt()
+        assert relay.wait(30) == 0, relay.output
+    with open_relay(settings) as again:
+        assert again.shown_the_door == (guest.peer_id,)
+        with pytest.raises(NotInvitedError):
+            hivenb.Swarm.join(invite, "guest")
 
 
 @pytest.mark.process

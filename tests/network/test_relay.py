@@ -1,4 +1,7 @@
-"""Two peers behind routers that let nobody in, and a relay that both can reach: they train together."""
+"""Two peers behind routers that let nobody in, and a relay that both can reach: they train together.
+
+So they do when the relay has been started again.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import multiprocessing as mp
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,12 +25,13 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
 
 import hivenb
+from hivenb.engine.dht.addresses import Reach
 from network.internet import Internet, why_not
 from network.line import Line
 
 pytestmark = pytest.mark.process
 
-#: Seconds within which two peers find each other: a daemon knows after 15 that nobody reaches it.
+#: Seconds within which two peers find each other, also after the relay was gone.
 PATIENCE = 120.0
 
 RELAY, ANN, BOB = range(3)
@@ -57,6 +62,22 @@ def a_relay(internet: Internet, folder: Path) -> Iterator[str]:
         process.wait()
 
 
+@dataclass(frozen=True)
+class Told:
+    """By a peer, of itself.
+
+    :param peer_id: its id
+    :param met: rounds in which it was with the other one
+    :param routes: addresses of its connections, by the ids of the others
+    :param words: how the peers of its run are connected, by their ids
+    """
+
+    peer_id: str
+    met: int
+    routes: dict[str, list[str]]
+    words: dict[str, Reach]
+
+
 async def _routes(dht: hivemind.DHT, node: DHTNode) -> dict[str, list[str]]:
     return {
         PeerID(one.peer_id.to_bytes()).to_base58(): [str(a) for a in one.addrs] for one in await node.p2p.list_peers()
@@ -79,42 +100,56 @@ def train(enter: Callable[[], None], told: Connection, invite: str) -> None:
         while not told.poll(1.0):
             sizes = run.history.snapshot().series.get("group_size")
             met = 0 if sizes is None else int((sizes.values == 2).sum())
-            told.send((swarm.peer_id, met, swarm.dht.run_coroutine(_routes)))
+            words = {member.peer.peer_id: member.route for member in run.roster.members}
+            with suppress(Exception):  # its daemon is just started anew
+                told.send(Told(swarm.peer_id, met, swarm.dht.run_coroutine(_routes), words))
         run.stop()
 
 
-def last_told(connection: Connection) -> Any:
+def last_told(connection: Connection) -> Told:
     assert connection.poll(PATIENCE), "the peer tells nothing"
     while connection.poll():
-        said = connection.recv()
+        said: Told = connection.recv()
     return said
+
+
+def wait_for_rounds(connections: Sequence[Connection], more: int) -> list[Told]:
+    """Wait until both have met so many times from now on."""
+    before = [last_told(one).met for one in connections]
+    end = time.monotonic() + PATIENCE
+    while True:
+        now = [last_told(one) for one in connections]
+        if all(one.met - met >= more for one, met in zip(now, before, strict=True)):
+            return now
+        assert time.monotonic() < end, now
 
 
 def test_peers_behind_routers_train_together_through_a_relay(tmp_path: Path) -> None:
     walled = {"delay": 0.02, "is_translated": True}
-    peers: dict[int, Any] = {}
-    with (
-        Internet([Line(delay=0.01), Line(**walled), Line(**walled)]) as internet,
-        a_relay(internet, tmp_path) as invite,
-    ):
-        try:
+    with ExitStack() as ended:
+        internet = ended.enter_context(Internet([Line(delay=0.01), Line(**walled), Line(**walled)]))
+        connections = []
+        with a_relay(internet, tmp_path) as invite:
             for host in (ANN, BOB):
                 here, there = mp.Pipe()
-                peers[host] = here, forked.start(train, internet.enter_as(host), there, invite)
+                process = forked.start(train, internet.enter_as(host), there, invite)
                 there.close()
-            end = time.monotonic() + PATIENCE
-            while True:
-                ann, bob = (last_told(here) for here, _ in peers.values())
-                if min(ann[1], bob[1]) >= 3:
-                    break
-                assert time.monotonic() < end, (ann, bob)
-            routes = ann[2].get(bob[0], []) + bob[2].get(ann[0], [])
+                ended.callback(end, here, process)
+                connections.append(here)
+            ann, bob = wait_for_rounds(connections, 3)
+            routes = ann.routes.get(bob.peer_id, []) + bob.routes.get(ann.peer_id, [])
             print("routes:", routes)
             assert routes
             assert all("p2p-circuit" in route for route in routes)
-        finally:
-            for here, process in peers.values():
-                here.send("end")
-                process.join(30)
-                process.kill()
-                process.join()
+            assert set((ann.words | bob.words).values()) == {Reach.RELAYED}
+        began = time.monotonic()
+        with a_relay(internet, tmp_path):
+            wait_for_rounds(connections, 3)
+            print(f"together again {time.monotonic() - began:.0f} s after the relay was started again")
+
+
+def end(connection: Connection, process: Any) -> None:
+    connection.send("end")
+    process.join(30)
+    process.kill()
+    process.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hivenb.engine.dht.addresses import Reach
 from hivenb.engine.progress.peer_reports import Look, PeerInfo
 from hivenb.swarm.roster import MAX_ABSENT, Presence, Roster
 
@@ -104,6 +105,19 @@ def test_those_who_left_are_remembered_within_bounds():
     for now in range(MAX_ABSENT + 30):
         look(roster, float(now), OWN, replace(OTHER, peer_id=f"{now}"))
     assert len(roster.members) == MAX_ABSENT + 2
+
+
+def test_how_a_peer_is_connected_is_what_was_seen_or_what_it_says_of_itself():
+    roster = Roster()
+    client = replace(OTHER, peer_id="client", client_mode=True)
+    seen = {"own": Reach.RELAYED, "other": Reach.DIRECTLY, "client": Reach.DIRECTLY}
+    roster.update(Look(0.0, (OWN, OTHER, client, replace(OTHER, peer_id="afar"))), 1000, {}, routes=seen)
+    assert {m.peer.peer_id: m.route for m in roster.members} == {
+        "own": Reach.RELAYED,
+        "other": Reach.DIRECTLY,
+        "client": Reach.NOT,  # it has connected itself, and nobody can connect to it
+        "afar": Reach.UNKNOWN,
+    }
 
 
 def test_why_no_round_waits_for_a_peer_is_remembered_as_long_as_it_holds():

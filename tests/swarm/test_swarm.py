@@ -40,7 +40,7 @@ def test_a_cell_that_is_run_again_gives_the_same_swarm(home):
 
 
 def test_other_settings_for_an_open_swarm_are_refused_and_named(home):
-    with pytest.raises(SwarmError, match=r"'home' is open already, with client_mode=False instead of True.*close"):
+    with pytest.raises(SwarmError, match=r"'home' is open already, with client_mode=None instead of True.*close"):
         hivenb.Swarm("home", open=True, client_mode=True)
     with pytest.raises(SwarmError, match="with open=True instead of False"):
         hivenb.Swarm("home")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from hivenb.engine.dht.addresses import Reach
 from hivenb.history import History
 from hivenb.options import Options
 from hivenb.run.status import RunState, RunStatus
@@ -131,7 +132,7 @@ def members(peers: tuple[PeerInfo, ...]) -> tuple[Member, ...]:
     own, other = peers
     return (
         Member(own, Presence.HERE, here_for=125.0, samples=5000.0, share=0.25),
-        Member(other, Presence.GONE, here_for=12.0, samples=15000.0, share=0.75, name="Ann"),
+        Member(other, Presence.GONE, here_for=12.0, samples=15000.0, share=0.75, name="Ann", route=Reach.NOT),
     )
 
 

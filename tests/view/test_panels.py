@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hivenb.engine.dht.addresses import Reach
 from hivenb.figures.predicted_traffic import tensor_shapes
 from hivenb.options import FIELDS, Options
 from hivenb.options.gradient_averager_choice import PowerSGD
@@ -96,7 +97,7 @@ def test_peers_are_a_table_that_marks_this_one_and_greys_those_out_that_have_gon
     assert words_of(html) == (
         "peer epoch speed share samples here since last seen "
         "…lf0001 this peer 14 130 samples/s 25 % 5,000 2 min ago just now "
-        "Ann …her002 client 14 282 samples/s 75 % 15,000 \N{EN DASH} gone (15 s ago)"
+        "Ann …her002 only outwards 14 282 samples/s 75 % 15,000 \N{EN DASH} gone (15 s ago)"
     )
     assert "12D3KooWself0001" in html, "the whole id is in the tooltip"
     assert [row.split("<td")[0] for row in html.split("<tr")[2:]] == [">", ' class="absent">']
@@ -104,6 +105,14 @@ def test_peers_are_a_table_that_marks_this_one_and_greys_those_out_that_have_gon
 
 def test_a_peer_on_this_machine_is_named_so(members: Any) -> None:
     assert "local 3" in peers_html(members, {members[1].peer.peer_id: 3})
+
+
+@pytest.mark.parametrize("reach", list(Reach))
+def test_how_a_peer_is_connected_is_said_in_words(members: Any, reach: Reach) -> None:
+    html = peers_html([replace(members[1], route=reach, name="")])
+    assert re.findall(r">([^<>]*)</span>", html.split("<td>")[1]) == [reach.value] * bool(reach.value)
+    local = peers_html([replace(members[1], route=reach)], {members[1].peer.peer_id: 3})
+    assert "local 3</span></td>" in local, "nobody asks how peers of one machine are connected"
 
 
 def test_no_peers_says_what_to_do_and_many_are_cut(members: Any) -> None:

@@ -51,9 +51,9 @@ def test_summary_is_the_same_for_the_same_facts(status: Any, members: Any) -> No
         "Training loss          2.50   0.750   0.500",
         "Validation accuracy  83.3 %  25.0 %  83.3 %",
         "",
-        "peer                  epoch          speed  samples  share        last seen",
-        "…lf0001 (this one)       14  130 samples/s    5,000   25 %         just now",
-        "Ann …her002 (client)     14  282 samples/s   15,000   75 %  gone (15 s ago)",
+        "peer                         epoch          speed  samples  share        last seen",
+        "…lf0001 (this one)              14  130 samples/s    5,000   25 %         just now",
+        "Ann …her002 (only outwards)     14  282 samples/s   15,000   75 %  gone (15 s ago)",
     ]
 
 

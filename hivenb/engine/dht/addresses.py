@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from enum import Enum
 
 #: This machine alone, at whichever port is free.
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -11,28 +11,32 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 #: Every network of this machine, at whichever ports are free.
 PUBLIC = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic-v1")
 
+#: A part of each address through a relay.
+CIRCUIT = "/p2p-circuit"
+
+
+class Reach(Enum):
+    """How others reach a peer, in words."""
+
+    UNKNOWN = ""
+    DIRECTLY = "direct"
+    RELAYED = "through a relay"
+    NOT = "only outwards"
+
 
 def is_loopback(address: str) -> bool:
     """Whether only this machine itself can reach a multiaddress."""
     return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
-def one_each(addresses: Iterable[str]) -> list[str]:
-    """The first address of each peer.
+def routes(addresses: Iterable[str]) -> dict[str, Reach]:
+    """How peers are connected, by their ids: directly, where one has that connection as well.
 
-    :param addresses: multiaddresses, each with the id of its peer
+    :param addresses: multiaddresses of connections, each with the id of its peer
     """
-    first: dict[str, str] = {}
+    found: dict[str, Reach] = {}
     for address in addresses:
-        first.setdefault(address.rpartition("/p2p/")[2], address)
-    return list(first.values())
-
-
-def through_relays(initial_peers: Iterable[str]) -> dict[str, Any]:
-    """Keyword arguments of a DHT that can be reached through those of its initial peers that relay.
-
-    Its daemon asks them for a place once it has found out, through AutoNAT, that nobody reaches it otherwise.
-
-    :param initial_peers: multiaddresses of the peers that it joins
-    """
-    return {"use_auto_relay": True, "trusted_relays": one_each(initial_peers)}
+        way, _, peer_id = address.rpartition("/p2p/")
+        if found.get(peer_id) is not Reach.DIRECTLY:
+            found[peer_id] = Reach.RELAYED if CIRCUIT in way else Reach.DIRECTLY
+    return found

@@ -25,17 +25,11 @@ from hivenb.engine.dht.identity import identity_file, same_ports
 from hivenb.engine.dht.message_limits import LimitsMessages
 from hivenb.engine.dht.passes import Membership
 from hivenb.engine.dht.protocol import caller
+from hivenb.engine.dht.relaying import RELAY_ARGUMENTS
 from hivenb.engine.dht.stream_limits import LimitsStreams
 from hivenb.engine.process.end_with_parent import tied_to_parent
 
 logger = get_logger(__name__)
-
-#: Of each connection that a relay passes on: bytes each way, and for how long. The daemon's own 4 GiB and half an hour
-#: end the connections of a training in the middle of it; a model of 10^8 parameters sends 2 GB in ten epochs.
-RELAYED_BYTES, RELAYED_FOR = 1 << 40, "168h"
-
-#: Of each peer at a relay: connections that are passed on at a time, and places to be reached at.
-RELAYED_CIRCUITS, RELAY_PLACES = 128, 512
 
 #: Seconds for each attempt to reach a peer that was there before.
 _REACHED_WITHIN = 3.0
@@ -115,7 +109,8 @@ class TiedP2P(RefusesBlocked, LimitsMessages, LimitsStreams, P2P):
 
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return tied_to_parent(P2P._make_process_args(*args, **kwargs))
+        # no other relays than those that it is told of: all daemons are some, most of them for 128 KiB and two minutes
+        return tied_to_parent(P2P._make_process_args(*args, **kwargs, relayDiscovery=False))
 
     async def _add_protobuf_unary_handler(
         self, handle_name: str, handler: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any
@@ -128,7 +123,7 @@ class TiedP2P(RefusesBlocked, LimitsMessages, LimitsStreams, P2P):
 
 
 class SelfishP2P(TiedP2P):
-    """One that passes on nothing between others that cannot reach each other: it cannot tell who they are."""
+    """One that is to pass on nothing between others that cannot reach each other; it still does so for 128 KiB each."""
 
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
@@ -140,15 +135,7 @@ class RelayingP2P(TiedP2P):
 
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return TiedP2P._make_process_args(
-            *args,
-            **kwargs,
-            relayService=True,
-            relayDataLimit=RELAYED_BYTES,
-            relayTimeLimit=RELAYED_FOR,
-            relayMaxCircuits=RELAYED_CIRCUITS,
-            relayMaxReservations=RELAY_PLACES,
-        )
+        return TiedP2P._make_process_args(*args, **kwargs, **RELAY_ARGUMENTS)
 
 
 _KINDS = {Relaying.NOTHING: SelfishP2P, Relaying.A_LITTLE: TiedP2P, Relaying.ALL: RelayingP2P}

@@ -20,7 +20,7 @@ from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
 from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what stands in records ends no process
-from hivenb.engine.dht.addresses import is_loopback
+from hivenb.engine.dht.addresses import Reach, is_loopback, routes
 from hivenb.engine.dht.blocked_peers import BlockedPeers
 from hivenb.engine.dht.daemon import Admission, Relaying, TiedP2P, start_daemon
 from hivenb.engine.dht.door import Door
@@ -29,7 +29,9 @@ from hivenb.engine.dht.guard import EXPIRED, SHOWN_OUT
 from hivenb.engine.dht.identity import identity_in, new_identity, prove
 from hivenb.engine.dht.node import Node
 from hivenb.engine.dht.passes import InviteKey, Membership, membership_of
+from hivenb.engine.dht.reachability import Way, WayFound, answer_who_asks, start_reachable
 from hivenb.engine.dht.record_rules import Kind, RunRecords
+from hivenb.engine.dht.relaying import keep_place, start_relay
 from hivenb.engine.dht.restarts import Restarting
 from hivenb.engine.dht.secret import Secret
 from hivenb.engine.dht.signatures import SignatureValidator
@@ -56,8 +58,11 @@ class DHT(Restarting, hivemind.DHT):
 
     :param secret: of a private swarm, or the key of an invite to it: this peer, and the averagers which use it, talk to
       members of that alone. Without one, they talk to everybody, as plain hivemind does
+    :param client_mode: only connect to others, as behind a firewall that lets nobody in; ``None`` to find out from the
+      initial peers whether they reach this one, which is else reached through them, if they relay, or is a client
     :param relay_service: whether its daemon relays between peers that cannot reach each other: all that they send, and
       in a private swarm between its members alone. By default as plain hivemind does where there is no secret
+    :param is_walled: whether it is known, where that is to be found out, that nobody reaches this machine by itself
     """
 
     _p2p_replica: P2P | None
@@ -70,6 +75,7 @@ class DHT(Restarting, hivemind.DHT):
         record_validators: Iterable[RecordValidatorBase] = (),
         secret: Secret | InviteKey | str | None = None,
         relay_service: bool | None = None,
+        is_walled: bool = False,
         **kwargs: Any,
     ):
         self.private_key, self._libp2p_key = RSAPrivateKey(), new_identity()
@@ -88,6 +94,7 @@ class DHT(Restarting, hivemind.DHT):
         if membership is not None:
             signatures.kinds[DOOR_KEY_ID] = Kind.DOOR
             validators.append(DoorRecords(membership.key.authority))
+        self._is_walled, self._found = is_walled, WayFound()
         #: to which nothing is answered, here and in the averagers that use this DHT
         self.blocked_peers = BlockedPeers()
         super().__init__(
@@ -112,6 +119,20 @@ class DHT(Restarting, hivemind.DHT):
     def prove(self, statement: bytes) -> bytes:
         """A proof that this peer has said something; empty if its identity is an RSA key in a file."""
         return b"" if self._proving_key is None else prove(self._proving_key, statement)
+
+    @property
+    def _is_relay(self) -> bool:
+        return self._admission.relaying is Relaying.ALL
+
+    @property
+    def reach(self) -> Reach:
+        """How others reach this peer, as far as that is known."""
+        return self._found.way.reach
+
+    @property
+    def routes(self) -> dict[str, Reach]:
+        """How this peer is connected to others, and others to it, by their ids; as seen some seconds ago."""
+        return routes(self._last_neighbours) | {self.peer_id.to_base58(): self.reach}
 
     def require_invited(self) -> None:
         """Go on only while the others let this peer in.
@@ -157,8 +178,9 @@ class DHT(Restarting, hivemind.DHT):
         tasks: set[asyncio.Task] = set()
         if self.door is not None:
             tasks.add(asyncio.create_task(keep_door(self.door, self._node)))
-            if self._admission.relaying is Relaying.ALL:
-                tasks.add(asyncio.create_task(disconnect_strangers(self._node)))
+            tasks.add(asyncio.create_task(disconnect_strangers(self._node)))
+        if relays := self._found.way.relays:
+            tasks.add(asyncio.create_task(keep_place(self._node.p2p, relays)))
         while True:
             method, request = await messages.get()
             if method == "_shutdown":
@@ -176,13 +198,9 @@ class DHT(Restarting, hivemind.DHT):
         if self._daemon_listen_maddr is not None:
             p2p = await self._replica_at(self._daemon_listen_maddr)
         else:
-            p2p_kwargs = {name: value for name, value in self.kwargs.items() if name not in _NODE_PARAMETERS}
-            if node_kwargs.get("client_mode"):
-                p2p_kwargs.setdefault("dht_mode", "client")
-            p2p, initial_peers = await start_daemon(
-                p2p_kwargs, initial_peers, self._libp2p_key, self._earlier, self._admission
-            )
+            p2p, initial_peers = await self._start_daemon()
             self._daemon.watch(p2p)
+            node_kwargs["client_mode"] = self.reach is Reach.NOT
         if self._earlier is not None:
             node_kwargs["ensure_bootstrap_success"] = False  # those who were there may have gone
         try:
@@ -194,6 +212,8 @@ class DHT(Restarting, hivemind.DHT):
                 record_validator=self._record_validator,
                 **node_kwargs,
             )
+            if self._daemon_listen_maddr is None:
+                await answer_who_asks(p2p, self._is_relay)
         except BaseException:
             self._daemon.is_to_end = True
             await p2p.shutdown()
@@ -202,6 +222,23 @@ class DHT(Restarting, hivemind.DHT):
             raise
         node._should_shutdown_p2p = self._daemon_listen_maddr is None
         return node
+
+    async def _start_daemon(self) -> tuple[TiedP2P, Any]:
+        p2p_kwargs = {name: value for name, value in self.kwargs.items() if name not in _NODE_PARAMETERS}
+
+        async def start(way: Way) -> tuple[TiedP2P, Any]:
+            kwargs = p2p_kwargs | way.daemon
+            once = partial(start_daemon, kwargs, self.initial_peers, self._libp2p_key, self._earlier, self._admission)
+            return await (start_relay(once, map(str, kwargs.get("host_maddrs") or ())) if self._is_relay else once())
+
+        addresses = [str(address) for address in self.initial_peers or ()]
+        is_client, is_told = self.kwargs.get("client_mode", False), any(map(p2p_kwargs.get, _TELLS_REACH))
+        if self._earlier is None and is_client is None and not is_told and not all(map(is_loopback, addresses)):
+            p2p, reached, self._found.way = await start_reachable(start, addresses, self._is_walled)
+            return p2p, reached
+        if is_client:
+            self._found.way = Way(Reach.NOT)
+        return await start(self._found.way)
 
     def _receive(self, messages: asyncio.Queue) -> None:
         while self._inner_pipe.poll():
@@ -280,5 +317,8 @@ def reachable_addresses(dht: hivemind.DHT) -> tuple[str, ...]:
     outside = [address for address in addresses if not is_loopback(address)]
     return tuple(outside or addresses)
 
+
+#: Keyword arguments of a daemon with which somebody has said how it is reached.
+_TELLS_REACH = ("announce_maddrs", "force_reachability")
 
 _NODE_PARAMETERS = frozenset(inspect.signature(DHTNode.create).parameters) - {"kwargs"}

@@ -1,28 +1,31 @@
-"""In the DHT's process: hangs up on those who are connected to a private relay, and are no members of its swarm.
+"""In the DHT's process: hangs up on those who are connected to a private swarm, and are no members of it.
 
-libp2p's daemon asks nobody for a pass before it relays, and has no list of whom to relay for. But a place at a relay
-is had through a connection to it, and is gone with that.
+libp2p's daemon asks nobody for a pass before it relays, has no list of whom to relay for, and cannot be told not to.
+But what is relayed ends with the connection to whom it is relayed for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import time
 
 from hivemind.dht import DHTNode
-from hivemind.p2p import P2PDaemonError, PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from hivenb.engine.dht.guard import Guard
+from hivenb.engine.dht.reachability import ask
 
 logger = get_logger(__name__)
 
-#: Seconds from one look at who is connected to the next, and that a peer is given to show its pass.
-LOOK_EVERY, ANSWERS_WITHIN = 5.0, 5.0
+#: Seconds from one look at who is connected to the next.
+LOOK_EVERY = 2.0
 
-#: Looks after which one is hung up on that has shown none: a newcomer may be busy.
-PATIENCE = 2
+#: Looks after which one is hung up on that has shown no pass: a newcomer's own DHT may only just be starting.
+PATIENCE = 3
+
+#: Seconds for which it is remembered, so that one who comes back at once is hung up on at once.
+_REMEMBERED_FOR = 3600.0
 
 
 async def disconnect_strangers(node: DHTNode) -> None:
@@ -30,24 +33,42 @@ async def disconnect_strangers(node: DHTNode) -> None:
 
     :param node: of a private swarm
     """
-    guard: Guard = node.p2p.guard
-    silent: dict[bytes, int] = {}
+    strikes = Strikes()
     while True:
         await asyncio.sleep(LOOK_EVERY)
-        with suppress(
-            ControlFailure, P2PDaemonError, OSError, EOFError
-        ):  # the daemon is ending; that is seen elsewhere
-            connected = {peer.peer_id for peer in await node.p2p.list_peers()}
-            strangers = await _strangers_among(connected, guard, node)
-            silent = {peer.to_bytes(): silent.get(peer.to_bytes(), 0) + 1 for peer in strangers}
-            for peer in strangers:
-                if silent[peer.to_bytes()] >= PATIENCE:
-                    logger.debug(f"{peer} is connected, and is no member: hung up on")
-                    await node.p2p._client.disconnect(peer)
+        try:
+            await _look(node, strikes)
+        except Exception as e:  # of several libraries; a daemon that ends is noticed elsewhere
+            logger.debug(f"It could not be seen who is connected: {e!r}")
 
 
-async def _strangers_among(connected: set[PeerID], guard: Guard, node: DHTNode) -> list[PeerID]:
-    unseen = [peer for peer in connected if peer.to_bytes() not in guard.seen]
-    pings = (asyncio.wait_for(node.protocol.call_ping(peer), ANSWERS_WITHIN) for peer in unseen)
-    await asyncio.gather(*pings, return_exceptions=True)
-    return [peer for peer in connected if peer.to_bytes() not in guard.seen or guard.why_no_more(peer) is not None]
+class Strikes:
+    """How often each has shown no pass that was to; kept for an hour."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, tuple[int, float]] = {}
+
+    def add(self, peer: PeerID) -> int:
+        """Note one more, and tell how many there are."""
+        now = time.monotonic()
+        self._of = {one: (count, at) for one, (count, at) in self._of.items() if now - at < _REMEMBERED_FOR}
+        count = self._of.get(peer.to_bytes(), (0, now))[0] + 1
+        self._of[peer.to_bytes()] = count, now
+        return count
+
+    def forget(self, peer: PeerID) -> None:
+        """It has shown one."""
+        self._of.pop(peer.to_bytes(), None)
+
+
+async def _look(node: DHTNode, strikes: Strikes) -> None:
+    guard: Guard = node.p2p.guard
+    connected = {peer.peer_id for peer in await node.p2p.list_peers()}
+    # with the answer comes its pass, if it has one
+    await asyncio.gather(*(ask(node.p2p, peer) for peer in connected if peer.to_bytes() not in guard.seen))
+    for peer in connected:
+        if peer.to_bytes() in guard.seen and guard.why_no_more(peer) is None:
+            strikes.forget(peer)
+        elif strikes.add(peer) >= PATIENCE:
+            logger.debug(f"{peer} is connected, and is no member: hung up on")
+            await node.p2p._client.disconnect(peer)

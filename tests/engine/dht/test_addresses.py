@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC, is_loopback, one_each
+from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC, Reach, is_loopback, one_each, routes
 
 
 @pytest.mark.parametrize("address", [*LOOPBACK, "/ip4/127.8.9.10/udp/4001/quic-v1", "/ip6/::1/tcp/4001/p2p/12D3KooW"])
@@ -24,3 +24,10 @@ def test_the_first_address_of_each_peer() -> None:
     given = [a.format("tcp/1"), a.format("udp/1/quic-v1"), b.format("tcp/1"), a.format("tcp/2")]
     assert one_each(given) == [a.format("tcp/1"), b.format("tcp/1")]
     assert one_each([]) == []
+
+
+def test_whoever_is_connected_directly_as_well_is_so() -> None:
+    direct, relayed = "/ip4/12.70.0.1/tcp/1", "/ip4/12.70.0.9/tcp/1/p2p/12D3KooWR/p2p-circuit"
+    seen = [f"{relayed}/p2p/A", f"{direct}/p2p/A", f"{relayed}/p2p/B", f"{direct}/p2p/C", f"{relayed}/p2p/C"]
+    assert routes(seen) == {"A": Reach.DIRECTLY, "B": Reach.RELAYED, "C": Reach.DIRECTLY}
+    assert routes([]) == {}

@@ -21,9 +21,10 @@ from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
 from hivenb.engine.dht import guarded_client
-from hivenb.engine.dht.daemon import RELAYED_BYTES, RelayingP2P, SelfishP2P, TiedP2P
+from hivenb.engine.dht.daemon import RelayingP2P, SelfishP2P, TiedP2P
 from hivenb.engine.dht.dht import DHT, reachable_addresses
 from hivenb.engine.dht.passes import membership_of
+from hivenb.engine.dht.relaying import RELAYED_BYTES
 from hivenb.engine.dht.secret import Secret
 from hivenb.errors import NotInvitedError
 
@@ -307,6 +308,6 @@ def test_who_relays_for_strangers(opened: Any, kwargs: dict[str, Any], relays: b
 
 def test_what_is_added_is_an_argument_of_the_daemon() -> None:
     arguments = SelfishP2P._make_process_args("p2pd", relay=True)
-    assert arguments[-2:] == ["-relay=1", "-relayService=0"]
+    assert {"-relay=1", "-relayService=0", "-relayDiscovery=0"} < set(arguments)
     arguments = RelayingP2P._make_process_args("p2pd", relay=True)
     assert {"-relayService=1", f"-relayDataLimit={RELAYED_BYTES}", "-relayTimeLimit=168h"} < set(arguments)
