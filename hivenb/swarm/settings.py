@@ -67,8 +67,6 @@ class Settings:
             kwargs["announce_maddrs"] = list(self.announce_maddrs)
         if self.identity_path is not None:
             kwargs["identity_path"] = self.identity_path
-        if self.relay_service:
-            kwargs["force_reachability"] = "public"  # so that it relays at once, and not when others have found it out
         if not self.is_on_network:
             kwargs |= {"nat_port_map": False, "auto_nat": False}  # nothing on this machine alone to be found out
         return kwargs

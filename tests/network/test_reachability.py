@@ -12,7 +12,7 @@ from typing import Any
 import forked
 import pytest
 
-from hivenb.engine.dht.addresses import Reach, through_relays
+from hivenb.engine.dht.addresses import Reach
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.dht.secret import Secret
 from network.internet import Internet, why_not
@@ -71,7 +71,7 @@ def test_who_is_not_reached_is_a_client(peers: Open, is_private: bool) -> None:
     with Internet(lines) as internet:
         reach, is_client, addresses = peers(internet, FIRST, client_mode=None, **secret)
         assert (reach, is_client) == (Reach.UNKNOWN, False), "there was nobody whom it could have asked"
-        joining = {"client_mode": None, "initial_peers": addresses, **secret, **through_relays(addresses)}
+        joining = {"client_mode": None, "initial_peers": addresses, **secret}
         found = {}
         for host in (OPEN, WALLED, TRANSLATED):
             began = time.monotonic()

@@ -227,12 +227,14 @@ class DHT(Restarting, hivemind.DHT):
         p2p_kwargs = {name: value for name, value in self.kwargs.items() if name not in _NODE_PARAMETERS}
 
         async def start(way: Way) -> tuple[TiedP2P, Any]:
-            kwargs = p2p_kwargs | way.daemon
+            # a relay is one at once, and not when others have found out that it is reached
+            kwargs = ({"force_reachability": "public"} if self._is_relay else {}) | p2p_kwargs | way.daemon
             once = partial(start_daemon, kwargs, self.initial_peers, self._libp2p_key, self._earlier, self._admission)
             return await (start_relay(once, map(str, kwargs.get("host_maddrs") or ())) if self._is_relay else once())
 
         addresses = [str(address) for address in self.initial_peers or ()]
-        is_client, is_told = self.kwargs.get("client_mode", False), any(map(p2p_kwargs.get, _TELLS_REACH))
+        is_client = self.kwargs.get("client_mode", False)
+        is_told = self._is_relay or any(map(p2p_kwargs.get, _TELLS_REACH))
         if self._earlier is None and is_client is None and not is_told and not all(map(is_loopback, addresses)):
             p2p, reached, self._found.way = await start_reachable(start, addresses, self._is_walled)
             return p2p, reached

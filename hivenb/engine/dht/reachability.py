@@ -102,9 +102,10 @@ async def start_reachable(start: Start, initial_peers: Collection[str], is_walle
     if not is_walled and not _says(answers, _IS_NOT_REACHED):
         return p2p, peers, Way(Reach.DIRECTLY if _says(answers, _IS_REACHED) else Reach.UNKNOWN)
     await p2p.shutdown()
-    relays = tuple(address for address in initial_peers if answers.get(_peer_at(address), 0) & _RELAYS)
+    # one address each: the daemon waits until it knows as many relays as it was given addresses
+    relays = {_peer_at(address): address for address in initial_peers if answers[_peer_at(address)] & _RELAYS}
     if relays:
-        relayed = Way(Reach.RELAYED, relays)
+        relayed = Way(Reach.RELAYED, tuple(relays.values()))
         p2p, peers = await start(relayed)
         if await _is_given_a_place(p2p):
             return p2p, peers, relayed

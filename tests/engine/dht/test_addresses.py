@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC, Reach, is_loopback, one_each, routes
+from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC, Reach, is_loopback, routes
 
 
 @pytest.mark.parametrize("address", [*LOOPBACK, "/ip4/127.8.9.10/udp/4001/quic-v1", "/ip6/::1/tcp/4001/p2p/12D3KooW"])
@@ -17,13 +17,6 @@ def test_of_this_machine_alone(address: str) -> None:
 )
 def test_of_a_network(address: str) -> None:
     assert not is_loopback(address)
-
-
-def test_the_first_address_of_each_peer() -> None:
-    a, b = "/ip4/12.70.0.1/{}/p2p/12D3KooWA", "/ip4/12.70.0.2/{}/p2p/12D3KooWB"
-    given = [a.format("tcp/1"), a.format("udp/1/quic-v1"), b.format("tcp/1"), a.format("tcp/2")]
-    assert one_each(given) == [a.format("tcp/1"), b.format("tcp/1")]
-    assert one_each([]) == []
 
 
 def test_whoever_is_connected_directly_as_well_is_so() -> None:

@@ -12,6 +12,7 @@ import hivemind
 import pytest
 from hivemind.dht import DHTNode
 from hivemind.p2p import P2P, PeerID
+from hivemind.utils.multiaddr import Multiaddr
 from tiny import LOOPBACK
 
 from hivenb.engine.dht import strangers
@@ -65,7 +66,7 @@ def test_strangers_are_hung_up_on_again_and_again_and_members_never(member: Any,
         try:
             await _ask_for_place(stranger, host.peer_id)  # which libp2p gives to everybody, and has no option not to
             await seconds_until_hung_up_on(stranger, host.peer_id)
-            await stranger._client.connect(host.peer_id, [hivemind.utils.multiaddr.Multiaddr(addresses[0])])
+            await stranger._client.connect(host.peer_id, [Multiaddr(addresses[0].rpartition("/p2p/")[0])])
             again = await seconds_until_hung_up_on(stranger, host.peer_id)
             assert again < 10, "it is remembered, and given no further looks"
         finally:
