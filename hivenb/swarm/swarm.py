@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -23,8 +24,14 @@ from hivenb.swarm.inviting import Invites
 from hivenb.swarm.onlookers import Onlookers
 from hivenb.swarm.settings import Settings, read_settings
 from hivenb.swarm.starting import start_dht
-from hivenb.system.environment import require_linux
+from hivenb.system.environment import detect, require_linux
 from hivenb.system.logs import collect_logs
+
+_NOBODY_CAN_JOIN = (
+    "Nobody can connect to a machine of Colab, Kaggle or Binder, so that nobody can join by the invite of this swarm. "
+    "Run `hivenb relay` on a machine that others can reach, and let all, this one too, join by its invite: "
+    "hivenb.Swarm.join(invite)"
+)
 
 
 class Stoppable(Protocol):
@@ -142,6 +149,8 @@ class Swarm(BlocksPeers, Invites):
         self._dht: DHT | None = None
         self._last_run_id = settings.run_id or DEFAULT_RUN_ID
         self.logs, self.onlookers = collect_logs(), Onlookers()
+        if settings.public and not settings.initial_peers and not detect().reachable:
+            warnings.warn(_NOBODY_CAN_JOIN, stacklevel=3)  # of the cell: a log is looked at when it is too late
         dht = start_dht(settings.dht_kwargs() | {"secret": settings.credential()})
         self.peer_id = dht.peer_id.to_base58()
         self._become_member(dht.membership)

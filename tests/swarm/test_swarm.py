@@ -11,6 +11,7 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 
 import hivenb
+from hivenb.engine.dht.addresses import Reach
 from hivenb.errors import InviteError, PlatformError, SwarmError
 from hivenb.options import Options
 from hivenb.swarm import PeerInfo
@@ -37,6 +38,16 @@ def test_a_cell_that_is_run_again_gives_the_same_swarm(home):
     assert hivenb.Swarm("home", open=True) is home
     assert hivenb.Swarm.get("home") is home
     assert hivenb.Swarm("home", open=True, public=False, host_maddrs=[]) is home
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("public", "times"), [(True, 1), (False, 0)])
+def test_who_opens_one_where_nobody_can_connect_is_told(monkeypatch, recwarn, public, times):
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
+    with hivenb.Swarm("walled", public=public) as swarm:
+        assert swarm.dht.reach is Reach.UNKNOWN
+    said = [one for one in recwarn if "nobody can join by the invite of this swarm" in str(one.message)]
+    assert [one.filename for one in said] == [__file__] * times
 
 
 def test_other_settings_for_an_open_swarm_are_refused_and_named(home):
