@@ -109,8 +109,9 @@ class TiedP2P(RefusesBlocked, LimitsMessages, LimitsStreams, P2P):
 
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        # no other relays than those that it is told of: all daemons are some, most of them for 128 KiB and two minutes
-        return tied_to_parent(P2P._make_process_args(*args, **kwargs, relayDiscovery=False))
+        # no other relays than those that it is told of: each daemon is one, most of them for 128 KiB and two minutes
+        told = {"relayDiscovery": False} if kwargs.get("trustedRelays") else {}
+        return tied_to_parent(P2P._make_process_args(*args, **kwargs, **told))
 
     async def _add_protobuf_unary_handler(
         self, handle_name: str, handler: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any

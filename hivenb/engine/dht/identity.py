@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from hivemind.proto import crypto_pb2
 
+from hivenb.engine.dht.addresses import CIRCUIT
+
 #: Before what a peer's identity signs, which libp2p signs other things with.
 _PURPOSE = b"hivenb:"
 
@@ -93,7 +95,8 @@ def same_ports(asked_for: Sequence[str], got: Sequence[str]) -> list[str]:
     :param asked_for: multiaddresses, in which a port 0 is left to the system
     :param got: those at which the daemon could be reached then
     """
-    return [_with_port(address, got) for address in asked_for]
+    own = [address for address in got if CIRCUIT not in address]  # the ports of relays are theirs
+    return [_with_port(address, own) for address in asked_for]
 
 
 def _with_port(address: str, got: Sequence[str]) -> str:

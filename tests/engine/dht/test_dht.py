@@ -174,7 +174,7 @@ def test_an_address_of_this_machine_is_told_only_where_there_is_no_other(dht: DH
 
 
 def test_the_daemon_is_started_with_upstreams_own_command() -> None:
-    whole = P2P._make_process_args("p2pd", listen="x", relayDiscovery=False)
+    whole = P2P._make_process_args("p2pd", listen="x")
     assert TiedP2P._make_process_args("p2pd", listen="x")[-len(whole) :] == whole
 
 

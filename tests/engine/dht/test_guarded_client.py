@@ -308,6 +308,8 @@ def test_who_relays_for_strangers(opened: Any, kwargs: dict[str, Any], relays: b
 
 def test_what_is_added_is_an_argument_of_the_daemon() -> None:
     arguments = SelfishP2P._make_process_args("p2pd", relay=True)
-    assert {"-relay=1", "-relayService=0", "-relayDiscovery=0"} < set(arguments)
+    assert arguments[-2:] == ["-relay=1", "-relayService=0"]
+    arguments = TiedP2P._make_process_args("p2pd", trustedRelays="x")
+    assert arguments[-2:] == ["-trustedRelays=x", "-relayDiscovery=0"], "each daemon relays a little, and is found"
     arguments = RelayingP2P._make_process_args("p2pd", relay=True)
     assert {"-relayService=1", f"-relayDataLimit={RELAYED_BYTES}", "-relayTimeLimit=168h"} < set(arguments)
