@@ -18,7 +18,7 @@ from hivenb.engine.dht.secret import Secret
 from network.internet import Internet, why_not
 from network.line import Line
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
 #: Seconds within which a peer has joined, and found out: two starts of a daemon, and an attempt to be reached.
 PATIENCE = 90.0

@@ -29,7 +29,7 @@ from hivenb.engine.dht.addresses import Reach
 from network.internet import Internet, why_not
 from network.line import Line
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
 #: Seconds within which two peers find each other, also after the relay was gone.
 PATIENCE = 120.0
