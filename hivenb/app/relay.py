@@ -5,10 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import ipaddress
 import os
+import select
 import signal
 import socket
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -94,9 +94,7 @@ def run_relay(settings: RelaySettings, terminal: Terminal) -> None:
 
     :raises SwarmError: if it cannot be opened
     """
-    is_over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: is_over.set())
+    told_to_end = _signals()
     terminal.show("opening the relay ...")
     with open_relay(settings) as swarm:
         terminal.say(f"The relay listens at port {settings.port}, for TCP and UDP. Its invite:\n\n{swarm.invite}\n")
@@ -109,9 +107,26 @@ def run_relay(settings: RelaySettings, terminal: Terminal) -> None:
             "Whoever has it can join: hivenb.Swarm.join(invite). It stays good when the relay is started again with "
             f"{settings.folder}. Ctrl-C ends the relay."
         )
-        while not is_over.wait(_LOOK_EVERY):
+        while not select.select([told_to_end], [], [], _LOOK_EVERY)[0]:
             terminal.show(_look(swarm, settings.folder))
     terminal.say("The relay has ended.")
+
+
+def _signals() -> int:
+    """A descriptor that can be read from the first interrupt or request to end on; neither does anything else.
+
+    An event would lock itself out where the second of two comes while the first one sets it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)  # one is enough
+
+    def note(*_: object) -> None:
+        with suppress(BlockingIOError):
+            os.write(writer, b"!")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+    return reader
 
 
 def connected_to(swarm: Swarm) -> frozenset[str]:

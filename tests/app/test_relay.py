@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -91,6 +92,20 @@ def test_a_relay_is_joined_by_its_invite_and_is_the_same_one_again(tmp_path: Pat
             assert "The relay has ended" in relay.output
             assert gone(family, 10)
     assert len(peers) == 1
+
+
+@pytest.mark.process
+def test_it_ends_however_often_it_is_told_to_with_all_that_it_has_started(tmp_path: Path) -> None:
+    """As a service may be: whoever ends it tells its children, too."""
+    arguments = [*HIVENB, "relay", "--port", str(a_port() + 2), "--folder", str(tmp_path)]
+    with running(arguments, tmp_path) as relay:
+        relay.wait_for("Ctrl-C ends the relay", 90)
+        family = relay.family()
+        for _ in range(20):
+            os.kill(relay.process.pid, signal.SIGTERM)
+        os.killpg(relay.process.pid, signal.SIGTERM)
+        assert relay.wait(60) == 0, relay.output
+        assert gone(family, 10)
 
 
 @pytest.mark.process
