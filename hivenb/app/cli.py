@@ -166,7 +166,7 @@ def _add_join(commands: _Commands) -> argparse.ArgumentParser:
     join.add_argument(
         "--client",
         action="store_true",
-        help="only connect to others, as behind a firewall that lets nobody in",
+        help="only connect to others; without it, it is found out whether they can connect to this machine",
     )
     join.add_argument("--name", metavar="NAME", help="what the others see beside your peer's id; nothing else uses it")
     join.set_defaults(command=_join)

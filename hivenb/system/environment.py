@@ -37,7 +37,7 @@ class Environment:
     :param interactive: a person can type the next line, in a notebook or in a terminal
     :param has_widgets: a notebook kernel with ipywidgets installed; elsewhere the text view is the one to use
     :param reachable: other machines may be able to connect to this one. On Colab, Kaggle and Binder they never can, so
-      a peer there joins others as a client and cannot be the first one of a swarm.
+      a peer there is reached through a relay, or is a client, and cannot be the first one of a swarm.
     """
 
     kind: Kind

@@ -20,7 +20,7 @@ from torch import nn
 
 import hivenb
 from hivenb.engine.process.known_process import wait_for_exit
-from hivenb.errors import LocalPeerError, SwarmError
+from hivenb.errors import HivenbError, LocalPeerError, SwarmError
 from hivenb.options import Options
 from hivenb.peers import local_peers
 from hivenb.run.status import RunState
@@ -215,6 +215,25 @@ def test_a_wrong_number_of_peers_is_refused(run, swarm, count):
         with pytest.raises(LocalPeerError, match="whole number"):
             swarm.remove_local_peers(count)
     assert swarm.local_peers == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(ConnectionRefusedError("gone"), "does not say how it is joined: ConnectionRefusedError"), (SwarmError("x"), "x")],
+)
+def test_a_swarm_whose_daemon_is_just_ending_is_an_error_of_ours(run, error, words):
+    """Whoever starts peers again expects no other."""
+
+    def way_in():
+        raise error
+
+    peers = local_peers.LocalPeers()
+    try:
+        with pytest.raises(HivenbError, match=words):
+            peers.add(1, run, way_in)
+        assert peers.all == ()
+    finally:
+        peers.close()
 
 
 def test_a_peer_that_fails_at_the_start_says_why_and_leaves_nothing(run, swarm):

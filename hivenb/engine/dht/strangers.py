@@ -24,8 +24,8 @@ LOOK_EVERY = 2.0
 #: Looks after which one is hung up on that has shown no pass: a newcomer's own DHT may only just be starting.
 PATIENCE = 3
 
-#: Seconds for which it is remembered, so that one who comes back at once is hung up on at once.
-_REMEMBERED_FOR = 3600.0
+#: Seconds for which it is remembered, so that one who comes back at once is hung up on at once; and how many are.
+_REMEMBERED_FOR, _MOST_REMEMBERED = 3600.0, 4096
 
 
 async def disconnect_strangers(node: DHTNode) -> None:
@@ -43,7 +43,7 @@ async def disconnect_strangers(node: DHTNode) -> None:
 
 
 class Strikes:
-    """How often each has shown no pass that was to; kept for an hour."""
+    """How often each has shown no pass that was to; kept for an hour, of the last who did not."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, tuple[int, float]] = {}
@@ -51,9 +51,11 @@ class Strikes:
     def add(self, peer: PeerID) -> int:
         """Note one more, and tell how many there are."""
         now = time.monotonic()
-        self._of = {one: (count, at) for one, (count, at) in self._of.items() if now - at < _REMEMBERED_FOR}
-        count = self._of.get(peer.to_bytes(), (0, now))[0] + 1
-        self._of[peer.to_bytes()] = count, now
+        before, at = self._of.pop(peer.to_bytes(), (0, now))
+        count = before + 1 if now - at < _REMEMBERED_FOR else 1
+        self._of[peer.to_bytes()] = count, now  # the last one of them all
+        if len(self._of) > _MOST_REMEMBERED:
+            del self._of[next(iter(self._of))]
         return count
 
     def forget(self, peer: PeerID) -> None:

@@ -87,3 +87,6 @@ def test_who_comes_back_is_remembered_for_an_hour(monkeypatch: pytest.MonkeyPatc
     assert [strikes.add(peer), strikes.add(other)] == [4, 1]
     strikes.forget(peer)
     assert strikes.add(peer) == 1
+    for number in range(strangers._MOST_REMEMBERED):
+        strikes.add(PeerID(b"%d" % number))
+    assert strikes.add(peer) == 1, "who makes up ids takes no more memory than so many"
