@@ -55,8 +55,9 @@ def daemon_of(swarm: hivenb.Swarm) -> int:
 
 
 def options(name: str, **changes: Any) -> Options:
+    # epochs of most of a second: in much shorter ones, peers on a busy machine hardly ever meet
     return Options(
-        **{"target_batch_size": 128, "run_id": name, "matchmaking_time": 3.0, "averaging_timeout": 20.0, **changes}
+        **{"target_batch_size": 640, "run_id": name, "matchmaking_time": 3.0, "averaging_timeout": 20.0, **changes}
     )
 
 

@@ -6,7 +6,7 @@ import concurrent.futures
 import contextlib
 import signal
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import InvalidStateError
 from multiprocessing.util import is_exiting
 from typing import Any
@@ -80,7 +80,6 @@ class WatchedProcess(ChildProcess):
         if self.ended is not None or self._is_dismissed or not self.is_alive():
             return
         self.kill()
-        self.ended = error
         self._conclude(error)
 
     def _look(self) -> None:
@@ -89,7 +88,6 @@ class WatchedProcess(ChildProcess):
     def _has_ended(self, error: ProcessEndedError) -> None:
         """It has ended by itself, or was killed; called on a thread of its own."""
         logger.warning(str(error))
-        self.ended = error
         self._conclude(error)
 
     def _conclude(self, error: ProcessEndedError, locks: Iterable[Any] = ()) -> None:
@@ -97,12 +95,29 @@ class WatchedProcess(ChildProcess):
 
         :param locks: that it shares with its parent
         """
-        if MPFuture._update_lock in free_abandoned((*shared_locks(), *locks)):
+        freed = free_abandoned((*shared_locks(), *locks))
+        self.ended = error  # whoever sees it makes a successor, which would wait for such a lock, too
+        if MPFuture._update_lock in freed:
             listen_anew(error)
         self._outer_pipe.end(error)
 
     def _describe_end(self) -> ProcessEndedError:
         return ProcessEndedError(f"{self.title} (process {self.pid}) {how_it_ended(self.exitcode)}", self.title)
+
+
+@contextlib.contextmanager
+def shut_down_on_error(process: Any) -> Iterator[None]:
+    """Let no process be left behind that has begun to work, by whoever could not wait until it did.
+
+    An answer can be lost with that of another process that was killed: it is there then, and has a successor's place.
+
+    :param process: of hivemind's, to be shut down when the block raises an error
+    """
+    try:
+        yield
+    except BaseException:
+        process.shutdown()
+        raise
 
 
 def how_it_ended(exit_code: int | None) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import ctypes
 import math
 import threading
 import weakref
 from collections.abc import Iterable
 from functools import partial
-from multiprocessing.sharedctypes import RawArray
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 from hivemind.averaging import DecentralizedAverager
@@ -23,10 +21,9 @@ from hivemind.utils.asyncio import achain, as_aiter
 
 from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - a peer without one decodes others' messages, too
 from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what others say ends no process
-from hivenb.engine.dht.daemon import remove_socket
 from hivenb.engine.dht.message_limits import limit_for
 from hivenb.engine.dht.restarts import ending_with
-from hivenb.engine.process.watched_process import WatchedProcess
+from hivenb.engine.process.watched_process import WatchedProcess, shut_down_on_error
 from hivenb.engine.rounds.account import Account, AccountBook
 from hivenb.engine.rounds.download_pace import DownloadPace
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
@@ -34,7 +31,7 @@ from hivenb.engine.rounds.gathered import marked
 from hivenb.engine.rounds.kept_tasks import complain_unless_cancelled, keep_tasks_alive
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.round import Round
-from hivenb.engine.rounds.stale_handlers import forget_handlers
+from hivenb.engine.rounds.stale_handlers import DaemonLink
 from hivenb.engine.rounds.stream_ends import (
     CLOSED_WITHIN,
     STATE_LEFT_OPEN,
@@ -61,7 +58,6 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
     """
 
     title = "the averager of gradients"
-
     _rounds: weakref.WeakSet[Round]
 
     #: the tracker looks at the rounds while the thread that trains adds one
@@ -76,7 +72,7 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         self.group_size_is_fixed = kwargs.get("target_group_size") is not None
         self._accounts = AccountBook()
         self._downloads = DownloadPace()
-        self._listens_at = RawArray(ctypes.c_char, 256)
+        self._daemon_link = DaemonLink()
         super().__init__(*args, **kwargs)
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
@@ -84,7 +80,8 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         # ignored in the caller: an error off the main thread, and the end of the interrupt button on it.
         self.start()
         if await_ready:
-            self.wait_until_ready(timeout)
+            with shut_down_on_error(self):
+                self.wait_until_ready(timeout)
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
@@ -135,15 +132,20 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
             control.desert()  # hivemind would begin it anew, until the process is ended by force
         if self.ended is None:
             super().shutdown()
+            self._daemon_link.forget(self._handler_names())  # it may have ended by force, or before it was asked to
 
     def _has_ended(self, error: ProcessEndedError) -> None:
-        forget_handlers(self, self._listens_at.value.decode())  # before anybody knows, and starts another one
+        self._daemon_link.forget(self._handler_names())  # before anybody knows, and starts another one
         super()._has_ended(error)
 
     def _conclude(self, error: ProcessEndedError, locks: Iterable[Any] = ()) -> None:
         super()._conclude(error, (*locks, self.lock_averaged_tensors))
         self._inner_pipe.send(("_SHUTDOWN", None))  # ends hivemind's thread that copies the state for it
-        remove_socket(self._listens_at.value.decode())
+        self._daemon_link.remove_socket()
+
+    def _handler_names(self) -> list[str]:
+        self._collect_rpc_handlers()
+        return [self._get_handle_name(self.prefix, one.method_name) for one in self._rpc_handlers or ()]
 
     def __del__(self) -> None:
         if hasattr(self, "_parent_pid"):  # else the constructor has failed, and hivemind's method would print that
@@ -180,8 +182,6 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
 
     def is_alone(self, epoch: float) -> bool:
         """Whether it looks for a group for the round of an epoch, and has met nobody, as far as its process answers."""
-        if not self.is_alive():
-            return False
         answer: MPFuture[bool] = MPFuture()
         self._outer_pipe.send(("_tell_whether_alone", [epoch], {"answer": answer}))
         try:
@@ -231,7 +231,7 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
         keep_tasks_alive()
-        self._listens_at.value = str(p2p._client_listen_maddr).encode()
+        self._daemon_link.note(p2p)
         await super().add_p2p_handlers(p2p, *args, **kwargs)
 
     async def _expect_peers(self, peers: ExpectedPeers) -> None:

@@ -1,17 +1,21 @@
-"""What an averager leaves behind in libp2p's daemon when it is killed: handlers in the place of its successor's."""
+"""What an averager leaves behind when it is killed: handlers in libp2p's daemon in the place of its successor's."""
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 from collections.abc import Sequence
-from functools import partial
+from multiprocessing.sharedctypes import RawArray
 
-import hivemind
-from hivemind.averaging import DecentralizedAverager
-from hivemind.dht import DHTNode
+from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
 from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
+
+from hivenb.engine.dht.daemon import remove_socket
+from hivenb.engine.process.interrupts import BackgroundThread
 
 logger = get_logger(__name__)
 
@@ -19,26 +23,50 @@ logger = get_logger(__name__)
 _ANSWER_TIMEOUT = 2.0
 
 
-def forget_handlers(averager: DecentralizedAverager, address: str) -> None:
-    """Let the daemon forget the handlers of an averager that has ended; without effect if it does not answer.
+class DaemonLink:
+    """Where an averager's process and the daemon listen to each other; its parent knows it, too.
 
-    :param address: at which the averager's process listened to the daemon; empty for a client, which has none
+    The parent speaks to the daemon itself: that of the DHT may wait for what the averager has held when it was killed.
     """
-    if not address:
-        return
-    averager._collect_rpc_handlers()
-    names = [averager._get_handle_name(averager.prefix, one.method_name) for one in averager._rpc_handlers or ()]
-    try:
-        request = partial(_remove_handlers, address, names)
-        averager.dht.run_coroutine(request, return_future=True).result(_ANSWER_TIMEOUT)
-    except Exception as e:  # it has ended as well, and a new one knows nothing of them
-        logger.debug(f"The daemon could not be told that {names} are gone: {e!r}")
+
+    def __init__(self) -> None:
+        self._addresses = RawArray(ctypes.c_char, 512)
+
+    def note(self, p2p: P2P) -> None:
+        """Begin to listen; to be called in the averager's process."""
+        self._addresses.value = f"{p2p.daemon_listen_maddr} {p2p._client_listen_maddr}".encode()
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Let the daemon forget the handlers of a process that has ended; without effect if it does not answer.
+
+        :param names: of the handlers
+        """
+        daemon, _, own = self._addresses.value.decode().partition(" ")
+        if own:  # a client has none
+            # in a thread of its own, since a notebook's main thread runs a loop already
+            forgetting = BackgroundThread(
+                target=lambda: asyncio.run(_forget_each(daemon, own, names)), name="forget-handlers"
+            )
+            forgetting.start()
+            forgetting.join(_ANSWER_TIMEOUT)
+
+    def remove_socket(self) -> None:
+        """Remove what a process that was killed has left in the file system."""
+        remove_socket(self._addresses.value.decode().partition(" ")[2])
 
 
-async def _remove_handlers(address: str, names: Sequence[str], dht: hivemind.DHT, node: DHTNode) -> None:
+async def _forget_each(daemon: str, address: str, names: Sequence[str]) -> None:
+    for name in names:  # one by one: the daemon stops at the first that it does not know
+        try:
+            await _forget(daemon, address, name)
+        except Exception as e:  # there is none, or the daemon has ended as well, and a new one knows nothing of them
+            logger.debug(f"The daemon could not be told that {name} is gone: {e!r}")
+
+
+async def _forget(daemon: str, address: str, name: str) -> None:
     # as hivemind/p2p/p2p_daemon_bindings/control.py:remove_stream_handler, which can only remove its own
-    reader, writer = await node.p2p._client.control.daemon_connector.open_connection()
-    removed = p2pd_pb2.RemoveStreamHandlerRequest(addr=Multiaddr(address).to_bytes(), proto=names)
+    reader, writer = await DaemonConnector(Multiaddr(daemon)).open_connection()
+    removed = p2pd_pb2.RemoveStreamHandlerRequest(addr=Multiaddr(address).to_bytes(), proto=[name])
     await write_pbmsg(
         writer, p2pd_pb2.Request(type=p2pd_pb2.Request.REMOVE_STREAM_HANDLER, removeStreamHandler=removed)
     )
