@@ -17,6 +17,7 @@ from typing import Any
 from hivemind.utils.asyncio import _AsyncContextWrapper
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
+from hivenb.engine.process.abandoned_locks import free_abandoned
 from hivenb.engine.process.end_with_parent import end_with
 from hivenb.engine.process.freed_memory import give_back_regularly
 from hivenb.engine.process.interrupts import interrupts_blocked
@@ -115,17 +116,19 @@ class ChildProcess(mp.process.BaseProcess):
         super().run()
 
     def terminate(self) -> None:
-        with shared_locks_held():
+        with shared_locks_held() as missed:
             super().terminate()
             self.join(_FORCE_SECONDS)
             if self.is_alive():  # it is stopped, or listens to no signal
                 super().kill()
                 self.join(_FORCE_SECONDS)
+        free_abandoned(missed)
 
     def kill(self) -> None:
-        with shared_locks_held():
+        with shared_locks_held() as missed:
             super().kill()
             self.join(_FORCE_SECONDS)
+        free_abandoned(missed)
 
 
 def shared_locks() -> tuple[Any, ...]:
@@ -134,15 +137,20 @@ def shared_locks() -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def shared_locks_held() -> Iterator[None]:
+def shared_locks_held() -> Iterator[list[Any]]:
     """Hold what all processes of hivemind's that one process has started share, so that none dies holding it.
+
+    Gives those that were not to be had in time.
 
     Locks of ``hivemind/utils/mpfuture.py``, which are taken for each answer of one process to another, and of
     ``hivemind/utils/asyncio.py`` would stay taken: nothing of hivemind's would ever answer again.
     """
+    missed: list[Any] = []
     with contextlib.ExitStack() as held:
         for lock in shared_locks():
             # one that is not to be had belongs to somebody who hangs, perhaps the very process to end
             if lock.acquire(timeout=_FORCE_SECONDS):
                 held.callback(lock.release)
-        yield
+            else:
+                missed.append(lock)
+        yield missed
