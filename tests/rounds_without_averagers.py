@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ class FakeAverager:
 
     def __init__(self) -> None:
         self.group_size_is_fixed = self.averaging_in_progress = self.has_retired = self.finds_nobody = False
+        self.finished_averaging_round = threading.Event()
         self.scheduled: list[FakeRound] = []
         self.expected: list[ExpectedPeers] = []
         self.given_up: list[float] = []

@@ -81,10 +81,13 @@ def epoch_bytes(shapes: Sequence[Sequence[int]], options: Options, peers: int, b
     gradients = None if sent is None else encoded_size(sent, options.grad_compression)
     if options.use_local_updates:
         gradients = 0.0
-    parameters = encoded_size([math.prod(shape) for shape in shapes], options.state_averaging_compression)
-    sets = 1 + len(options.average_opt_statistics)
-    if parameters is not None:
-        parameters = sets * parameters + buffers * options.average_buffers
+    sizes = [math.prod(shape) for shape in shapes]
+    statistics = encoded_size(sizes, options.state_averaging_compression)
+    # with an outer optimizer, peers send the differences of parameters as they send gradients
+    of_parameters = options.state_averaging_compression if options.outer_optimizer is None else options.grad_compression
+    parameters = encoded_size(sizes, of_parameters)
+    if parameters is not None and statistics is not None:
+        parameters += len(options.average_opt_statistics) * statistics + buffers * options.average_buffers
     return EpochBytes(
         None if gradients is None else share * gradients, None if parameters is None else share * parameters
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from hivenb.compression import codec_name, missing_package
 from hivenb.errors import OptionsError
+from hivenb.options.outer_optimizer_choice import wrong_outer_optimizer
 
 CODEC_FIELDS = ("grad_compression", "state_averaging_compression", "load_state_compression")
 
@@ -23,6 +24,7 @@ CODEC_FIELDS = ("grad_compression", "state_averaging_compression", "load_state_c
 PREREQUISITES: Mapping[str, tuple[str, ...]] = {
     "delay_grad_averaging": ("delay_optimizer_step",),
     "delay_optimizer_step": ("offload_optimizer", "delay_state_averaging"),
+    "outer_optimizer": ("use_local_updates",),
 }
 
 #: Rules by which what peers send is averaged, with their names in words.
@@ -156,7 +158,7 @@ def find_problems(values: Mapping[str, Any]) -> list[str]:
     problems = [*_wrong_values(values), *_wrong_codecs(values)]
     if not problems:  # combinations of values that are wrong by themselves only confuse
         problems += _wrong_combinations(values)
-    return [*problems, *_wrong_functions(values), *_wrong_settings(values)]
+    return [*problems, *_wrong_functions(values), *wrong_outer_optimizer(values), *_wrong_settings(values)]
 
 
 def _wrong_values(values: Mapping[str, Any]) -> Iterator[str]:
@@ -207,13 +209,12 @@ def _wrong_codecs(values: Mapping[str, Any]) -> Iterator[str]:
 def _wrong_combinations(values: Mapping[str, Any]) -> Iterator[str]:
     for name, needed in PREREQUISITES.items():
         missing = [other for other in needed if values[other] is not True]
-        if values[name] is True and missing:
+        if values[name] not in (None, False) and missing:
             wanted = " and ".join(f"{other}=True" for other in missing)
             given = ", ".join(f"{other}={values[other]!r}" for other in missing)
-            yield (
-                f"{name}=True needs {wanted} (now {given}): set that too, for example with "
-                f"Options.with_prerequisites({name}=True), or leave {name} off."
-            )
+            on = f"{name}={_short(values[name])}"
+            remedy = f"set that too, for example with Options.with_prerequisites({on}), or leave {name} off."
+            yield f"{on} needs {wanted} (now {given}): {remedy}"
     matchmaking, timeout = values["matchmaking_time"], values["averaging_timeout"]
     if timeout <= matchmaking:
         yield (

@@ -85,6 +85,7 @@ class Options:
     keep_state_every: int | None = 10
     roll_back: bool = False
     use_local_updates: bool = False
+    outer_optimizer: str | Callable[..., Any] | None = None
     client_mode: bool | None = None
     auxiliary: bool = False
     averager_opts: dict[str, Any] | None = None
@@ -127,7 +128,7 @@ class Options:
         _check_names(changes)
         wanted = dict(changes)
         for name, value in changes.items():
-            if name in PREREQUISITES and value is True:
+            if name in PREREQUISITES and value not in (None, False):
                 for needed in _all_prerequisites(name):
                     wanted.setdefault(needed, True)
             for dependent in PREREQUISITES:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hivenb.options.gradient_averager_choice import averager_factory, describe_averager
 from hivenb.options.options import FIELDS, Options
+from hivenb.options.outer_optimizer_choice import describe_outer_optimizer, outer_optimizer
 
 #: The setting among ``averager_opts`` on which all peers have to agree, too.
 PART_SIZE = "part_size_bytes"
@@ -27,6 +28,7 @@ def shared_part(options: Options) -> dict[str, Any]:
     shared = {name: getattr(options, name) for name in SHARED_FIELDS}
     shared["average_opt_statistics"] = list(options.average_opt_statistics)
     shared["grad_averager_factory"] = describe_averager(options.grad_averager_factory)
+    shared["outer_optimizer"] = describe_outer_optimizer(options.outer_optimizer)
     shared[PART_SIZE] = (options.averager_opts or {}).get(PART_SIZE)
     return shared
 
@@ -44,6 +46,8 @@ def with_shared_part(options: Options, shared: Shared, offered: Callable[..., An
     if "grad_averager_factory" in changes:
         is_offered = offered is not None and describe_averager(offered) == changes["grad_averager_factory"]
         changes["grad_averager_factory"] = offered if is_offered else averager_factory(changes["grad_averager_factory"])
+    if "outer_optimizer" in changes:
+        changes["outer_optimizer"] = outer_optimizer(changes["outer_optimizer"])
     if PART_SIZE in shared and shared[PART_SIZE] != own[PART_SIZE]:
         settings = {**(options.averager_opts or {}), PART_SIZE: shared[PART_SIZE]}
         changes["averager_opts"] = {name: value for name, value in settings.items() if name != PART_SIZE or value}

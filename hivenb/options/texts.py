@@ -172,6 +172,12 @@ ABOUT: Mapping[str, About] = MappingProxyType(
             "overlap",
             swarm_wide=True,
         ),
+        "outer_optimizer": About(
+            "outer optimizer",
+            "With local updates: peers send how far they have come, rarely, and step all together (DiLoCo).",
+            "overlap",
+            swarm_wide=True,
+        ),
         "client_mode": About(
             "client only",
             "Accepts no connections, for machines behind a firewall; others carry its share.",

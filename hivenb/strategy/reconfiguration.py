@@ -16,6 +16,7 @@ from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.errors import OptionsError
 from hivenb.options.checks import CODEC_FIELDS
 from hivenb.options.options import FIELDS, Options
+from hivenb.options.outer_optimizer_choice import outer_optimizer_factory
 
 #: Options of which the engine's optimizer knows nothing.
 _NOT_THE_ENGINES = ("batch_size", "scheduler_fn", "keep_state_every", "roll_back")
@@ -41,12 +42,15 @@ def engine_settings(options: Options) -> dict[str, Any]:
 def with_buffers(settings: Mapping[str, Any], module: Any) -> dict[str, Any]:
     """Keyword arguments of the engine's optimizer, among them the module's buffers, if they are to be averaged.
 
-    :param settings: such arguments, ``average_buffers`` and ``robust_aggregation``
+    :param settings: such arguments, ``average_buffers``, ``robust_aggregation`` and ``outer_optimizer``
     :param module: a ``torch.nn.Module`` on its device
     """
     settings = dict(settings)
     if (rule := settings.pop("robust_aggregation", None)) is not None:
         settings["averager_opts"] = {**(settings.get("averager_opts") or {}), "robust_aggregation": rule}
+    if (factory := outer_optimizer_factory(settings.pop("outer_optimizer", None))) is not None:
+        own = {"outer_optimizer": factory, "pseudo_gradient_compression": settings.get("grad_compression")}
+        settings["averager_opts"] = {**(settings.get("averager_opts") or {}), **own}
     if not settings.pop("average_buffers", False):
         return settings
     buffers = ModuleBuffers(module, without=settings.get("extra_tensors", ()))

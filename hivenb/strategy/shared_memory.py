@@ -16,7 +16,9 @@ def shared_bytes(optimizer: torch.optim.Optimizer, options: Options) -> int:
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     one_copy = sum(parameter.numel() * max(4, parameter.element_size()) for parameter in parameters)
-    return one_copy if options.use_local_updates else 2 * one_copy
+    if options.use_local_updates:
+        return one_copy if options.outer_optimizer is None else 3 * one_copy  # its parameters and its momentum
+    return 2 * one_copy
 
 
 def require_room_for(optimizer: torch.optim.Optimizer, options: Options) -> None:

@@ -12,6 +12,7 @@ from hivenb.figures.predicted_traffic import encoded_size
 from hivenb.options.checks import AGGREGATIONS, CODEC_FIELDS, MAY_BE_NONE
 from hivenb.options.gradient_averager_choice import PowerSGD, power_sgd
 from hivenb.options.options import FIELDS
+from hivenb.options.outer_optimizer_choice import NESTEROV
 from hivenb.view import words
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.help import tooltip
@@ -64,6 +65,8 @@ def field(name: str, shapes: Shapes = ()) -> Field:
         return _codec(name, [math.prod(shape) for shape in shapes])
     if name == "grad_averager_factory":
         return _averager(name, shapes)
+    if name == "outer_optimizer":
+        return _outer_optimizer(name)
     if name == "robust_aggregation":
         return _rule(name)
     info = FIELDS[name]
@@ -146,6 +149,15 @@ def _averager(name: str, shapes: Shapes) -> Field:
         return "none" if factory is None else next((key for key, one in offered.items() if one == told), OWN_OBJECT)
 
     return Field(menu, entry, lambda key: offered[key].factory() if key in offered else None)
+
+
+def _outer_optimizer(name: str) -> Field:
+    menu = _menu(name, [("none", "none"), ("Nesterov's momentum, as DiLoCo", NESTEROV)])
+
+    def entry(chosen: Any) -> str:
+        return "none" if chosen is None else NESTEROV if chosen == NESTEROV else OWN_OBJECT
+
+    return Field(menu, entry, lambda key: None if key == "none" else key)
 
 
 def _menu(name: str, choices: Sequence[tuple[str, str]]) -> Any:

@@ -35,6 +35,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
         "grad_averager_factory",
         "average_buffers",
         "use_local_updates",
+        "outer_optimizer",
     ),
     "rounds": (
         "matchmaking_time",

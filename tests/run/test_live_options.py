@@ -165,6 +165,18 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
     ({"client_mode": True}, lambda o: (o.client_mode, o.grad_averager.client_mode), (True, True)),
     ({"client_mode": None}, lambda o: (o.client_mode, o.grad_averager.client_mode), (False, False)),
     ({"use_local_updates": True}, lambda o: o.grad_averager, None),
+    ({"outer_optimizer": "nesterov"}, lambda o: o.state_averager.outer.optimizer.param_groups[0]["nesterov"], True),
+    (
+        {"grad_compression": "float16"},
+        lambda o: type(o.state_averager.pseudo_gradient_compression).__name__,
+        "Float16Compression",
+    ),
+    (
+        {"outer_optimizer": partial(torch.optim.SGD, lr=1.0)},
+        lambda o: o.state_averager.outer.optimizer.param_groups[0]["lr"],
+        1.0,
+    ),
+    ({"outer_optimizer": None}, lambda o: o.state_averager.outer, None),
     ({"use_local_updates": False}, lambda o: o.grad_averager is not None, True),
 ]
 
@@ -186,10 +198,10 @@ def test_it_is_in_force_and_nothing_is_lost(
     assert run.strategy.options == run.options
     assert run.pending_options is None
     assert run.status.epoch >= epoch
-    if "use_local_updates" not in changes or not changes["use_local_updates"]:
-        wait_for_three(run)
-    else:
+    if run.options.use_local_updates:  # no group is told of then
         assert run.wait(epochs=2, timeout=PATIENCE)
+    else:
+        wait_for_three(run)
     assert error_of(run) < max(1.2 * error, 0.1)
     assert run.status.state is RunState.TRAINING
 

@@ -227,6 +227,7 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "grad_averager_factory": "none",
         "average_buffers": True,
         "use_local_updates": False,
+        "outer_optimizer": "none",
         "roll_back": False,
         "matchmaking_time": "5",
         "averaging_timeout": "30",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 from hivemind.optim.state_averager import dump_optimizer_state
-from hivemind.p2p import PeerID
 
 from hivenb.engine.averagers.buffer_averaging import AveragesBuffers, DownloadsBuffers
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
+from hivenb.engine.averagers.pseudo_gradients import AveragesPseudoGradients, OuterStateApart
 from hivenb.engine.averagers.state_download import DownloadsStates
 from hivenb.engine.averagers.step_failure import FailsWithItsSteps
 from hivenb.engine.averagers.torch_optimizer_state import (
@@ -56,12 +55,14 @@ class _CheckedDownload(AveragerBase):
 
 
 class TrainingStateAverager(
+    AveragesPseudoGradients,
     AveragesBuffers,
     FailsWithItsSteps,
     PartsCutAlike,
     FaultTolerantAllReduce,
     _TrainingStateAverager,
     _CheckedDownload,
+    OuterStateApart,
     DownloadsBuffers,
     DownloadsStates,
 ):
@@ -70,9 +71,6 @@ class TrainingStateAverager(
     title = "the averager of the state"
 
     _is_step_left_out = False
-
-    def _largest_weights(self, senders: Sequence[PeerID]) -> list[float]:
-        return [1.0] * len(senders)  # each has one state, however many samples it has seen
 
     def _init_components(
         self,

@@ -72,10 +72,10 @@ class AgreedRounds:
         return uncounted
 
     def _tell_samples(self, reports: Sequence[LocalTrainingProgress]) -> None:
-        """Let the averager of gradients know how much its senders may count for, if that has changed."""
+        """Let the averager know how much its senders may count for, if that has changed."""
         own = self._participant
         told = SampleReports.of(own.tracker.target_batch_size, [*reports, own.tracker.local_progress])
-        averager = getattr(own, "grad_averager", None)
+        averager = getattr(own, "grad_averager", None) or getattr(own, "state_averager", None)
         if averager is not None and (told, averager) != self._told:
             self._told = told, averager
             averager.note_reports(told)
@@ -141,6 +141,8 @@ class AgreedRounds:
         next_epoch = own.local_epoch + 1
         if next_epoch % own.average_state_every != 0 or own.state_averager.averaging_in_progress:
             return
+        if own.state_averager.finished_averaging_round.is_set():
+            return  # what this peer says of its state to those whom it meets is what it was before that round
         if self.state.control is None and self.is_due:
             self._schedule(self.state, own.state_averager, next_epoch)
 

@@ -20,7 +20,10 @@ def optimizer_state(averager: TrainingStateAverager) -> dict[str, Any]:
     :param averager: of that state
     """
     with averager.lock_optimizer:
-        return {**averager.optimizer.state_dict(), _OURS: {"local_epoch": averager.local_epoch}}
+        own: dict[str, Any] = {"local_epoch": averager.local_epoch}
+        if averager.outer is not None:
+            own["outer_optimizer"] = averager.outer.state()
+        return {**averager.optimizer.state_dict(), _OURS: own}
 
 
 def restore_optimizer_state(averager: TrainingStateAverager, state_dict: Mapping[str, Any]) -> int | None:
@@ -35,6 +38,9 @@ def restore_optimizer_state(averager: TrainingStateAverager, state_dict: Mapping
         averager.optimizer.load_state_dict(state)
         if averager.offload_optimizer:
             _reload_parameters(averager)
+    averager.begin_at_parameters()
+    if own is not None and averager.outer is not None and "outer_optimizer" in own:
+        averager.outer.take_over(own["outer_optimizer"])
     if own is None:
         return None
     epoch: int = own["local_epoch"]

@@ -28,6 +28,7 @@ class Handover:
     :param samples: that this peer has put into the present epoch
     :param has_begun: whether the peer takes part already
     :param left_out: the count of the batches that were left out
+    :param outer: the state of the outer optimizer; ``None`` without one
     """
 
     tracker: ProgressTracker
@@ -39,6 +40,7 @@ class Handover:
     samples: int
     has_begun: bool
     left_out: LeftOutBatches
+    outer: dict[str, Any] | None
 
 
 def release(optimizer: Optimizer) -> Handover:
@@ -56,6 +58,7 @@ def release(optimizer: Optimizer) -> Handover:
         samples=optimizer.local_progress.samples_accumulated,
         has_begun=optimizer.has_begun,
         left_out=optimizer.left_out,
+        outer=None if optimizer.state_averager.outer is None else optimizer.state_averager.outer.state(),
     )
     optimizer.end_averagers()
     return handover
@@ -92,6 +95,8 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
         )
     successor.left_out = handover.left_out
     successor.go_on_at(handover.epoch)
+    if successor.state_averager.outer is not None and handover.outer is not None:
+        successor.state_averager.outer.take_over(handover.outer)
     if successor.grad_averager is not None and handover.gradients is not None:
         successor.grad_averager.set_mean_gradients(handover.gradients, handover.samples)
     if handover.has_begun:

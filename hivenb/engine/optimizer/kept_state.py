@@ -73,6 +73,11 @@ class KeptState:
             for (number, name), value in self._values.items():
                 _state_by_number(averager)[number][name] = copy.deepcopy(value)
         averager.take_over_parameters()
+        if averager.outer is not None:
+            if ("anchor", 0) in self._tensors:
+                averager.outer.note_anchors()
+            else:  # an outer optimizer is newer than what was kept
+                averager.begin_at_parameters()
         if optimizer.grad_averager is not None:
             _forget_left_over(optimizer.grad_averager)
 
@@ -105,6 +110,9 @@ def _state_of(
     tensors: dict[Any, torch.Tensor] = dict(enumerate(parameters))
     tensors |= {("extra", number): tensor for number, tensor in enumerate(averager.extra_tensors)}
     tensors |= {("buffer", name): buffer for name, buffer in buffers.items()}
+    if averager.outer is not None:
+        tensors |= {("anchor", number): anchor for number, anchor in enumerate(averager.outer.anchors)}
+        tensors |= {("moment", number): moment for number, moment in enumerate(averager.outer.moments)}
     values: dict[Any, Any] = {}
     for number, state in enumerate(_state_by_number(averager)):
         for name, value in state.items():

@@ -96,6 +96,8 @@ def _set_in_averagers(optimizer: Optimizer, settings: Mapping[str, Any]) -> None
         own, exchange = dict(attributes), dict(allreduce)
         if codec in settings:
             exchange["compression"] = settings[codec]
+        if "grad_compression" in settings and optimizer.grad_averager is None:
+            own["pseudo_gradient_compression"] = settings["grad_compression"]
         if "load_state_compression" in settings and averager is optimizer.state_averager:
             own["state_compression"] = settings["load_state_compression"]
         averager.set_live(attributes=own, matchmaking=matchmaking, allreduce=exchange)

@@ -23,13 +23,14 @@ from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
 from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches
 from hivenb.engine.optimizer.left_out_steps import LeavesOutSteps
 from hivenb.engine.optimizer.step_clock import StepClock
+from hivenb.engine.optimizer.weighed_local_updates import WeighsLocalUpdates
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.engine.rounds.round import Round
 
 logger = get_logger(__name__)
 
 
-class Optimizer(LeavesOutBatches, LeavesOutSteps, hivemind.Optimizer):
+class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.Optimizer):
     """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
 
     Takes the parameters of ``hivemind.Optimizer``

@@ -63,10 +63,12 @@ class TestLooking:
         rounds.take(wait=True)
         assert own.grad_averager.scheduled == own.state_averager.scheduled == []
 
-    @pytest.mark.parametrize("reason", ["another epoch", "one is under way"])
+    @pytest.mark.parametrize("reason", ["another epoch", "one is under way", "one is over that was not applied"])
     def test_the_state_is_not_averaged_more_often_than_asked_for(self, reason: str) -> None:
         own = participant(average_state_every=3 if reason == "another epoch" else 1)
         own.state_averager.averaging_in_progress = reason == "one is under way"
+        if reason == "one is over that was not applied":
+            own.state_averager.finished_averaging_round.set()
         rounds = rounds_of(own)
         rounds.look_for_state()
         rounds.take(wait=True)
