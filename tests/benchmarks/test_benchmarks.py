@@ -102,6 +102,15 @@ def test_a_change_is_compared_with_the_end_of_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_an_outer_optimizer_is_compared_with_synchronous_training(tmp_path: Path) -> None:
+    found, printed = run("outer_optimizer.py", tmp_path)
+    assert [row["name"] for row in found["rows"]] == ["synchronous", "diloco"]
+    assert all(row["sent"] > 0 and row["loss"] > 0 for row in found["rows"])
+    assert found["loss"] > 0
+    assert "fewer bytes" in printed
+
+
+@pytest.mark.long
 def test_startup_measures_imports_and_two_peers(tmp_path: Path) -> None:
     found, _ = run("startup.py", tmp_path)
     seconds = {row["what"]: row["seconds"] for row in found["rows"]}
