@@ -48,8 +48,8 @@ _DOWNLOADING = 10.0
 #: Share of its pace that a swarm keeps, in the first seconds of an attack and later.
 _HELD = 0.7
 
-#: Seconds after which each victim has been kept waiting twice, and knows by whom.
-_JUDGED = 45.0
+#: Seconds after which each victim has been kept waiting twice, and knows by whom: 35 on a machine that is quiet.
+_JUDGED = 75.0
 
 #: The same, of one that takes part in every second round: it is forgiven a few times.
 _JUDGED_LATE = 150.0
