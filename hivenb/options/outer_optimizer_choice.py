@@ -19,6 +19,9 @@ _NESTEROV_SETTINGS: Mapping[str, Any] = {"lr": 0.7, "momentum": 0.9, "nesterov":
 
 _HOME = "torch.optim"
 
+#: Of the settings of one that another peer declares, a rate or a decay.
+_LARGEST_NUMBER = 100.0
+
 
 def describe_outer_optimizer(chosen: Any) -> Any:
     """An outer optimizer as plain values that can travel; one of the user's own, by where it is defined."""
@@ -54,8 +57,11 @@ def outer_optimizer(described: Any) -> Any:
         )
     settings = described.get("settings") or {}
     try:
+        numbers = {name: value for name, value in settings.items() if isinstance(value, (int, float))}
+        if beyond := [name for name, value in numbers.items() if not 0 <= value <= _LARGEST_NUMBER]:
+            raise ValueError(f"{beyond[0]}={numbers[beyond[0]]!r} is below 0, or beyond {_LARGEST_NUMBER:g}")
         kind([torch.zeros(1, requires_grad=True)], **settings)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise OptionsError(f"the swarm's outer optimizer, {name}, cannot be made: {error}") from error
     return functools.partial(kind, **settings) if settings else kind
 

@@ -58,7 +58,9 @@ def test_what_others_may_write_is_no_optimizer(described: Any) -> None:
         outer_optimizer(described)
 
 
-@pytest.mark.parametrize("settings", [{"lr": -1.0}, {"lr": "much"}, {"speed": 1}, "lr", [0.1]], ids=repr)
+@pytest.mark.parametrize(
+    "settings", [{"lr": -1.0}, {"lr": 1e9}, {"lr": float("nan")}, {"lr": "much"}, {"speed": 1}, "lr", [0.1]], ids=repr
+)
 def test_settings_that_do_not_fit_are_refused(settings: Any) -> None:
     with pytest.raises(OptionsError, match="cannot be made"):
         outer_optimizer({"name": "SGD", "settings": settings})
