@@ -25,7 +25,7 @@ def options(chosen: Any = None) -> Options:
     return Options(target_batch_size=64, use_local_updates=True, outer_optimizer=chosen)
 
 
-@pytest.mark.parametrize("chosen", [None, "nesterov", SGD, torch.optim.SGD], ids=repr)
+@pytest.mark.parametrize("chosen", [None, "nesterov", SGD, torch.optim.SGD], ids=["none", "name", "partial", "class"])
 def test_what_travels_is_what_arrives(chosen: Any) -> None:
     shared = shared_part(options(chosen))
     arrived = with_shared_part(options(), shared)
@@ -42,7 +42,11 @@ def test_nesterov_is_that_of_the_paper() -> None:
     assert outer_optimizer_factory(None) is None
 
 
-@pytest.mark.parametrize("chosen", [Own, partial(Own, lr=0.1), ADAM, lambda parameters: Own(parameters)], ids=repr)
+@pytest.mark.parametrize(
+    "chosen",
+    [Own, partial(Own, lr=0.1), ADAM, lambda parameters: Own(parameters)],
+    ids=["class", "partial", "setting", "function"],
+)
 def test_one_that_others_cannot_make_by_name_is_told_by_where_it_is(chosen: Any) -> None:
     with pytest.raises(OptionsError, match="give this peer the same"):
         outer_optimizer(describe_outer_optimizer(chosen))
