@@ -33,7 +33,6 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
         "target_batch_size",
         "average_state_every",
         "grad_averager_factory",
-        "average_buffers",
         "use_local_updates",
         "outer_optimizer",
     ),
@@ -44,7 +43,14 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
         "next_chunk_timeout",
         "robust_aggregation",
     ),
-    "other": ("roll_back", "load_state_compression", "load_state_timeout", "shutdown_timeout", "performance_ema_alpha"),
+    "other": (
+        "roll_back",
+        "average_buffers",
+        "load_state_compression",
+        "load_state_timeout",
+        "shutdown_timeout",
+        "performance_ema_alpha",
+    ),
     "peer": ("keep_state_every", "client_mode", "auxiliary", "verbose"),
 }
 

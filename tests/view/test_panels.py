@@ -340,7 +340,7 @@ def test_what_power_sgd_sends_is_said_in_few_digits(shapes: tuple[tuple[int, ...
 def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     shared = [name for name, control in panel.controls.items() if FIELDS[name].swarm_wide]
-    assert shared == [*SHOWN["all peers"], "robust_aggregation", "roll_back"]
+    assert shared == [*SHOWN["all peers"], "robust_aggregation", "roll_back", "average_buffers"]
     scene.why_not_host = "the host of the run decides on them for all peers (peer …abc123)"
     panel.update(DashboardState.of(scene))
     assert [name for name, control in panel.controls.items() if control.disabled] == shared
