@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import weakref
 from concurrent.futures import InvalidStateError
@@ -9,9 +10,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from hivemind.utils import MPFuture
+from hivemind.utils.mpfuture import UpdateType
 
 #: What hivemind/averaging/averager.py:step asks for before it has a round to return, which fails by itself.
 _TRIGGERS_OF_ROUND = "future_for_init"
+
+#: Seconds within which an answer of this process to itself arrives, unless what stands before it has no end.
+_ARRIVES_WITHIN = 2.0
 
 #: All that are in use, by their ids.
 _pipes: dict[int, weakref.ref[AnsweredPipe]] = {}
@@ -83,6 +88,20 @@ class AnsweredPipe:
                 answer.set_result((MPFuture(), MPFuture()))
             else:
                 answer.set_exception(error)
+
+
+def is_heard() -> bool:
+    """Whether answers of other processes still arrive, after one was killed that may have been in the middle of its own.
+
+    Most are written as a whole or not at all: the pipe takes 4 KiB at once. Of a longer one a part may be there, and
+    all that others write would be taken for its end.
+    """
+    probe = MPFuture[None]()
+    with MPFuture._update_lock:
+        probe._sender_pipe.send((probe._uid, UpdateType.RESULT, None))
+    with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+        return probe.exception(_ARRIVES_WITHIN) is None
+    return False
 
 
 def listen_anew(error: Exception) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from hivemind.utils import MPFuture, get_logger
 
 from hivenb.engine.process.abandoned_locks import free_abandoned
-from hivenb.engine.process.answered_pipe import AnsweredPipe, listen_anew
+from hivenb.engine.process.answered_pipe import AnsweredPipe, is_heard, listen_anew
 from hivenb.engine.process.child_process import ChildProcess, shared_locks
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.known_process import wait_for_exit
@@ -97,7 +97,7 @@ class WatchedProcess(ChildProcess):
         """
         freed = free_abandoned((*shared_locks(), *locks))
         self.ended = error  # whoever sees it makes a successor, which would wait for such a lock, too
-        if MPFuture._update_lock in freed:
+        if MPFuture._update_lock in freed and not is_heard():
             listen_anew(error)
         self._outer_pipe.end(error)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from hivemind.utils import MPFuture
-from hivemind.utils.mpfuture import SharedBytes
+from hivemind.utils.mpfuture import SharedBytes, UpdateType
 
-from hivenb.engine.process.abandoned_locks import free_abandoned
+from hivenb.engine.process.abandoned_locks import _HELD_BY_THE_DEAD, free_abandoned
 from hivenb.engine.process.answered_pipe import AnsweredPipe
 from hivenb.engine.process.child_process import settle_as_child
 from hivenb.engine.process.watched_process import WatchedProcess, how_it_ended
@@ -50,6 +50,14 @@ class Service(WatchedProcess, mp.Process):
                 with MPFuture._update_lock:
                     os.write(answers["future"]._sender_pipe.fileno(), struct.pack("!i", 1 << 20) + b"half")
                     os.kill(os.getpid(), signal.SIGKILL)
+            elif method == "answer and die":
+                with MPFuture._update_lock:
+                    future = answers["future"]
+                    future._sender_pipe.send((future._uid, UpdateType.RESULT, "last"))
+                    os.kill(os.getpid(), signal.SIGKILL)
+            elif method == "answer later":
+                time.sleep(2 * _HELD_BY_THE_DEAD)
+                answers["future"].set_result("late")
             elif method == "exit":
                 os._exit(3)
 
@@ -124,6 +132,22 @@ def test_one_that_is_killed_in_the_middle_of_an_answer_leaves_the_others_heard(s
         with pytest.raises(ProcessEndedError, match="SIGKILL"):
             service.ask("break off").result(2 * AT_ONCE)
         assert other.ask("answer").result(AT_ONCE) == "here"
+    finally:
+        other.kill()
+
+
+@pytest.mark.process
+def test_one_that_is_killed_after_a_whole_answer_loses_none_of_the_others(service: Service) -> None:
+    other = Service()
+    other.start()
+    try:
+        other._ready.result(20)
+        later = other.ask("answer later")
+        assert service.ask("answer and die").result(AT_ONCE) == "last"
+        assert service.told.wait(2 * AT_ONCE)
+        assert later.result(2 * AT_ONCE) == "late"
+        with pytest.raises(ProcessEndedError, match="SIGKILL"):
+            service.ask("answer").result(AT_ONCE)
     finally:
         other.kill()
 
