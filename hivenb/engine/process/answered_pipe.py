@@ -91,7 +91,7 @@ class AnsweredPipe:
 
 
 def is_heard() -> bool:
-    """Whether answers of other processes still arrive, after one was killed that may have been in the middle of its own.
+    """Whether answers of other processes still arrive, after one was killed that may have been in the middle of one.
 
     Most are written as a whole or not at all: the pipe takes 4 KiB at once. Of a longer one a part may be there, and
     all that others write would be taken for its end.
