@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,8 @@ from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MPFuture, get_logger
+
+from hivenb.engine.progress.round_trips import RoundTrips
 
 logger = get_logger(__name__)
 
@@ -36,6 +38,9 @@ REMEMBERED_FOR = 20.0
 
 #: Seconds for an answer, at least.
 ANSWER_WITHIN = 1.0
+
+#: Seconds for an answer, at most, for each that is given to a peer on a short line.
+LONGEST_LINE = 2.0
 
 #: Seconds by which two clocks may drift apart in a second.
 DRIFT = 1e-3
@@ -67,6 +72,7 @@ class _Sighting:
     :param failures: questions in a row that it has not answered
     :param is_gone: whether it could be reached before, and no longer can, or was gone before we came
     :param answer: to a question that is under way
+    :param round_trips: how long its answers take
     """
 
     behind: float = math.inf
@@ -77,6 +83,28 @@ class _Sighting:
     failures: int = 0
     is_gone: bool = False
     answer: MPFuture | None = None
+    round_trips: RoundTrips = field(default_factory=RoundTrips)
+
+    def answers_within(self, gone_after: float) -> float:
+        """Seconds that a question is given.
+
+        TCP sends what got lost in a stall only after as long a time again, and answers of a long line are late anyway.
+        """
+        least = max(ANSWER_WITHIN, gone_after)
+        return min(least + self.round_trips.longest, LONGEST_LINE * least)
+
+    def take_in(self, seconds: float, silence: float) -> None:
+        """Know what has come of a question.
+
+        :param seconds: until it was answered; infinite if it was not
+        :param silence: since the last report
+        """
+        is_reached = math.isfinite(seconds)
+        if is_reached:
+            self.round_trips.note(seconds)
+        self.was_reached |= is_reached
+        self.failures = 0 if is_reached else self.failures + 1
+        self.is_gone = not is_reached and (self.was_reached or silence >= TRY_AGAIN_AFTER)
 
 
 class FailureDetector:
@@ -93,8 +121,8 @@ class FailureDetector:
         """Ids of the peers that have gone without a goodbye. Does not wait: whoever is asked now is known later.
 
         :param reports: the last one of each peer, without this one's own
-        :param gone_after: seconds without a report or an answer after which a peer has gone, though nobody has ended
-          the connection, such as one whose network was cut
+        :param gone_after: seconds without an answer after which a peer on a short line has gone, though nobody has
+          ended the connection, such as one whose network was cut
         """
         now = time.monotonic()
         listed = {report.peer_id: report for report in reports}
@@ -139,59 +167,59 @@ class FailureDetector:
         if sighting.reported_at > sighting.asked_at and sighting.was_reached:
             sighting.is_gone, sighting.answer = False, None  # the report says more
         if sighting.answer is not None and sighting.answer.done():
-            if (is_reached := _answer(sighting.answer)) is not None:
-                sighting.was_reached |= is_reached
-                sighting.failures = 0 if is_reached else sighting.failures + 1
-                sighting.is_gone = not is_reached and (sighting.was_reached or silence >= TRY_AGAIN_AFTER)
+            if (seconds := _answer(sighting.answer)) is not None:
+                sighting.take_in(seconds, silence)
             sighting.answer = None
         is_in_doubt = not sighting.was_reached and sighting.failures >= MOST_FAILURES
         pause = TRY_AGAIN_AFTER if sighting.is_gone or is_in_doubt else ASK_AFTER
         is_to_be_asked = silence >= ASK_AFTER or not sighting.was_reached
         if sighting.answer is None and is_to_be_asked and now - sighting.asked_at >= pause:
-            self._ask(report, sighting, max(ANSWER_WITHIN, gone_after - ASK_AFTER))
+            self._ask(report, sighting, sighting.answers_within(gone_after))
 
     def _ask(self, report: LocalTrainingProgress, sighting: _Sighting, within: float) -> None:
         answers = (other.answer for other in self._sightings.values())
         if sum(answer is not None and not answer.done() for answer in answers) >= MAX_QUESTIONS:
             return
         sighting.asked_at = time.monotonic()
-        question = partial(can_be_reached, PeerID(report.peer_id), report.client_mode, within)
+        question = partial(seconds_to_answer, PeerID(report.peer_id), report.client_mode, within)
         try:
             sighting.answer = self._dht.run_coroutine(question, return_future=True)
         except OSError as e:
             logger.debug(f"The DHT was closed first: {e!r}")
 
 
-async def can_be_reached(peer: PeerID, is_client: bool, within: float, dht: hivemind.DHT, node: DHTNode) -> bool:
-    """In the DHT's process: whether a peer answers.
+async def seconds_to_answer(peer: PeerID, is_client: bool, within: float, dht: hivemind.DHT, node: DHTNode) -> float:
+    """In the DHT's process: how long a peer takes to answer; infinite if it does not.
 
     :param is_client: whether it accepts no connections, so that it can be asked only over one of its own
     :param within: seconds
     """
     if is_client and not await _is_connected(peer, node):
-        return False
+        return math.inf
     request = dht_pb2.PingRequest(peer=node.protocol.node_info, validate=False)
     for _ in range(2):  # the first question may go into a connection that is about to be closed
+        asked_at = time.monotonic()
         try:
             await node.protocol.get_stub(peer).rpc_ping(request, timeout=within)
-            return True
         except P2PDaemonError as e:
-            if await _is_connected(peer, node):
-                return True  # a client's answer: that it does not know the question
-            logger.debug(f"{peer} cannot be dialled: {e!r}")
-        except P2PHandlerError:
-            return True
+            if not await _is_connected(peer, node):
+                logger.debug(f"{peer} cannot be dialled: {e!r}")
+                continue
+            # a client's answer: that it does not know the question
+        except P2PHandlerError as e:
+            logger.debug(f"{peer} is there, and answers that it has failed: {e!r}")
         except asyncio.TimeoutError:
             logger.debug(f"{peer} does not answer within {within} s")
-            return False
-    return False
+            break
+        return time.monotonic() - asked_at
+    return math.inf
 
 
 async def _is_connected(peer: PeerID, node: DHTNode) -> bool:
     return any(connected.peer_id == peer for connected in await node.p2p.list_peers())
 
 
-def _answer(future: Any) -> bool | None:
+def _answer(future: Any) -> float | None:
     try:
         return future.result()
     except Exception as e:

@@ -43,7 +43,7 @@ class PeerList:
 
         :param record: as the DHT gave it
         :param own_key: of this peer
-        :param gone_after: seconds without a report or an answer after which a peer has gone
+        :param gone_after: seconds without an answer after which a peer has gone, if its line is short
         """
         reports = self._one_of_each(reports_in(record))
         others = [report for key, report in reports.items() if key != own_key]

@@ -58,7 +58,7 @@ MAX_REFRESH_PERIOD = 3.0
 #: validate, upload a file or be stuck, and each round of the others would wait for it.
 SILENCE = 10.0
 
-#: Seconds without a report or an answer after which a peer has gone, unless told otherwise.
+#: Seconds without an answer after which a peer has gone whose line is short, unless told otherwise.
 GONE_AFTER = 4.0
 
 
@@ -87,7 +87,7 @@ class ProgressTracker(_ProgressTracker):
         self._batch_size = 0
         #: whether all peers train on only when this one has ended its epoch, too
         self.is_waited_for = False
-        #: seconds without a report or an answer after which a peer has gone
+        #: seconds without an answer after which a peer has gone whose line is short
         self.gone_after = GONE_AFTER
         #: who is on the swarm's list, and who of them is there
         self.list = PeerList(dht)
