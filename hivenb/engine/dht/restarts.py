@@ -58,7 +58,8 @@ class Restarting(WatchedProcess):
     @property
     def is_usable(self) -> bool:
         """Whether it works, or is just being started anew."""
-        return self.ended is None and not self._is_dismissed
+        is_being_restarted = not self._works.is_set()
+        return not self._is_dismissed and (self.ended is None or is_being_restarted)
 
     def require(self) -> None:
         """Wait until it works, if it is just being started anew.
@@ -74,6 +75,7 @@ class Restarting(WatchedProcess):
 
         :raises ProcessEndedError: if that fails as well
         """
+        self._works.wait()  # for what is tried at present
         if self.ended is not None:
             self._restarts.forget()
             self._works.clear()
