@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from hivenb.app.loading import INTERRUPTED, loading, say_interrupted
 from hivenb.errors import HivenbError
 from hivenb.view.terminal import Terminal
 
@@ -68,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(arguments)
     except KeyboardInterrupt:
-        sys.stderr.write("\nhivenb: interrupted\n")
-        return 130
+        say_interrupted()
+        return INTERRUPTED
     except HivenbError as error:
         if arguments.debug:
             raise
@@ -116,7 +117,8 @@ def _lab(arguments: argparse.Namespace) -> int:
 
 
 def _relay(arguments: argparse.Namespace) -> int:
-    from hivenb.app.relay import RelaySettings, run_relay
+    with loading():
+        from hivenb.app.relay import RelaySettings, run_relay
 
     folder = arguments.folder or Path.home() / ".local" / "share" / "hivenb" / "relay"
     run_relay(RelaySettings(folder, arguments.port, arguments.address), Terminal())

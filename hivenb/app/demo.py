@@ -9,12 +9,13 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from hivenb.app.loading import loading
 from hivenb.errors import TrainingError
 from hivenb.system.process_tree import descendants, left_running
 from hivenb.view.terminal import Terminal
@@ -31,6 +32,9 @@ RUN_ID = "hivenb-demo"
 #: Seconds that a peer waits for others when a group forms, and for a round of averaging. Peers on one machine or in
 #: one house need far less; a round that still goes wrong is over that much sooner than by default.
 MATCHMAKING_TIME, AVERAGING_TIMEOUT = 3.0, 10.0
+
+#: What is imported before a swarm is opened, as all that it needs itself.
+_NEEDED = ("hivenb.run.training", "hivenb.swarm.swarm", "hivenb.view.charts", "hivenb.view.text")
 
 _REFRESH_SECONDS = 0.25
 _GRACE_SECONDS = 10.0
@@ -66,7 +70,7 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
     """
     terminal.say(f"hivenb {versions()['hivenb']}: {settings.task}, {_epochs(settings.epochs)}")
     clock = _Clock()
-    task = _load_beside_peers(settings, terminal)
+    task = _load(settings.task, terminal, settings.peers)
     from hivenb.swarm.swarm import Swarm
 
     clock.lap("imports")
@@ -128,10 +132,9 @@ def run_join(
     from hivenb.swarm.invite import read_invite
 
     read_invite(invite)  # before anything takes its time
-    terminal.show("loading PyTorch, Lightning and hivemind ...")
+    task = _load(task_name, terminal)
     from hivenb.swarm.swarm import Swarm
 
-    task = _load(task_name)
     terminal.show("joining the swarm ...")
     swarm = Swarm.join(invite, RUN_ID, client_mode=client or None, public_name=name)
     with _closing(swarm, terminal):
@@ -168,23 +171,22 @@ def _seconds_since_start() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
-def _load_beside_peers(settings: DemoSettings, terminal: Terminal) -> Task:
-    """Import all that is needed, while the process that peers are forked from does the same."""
-    terminal.show("loading PyTorch, Lightning and hivemind ...")
-    if settings.peers:
-        from hivenb.peers.forking import start_server
+def _load(name: str, terminal: Terminal, peers: int = 0) -> Task:
+    """Import all that is needed, while the process that peers are forked from, if there will be any, does the same."""
+    with loading():
+        terminal.show("loading PyTorch, Lightning and hivemind ...")
+        if peers:
+            from hivenb.peers.forking import start_server
 
-        start_server()
-    return _load(settings.task)
+            start_server()
+        import torch
 
+        torch.set_num_threads(1)  # peers share the cores, and models this small gain nothing from more
+        for module in _NEEDED:
+            import_module(module)
+        from hivenb.tasks import TASKS
 
-def _load(name: str) -> Task:
-    import torch
-
-    from hivenb.tasks import TASKS
-
-    torch.set_num_threads(1)  # peers share the cores, and models this small gain nothing from more
-    return TASKS[name]()
+        return TASKS[name]()
 
 
 def _make_run(task: Task, swarm: Swarm, accelerator: str) -> TrainingRun:

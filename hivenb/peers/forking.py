@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing as mp
 import os
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,6 +30,7 @@ def start_server() -> None:
     that both happen at the same time.
     """
     mp.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    resource_tracker.ensure_running()  # which ensure_running() below does, too, and then lets interrupts in again
     with interrupts_blocked():
         forkserver.ensure_running()
 
