@@ -9,11 +9,12 @@ import multiprocessing as mp
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import forked
@@ -84,11 +85,16 @@ async def _routes(dht: hivemind.DHT, node: DHTNode) -> dict[str, list[str]]:
     }
 
 
-def train(enter: Callable[[], None], told: Connection, invite: str) -> None:
-    """A peer on a host, which tells now and then how it does, until it is told to end."""
+def train(
+    enter: Callable[[], None], told: Connection, invite: str, settings: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """A peer on a host, which tells now and then how it does, until it is told to end.
+
+    :param settings: of its swarm
+    """
     enter()
     torch.set_num_threads(1)
-    with hivenb.Swarm.join(invite) as swarm:
+    with hivenb.Swarm.join(invite, **settings) as swarm:
         run = hivenb.TrainingRun(
             tiny.PacedModel(),
             tiny.loader(4096),
