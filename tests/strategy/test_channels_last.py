@@ -14,7 +14,7 @@ from strategy.peers import Start, assert_they_met, difference, starting_peers, t
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-EPOCHS = 4
+EPOCHS = 3
 SHARES = ((0, 5), (5, 16))
 
 #: How the peers are set up, and which of them have the layout; their results are the same.
