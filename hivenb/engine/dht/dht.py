@@ -27,6 +27,7 @@ from hivenb.engine.dht.door import Door
 from hivenb.engine.dht.door_keeping import DOOR_KEY_ID, WAITS_AT_START, DoorRecords, keep_door, look
 from hivenb.engine.dht.guard import EXPIRED, SHOWN_OUT
 from hivenb.engine.dht.identity import identity_in, new_identity, prove
+from hivenb.engine.dht.lost_peers import find_lost_peers
 from hivenb.engine.dht.node import Node
 from hivenb.engine.dht.passes import InviteKey, Membership, membership_of
 from hivenb.engine.dht.reachability import Way, WayFound, answer_who_asks, start_reachable
@@ -179,6 +180,8 @@ class DHT(Restarting, hivemind.DHT):
         if self.door is not None:
             tasks.add(asyncio.create_task(keep_door(self.door, self._node)))
             tasks.add(asyncio.create_task(disconnect_strangers(self._node)))
+        initial_peers = (str(address) for address in self.initial_peers or ())
+        tasks.add(asyncio.create_task(find_lost_peers(self._node, initial_peers)))
         if relays := self._found.way.relays:
             tasks.add(asyncio.create_task(keep_place(self._node.p2p, relays)))
         while True:

@@ -1,0 +1,142 @@
+"""In the DHT's process: finds those again whom this node has known, after a network was cut.
+
+A node strikes off whom it knows at the first request that is not answered (``hivemind/dht/protocol.py``,
+``update_routing_table``), and dials nobody after its start. Two between whom the line was cut for half a minute would
+never hear of each other again, each the whole of its own swarm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hivemind.dht import DHTNode
+from hivemind.p2p import P2PDaemonError, PeerID
+from hivemind.utils import get_logger
+from hivemind.utils.multiaddr import Multiaddr
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks at who was struck off.
+LOOK_EVERY = 2.0
+
+#: Seconds to the next attempt to reach the same peer: at first, at most, and how they grow.
+FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 2.0, 60.0, 1.5
+
+#: Seconds that an attempt may take.
+REACHED_WITHIN = 10.0
+
+#: Seconds for which a peer is looked for that was met by itself. Whom this one has joined is looked for always.
+REMEMBERED_FOR = 3600.0
+
+#: Peers that are remembered, those who were seen last, and attempts at a time.
+MOST_REMEMBERED, AT_A_TIME = 64, 8
+
+
+@dataclass
+class Acquaintance:
+    """A peer that this node has known.
+
+    :param addresses: at which it was connected
+    :param seen_at: when it was last in the routing table
+    :param is_joined: whether its address was given to this peer at its start
+    :param pause: seconds to the next attempt to reach it
+    :param due_at: when that is
+    """
+
+    addresses: tuple[Multiaddr, ...]
+    seen_at: float
+    is_joined: bool = False
+    pause: float = FIRST_PAUSE
+    due_at: float = 0.0
+
+    def note_attempt(self, now: float) -> None:
+        """An attempt begins; the next one is later, and later each time."""
+        self.due_at = now + self.pause
+        self.pause = min(GROWTH * self.pause, LONGEST_PAUSE)
+
+
+class Acquaintances:
+    """All whom this node has known, those first who were seen longest ago.
+
+    :param initial_peers: multiaddresses, with ids, of those whom it has joined
+    """
+
+    def __init__(self, initial_peers: Iterable[str] = ()):
+        self._of: dict[PeerID, Acquaintance] = {}
+        for peer, addresses in _by_peer(initial_peers).items():
+            self._of[peer] = Acquaintance(addresses, seen_at=time.monotonic(), is_joined=True)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def see(self, peer: PeerID, addresses: Iterable[Multiaddr]) -> None:
+        """A peer is known at present."""
+        before = self._of.pop(peer, None)
+        known = tuple(addresses) or (() if before is None else before.addresses)
+        self._of[peer] = Acquaintance(known, time.monotonic(), before is not None and before.is_joined)
+        if len(self._of) > MOST_REMEMBERED:
+            longest_ago = next((one for one, other in self._of.items() if not other.is_joined), next(iter(self._of)))
+            del self._of[longest_ago]
+
+    def lost(self, present: Iterable[PeerID]) -> list[tuple[PeerID, Acquaintance]]:
+        """Those to be looked for now.
+
+        :param present: who is known at present
+        """
+        now = time.monotonic()
+        forgotten = [peer for peer, one in self._of.items() if not one.is_joined and now - one.seen_at > REMEMBERED_FOR]
+        for peer in forgotten:
+            del self._of[peer]
+        here = set(present)
+        due = [(peer, one) for peer, one in self._of.items() if peer not in here and one.due_at <= now]
+        return due[-AT_A_TIME:]
+
+
+async def find_lost_peers(node: DHTNode, initial_peers: Iterable[str]) -> None:
+    """Look for those whom the node has struck off, for as long as the DHT runs.
+
+    :param initial_peers: multiaddresses, with ids, of those whom it has joined
+    """
+    acquaintances = Acquaintances(initial_peers)
+    while True:
+        await asyncio.sleep(LOOK_EVERY)
+        try:
+            await _look(node, acquaintances)
+        except Exception as e:  # of several libraries; a daemon that ends is noticed elsewhere
+            logger.debug(f"Nobody could be looked for: {e!r}")
+
+
+async def _look(node: DHTNode, acquaintances: Acquaintances) -> None:
+    present = set(node.protocol.routing_table.peer_id_to_uid)
+    for connected in await node.p2p.list_peers():
+        if connected.peer_id in present:
+            acquaintances.see(connected.peer_id, connected.addrs)
+    lost = [(peer, one) for peer, one in acquaintances.lost(present) if peer != node.peer_id]
+    for _, one in lost:
+        one.note_attempt(time.monotonic())
+    blocked = getattr(node.p2p, "blocked", ())
+    attempts = (_reach(node, peer, one.addresses) for peer, one in lost if peer not in blocked)
+    await asyncio.gather(*(asyncio.wait_for(attempt, REACHED_WITHIN) for attempt in attempts), return_exceptions=True)
+
+
+async def _reach(node: DHTNode, peer: PeerID, addresses: Iterable[Multiaddr]) -> None:
+    """Know a peer again, and be known to it, if it answers."""
+    try:
+        await node.p2p._client.connect(peer, addresses)
+    except (P2PDaemonError, OSError) as e:
+        logger.debug(f"{peer} cannot be reached: {e!r}")
+        return
+    await node.protocol.call_ping(peer)
+
+
+def _by_peer(addresses: Iterable[str]) -> dict[PeerID, tuple[Multiaddr, ...]]:
+    found: dict[PeerID, tuple[Multiaddr, ...]] = {}
+    for address in addresses:
+        way, _, peer_id = address.rpartition("/p2p/")
+        if way:
+            peer = PeerID.from_base58(peer_id)
+            found[peer] = (*found.get(peer, ()), Multiaddr(way))
+    return found
