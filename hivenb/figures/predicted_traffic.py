@@ -86,6 +86,8 @@ def epoch_bytes(shapes: Sequence[Sequence[int]], options: Options, peers: int, b
     # with an outer optimizer, peers send the differences of parameters as they send gradients
     of_parameters = options.state_averaging_compression if options.outer_optimizer is None else options.grad_compression
     parameters = encoded_size(sizes, of_parameters)
+    if parameters is not None and options.outer_optimizer is not None:
+        parameters /= options.outer_fragments
     if parameters is not None and statistics is not None:
         parameters += len(options.average_opt_statistics) * statistics + buffers * options.average_buffers
     return EpochBytes(

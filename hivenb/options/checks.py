@@ -59,6 +59,7 @@ _COUNTS = {
     "batch_size": "samples",
     "average_state_every": "epochs",
     "keep_state_every": "epochs",
+    "outer_fragments": "pieces",
 }
 _SECONDS = (
     "matchmaking_time",

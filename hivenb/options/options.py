@@ -86,6 +86,7 @@ class Options:
     roll_back: bool = False
     use_local_updates: bool = False
     outer_optimizer: str | Callable[..., Any] | None = None
+    outer_fragments: int = 1
     client_mode: bool | None = None
     auxiliary: bool = False
     averager_opts: dict[str, Any] | None = None
@@ -134,6 +135,8 @@ class Options:
             for dependent in PREREQUISITES:
                 if name in _all_prerequisites(dependent) and value is False and getattr(self, dependent):
                     wanted.setdefault(dependent, FIELDS[dependent].default)
+        if wanted.get("outer_optimizer", self.outer_optimizer) is None:
+            wanted.setdefault("outer_fragments", FIELDS["outer_fragments"].default)
         return self.replace(**wanted)
 
     def difference(self, other: Options) -> dict[str, tuple[Any, Any]]:

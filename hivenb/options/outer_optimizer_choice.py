@@ -77,7 +77,19 @@ def outer_optimizer_factory(chosen: str | Callable[..., Any] | None) -> Callable
 
 def wrong_outer_optimizer(values: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with it among some options, each with value and remedy."""
-    chosen = values["outer_optimizer"]
+    chosen, fragments = values["outer_optimizer"], values["outer_fragments"]
+    if isinstance(fragments, int) and fragments > 1:
+        if chosen is None:
+            yield (
+                f"outer_fragments={fragments} without an outer_optimizer, which alone synchronizes a model in pieces: "
+                f"set outer_optimizer={NESTEROV!r} as well, or leave it at 1."
+            )
+        if values["average_state_every"] != 1:
+            yield (
+                f"outer_fragments={fragments} with average_state_every={values['average_state_every']}: some pieces "
+                "would never have their turn. Set average_state_every=1, and target_batch_size to as many samples as "
+                "there should be between two exchanges."
+            )
     if chosen is None:
         return
     shown = repr(chosen)[:60]

@@ -14,7 +14,7 @@ class About:
     :param label: its name in words
     :param help: what it costs and gains, one sentence
     :param group: "overlap", "memory", "compression" or "rounds"
-    :param unit: of a number: "samples", "seconds" or "epochs"
+    :param unit: of a number: "samples", "seconds", "epochs" or "pieces"
     :param swarm_wide: whether all peers of a run must agree on it
     """
 
@@ -176,6 +176,13 @@ ABOUT: Mapping[str, About] = MappingProxyType(
             "outer optimizer",
             "With local updates: peers send how far they have come, rarely, and step all together (DiLoCo).",
             "overlap",
+            swarm_wide=True,
+        ),
+        "outer_fragments": About(
+            "pieces sent in turn",
+            "Each update of the outer optimizer sends one of so many pieces of the model: the line's peak falls.",
+            "overlap",
+            unit="pieces",
             swarm_wide=True,
         ),
         "client_mode": About(

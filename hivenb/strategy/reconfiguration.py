@@ -42,14 +42,19 @@ def engine_settings(options: Options) -> dict[str, Any]:
 def with_buffers(settings: Mapping[str, Any], module: Any) -> dict[str, Any]:
     """Keyword arguments of the engine's optimizer, among them the module's buffers, if they are to be averaged.
 
-    :param settings: such arguments, ``average_buffers``, ``robust_aggregation`` and ``outer_optimizer``
+    :param settings: such arguments, ``average_buffers``, ``robust_aggregation`` and those of an outer optimizer
     :param module: a ``torch.nn.Module`` on its device
     """
     settings = dict(settings)
     if (rule := settings.pop("robust_aggregation", None)) is not None:
         settings["averager_opts"] = {**(settings.get("averager_opts") or {}), "robust_aggregation": rule}
+    fragments = settings.pop("outer_fragments", 1)
     if (factory := outer_optimizer_factory(settings.pop("outer_optimizer", None))) is not None:
-        own = {"outer_optimizer": factory, "pseudo_gradient_compression": settings.get("grad_compression")}
+        own = {
+            "outer_optimizer": factory,
+            "outer_fragments": fragments,
+            "pseudo_gradient_compression": settings.get("grad_compression"),
+        }
         settings["averager_opts"] = {**(settings.get("averager_opts") or {}), **own}
     if not settings.pop("average_buffers", False):
         return settings

@@ -27,7 +27,7 @@ _RANKS = (1, 4, 32)
 _INSTEAD = {"allreduce_timeout": "averaging_timeout", "next_chunk_timeout": "matchmaking_time"}
 
 #: What hivenb counts in, so that a fraction of it means nothing.
-_WHOLE = ("samples", "epochs")
+_WHOLE = ("samples", "epochs", "pieces")
 
 Shapes = Sequence[Sequence[int]]
 

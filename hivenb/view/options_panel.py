@@ -42,6 +42,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
         "allreduce_timeout",
         "next_chunk_timeout",
         "robust_aggregation",
+        "outer_fragments",
     ),
     "other": (
         "roll_back",

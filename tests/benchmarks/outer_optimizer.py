@@ -3,6 +3,7 @@
 Two peers each, from the same start. The loss is that of the whole validation text, bytes are what this peer has sent.
 
     python tests/benchmarks/outer_optimizer.py --samples 204800 --json outer_optimizer.json
+    python tests/benchmarks/outer_optimizer.py --samples 204800 --pieces 4  # and with the model in pieces, in turn
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from lightning import Trainer
 from swarm_bench import machine, parser, say, table, write_json
 
@@ -22,6 +24,9 @@ from hivenb.tasks import Task, text
 
 #: Samples of an update of the swarm, synchronous, as the task is trained elsewhere.
 SYNCHRONOUS = 512
+
+#: Seconds in which the line's peak is looked for: two exchanges are further apart.
+WINDOW = 5.0
 
 #: Seconds that a training may take.
 PATIENCE = 3600.0
@@ -35,6 +40,7 @@ class Outcome:
 
     :param loss: of the validation text, nats per character
     :param sent: megabytes by one peer
+    :param peak: megabytes by one peer in a while of :data:`WINDOW`, at most
     :param seconds: that it took
     """
 
@@ -42,6 +48,7 @@ class Outcome:
     samples: int
     loss: float
     sent: float
+    peak: float
     seconds: float
 
 
@@ -58,15 +65,22 @@ def train(name: str, task: Task, samples: int, options: Options) -> Outcome:
         seconds = time.monotonic() - began
         run.stop()
         snapshot = run.history.snapshot()
-    sent = snapshot.last("bytes_sent") or 0.0
+    sent = snapshot.series["bytes_sent"]
     (figures,) = Trainer(accelerator="cpu", **QUIET).validate(model, task.validation, verbose=False)
-    return Outcome(name, samples, figures["val_loss"], sent / 1e6, seconds)
+    return Outcome(name, samples, figures["val_loss"], sent.values[-1] / 1e6, _peak(sent) / 1e6, seconds)
+
+
+def _peak(total: Any) -> float:
+    """The most by which a total grows in a while."""
+    before = np.interp(total.times - WINDOW, total.times, total.values)
+    return float((total.values - before).max())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser(__doc__)
     options.add_argument("--samples", type=int, default=204800, help="of all peers, in each training")
     options.add_argument("--updates", type=int, default=8, help="of the outer optimizer")
+    options.add_argument("--pieces", type=int, help="of the model, for a training that sends them in turn")
     given = options.parse_args(arguments)
     if given.quick:
         given.samples, given.updates = 4 * SYNCHRONOUS, 2
@@ -84,10 +98,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **common,
     )
     found = [train("synchronous", task, given.samples, synchronous), train("diloco", task, given.samples, diloco)]
+    if given.pieces:
+        name = f"diloco in {given.pieces} pieces"
+        # each piece as often as the whole model before
+        in_pieces = diloco.replace(outer_fragments=given.pieces, target_batch_size=target // given.pieces)
+        found.append(train(name, task, given.samples, in_pieces))
     lines = [
-        [one.name, f"{one.samples:,}", f"{one.loss:.4f}", f"{one.sent:.2f}", f"{one.seconds:.0f}"] for one in found
+        [one.name, f"{one.samples:,}", f"{one.loss:.4f}", f"{one.sent:.2f}", f"{one.peak:.2f}", f"{one.seconds:.0f}"]
+        for one in found
     ]
-    print(table(["", "samples", "validation loss", "sent, MB", "seconds"], lines))
+    print(table(["", "samples", "validation loss", "sent, MB", f"in {WINDOW:.0f} s at most", "seconds"], lines))
     loss, fewer = found[1].loss / found[0].loss, found[0].sent / max(found[1].sent, 1e-9)
     print(f"with the outer optimizer: {loss:.4f} times the loss, {fewer:.0f} times fewer bytes")
     write_json(given.json, found, loss=loss, fewer_bytes=fewer)

@@ -80,6 +80,17 @@ def test_settings_that_do_not_fit_are_refused(settings: Any) -> None:
             {"outer_optimizer": SGD, "use_local_updates": True, "averager_opts": {"reuse_tensors": True}},
             ("reuse_tensors", "the same memory"),
         ),
+        ({"outer_fragments": 0}, ("outer_fragments=0", "whole number of pieces")),
+        ({"outer_fragments": 4}, ("outer_fragments=4 without an outer_optimizer", "leave it at 1")),
+        (
+            {
+                "outer_fragments": 4,
+                "average_state_every": 2,
+                "outer_optimizer": "nesterov",
+                "use_local_updates": True,
+            },
+            ("average_state_every=2", "never have their turn"),
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_do(values: Any, words: Any) -> None:
@@ -94,3 +105,13 @@ def test_it_comes_and_goes_with_local_updates() -> None:
     assert chosen == options("nesterov")
     assert chosen.with_prerequisites(use_local_updates=False) == plain
     assert 'outer_optimizer="nesterov"' in chosen.to_code()
+
+
+def test_pieces_go_with_the_outer_optimizer():
+    plain = Options(target_batch_size=64)
+    in_pieces = plain.with_prerequisites(outer_optimizer="nesterov", outer_fragments=4)
+    assert in_pieces.outer_fragments == 4
+    assert in_pieces.with_prerequisites(outer_optimizer=None).outer_fragments == 1
+    assert in_pieces.with_prerequisites(use_local_updates=False) == plain
+    assert "outer_fragments=4" in in_pieces.to_code()
+    assert with_shared_part(plain, shared_part(in_pieces)) == in_pieces

@@ -119,7 +119,7 @@ def test_a_state_that_was_kept_has_them_too(swarm: hivenb.Swarm) -> None:
         outer = optimizer.state_averager.outer
         assert kept.keep(optimizer, {})
         before, word = copy.deepcopy(outer.state()), outer.word.clone()
-        outer.step([torch.ones_like(anchor) for anchor in outer.anchors])
+        outer.step({number: torch.ones_like(anchor) for number, anchor in enumerate(outer.anchors)})
         kept.put_back(optimizer, {})
         return before, outer.state(), torch.equal(word[1:], outer.word[1:])
 
@@ -131,17 +131,22 @@ def test_a_state_that_was_kept_has_them_too(swarm: hivenb.Swarm) -> None:
         assert all(torch.equal(one, other) for one, other in zip(before[name], after[name], strict=True))
 
 
-@pytest.mark.parametrize("delayed", [False, True], ids=["synchronous", "delayed"])
-def test_peers_of_a_swarm_step_the_same_anchors(swarm: hivenb.Swarm, delayed: bool, eventually: Any) -> None:
+@pytest.mark.parametrize(
+    ("delayed", "pieces"), [(False, 1), (True, 1), (True, 2)], ids=["synchronous", "delayed", "delayed, in pieces"]
+)
+def test_peers_of_a_swarm_step_the_same_anchors(
+    swarm: hivenb.Swarm, delayed: bool, pieces: int, eventually: Any
+) -> None:
     chosen = Options(
         target_batch_size=320,
         use_local_updates=True,
         outer_optimizer="nesterov",
+        outer_fragments=pieces,
         delay_state_averaging=delayed,
         grad_compression=Float16Compression(),
         matchmaking_time=2.0,
         averaging_timeout=20.0,
-        run_id=f"outer-{delayed}",
+        run_id=f"outer-{delayed}-{pieces}",
     )
     with hivenb.Swarm.join(swarm.invite, "guest") as joined:
         runs = [

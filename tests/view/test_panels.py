@@ -234,6 +234,7 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "allreduce_timeout": "",
         "next_chunk_timeout": "",
         "robust_aggregation": "norm_bound",
+        "outer_fragments": "1",
         "load_state_timeout": "600",
         "shutdown_timeout": "5",
         "performance_ema_alpha": "0.1",
@@ -340,7 +341,7 @@ def test_what_power_sgd_sends_is_said_in_few_digits(shapes: tuple[tuple[int, ...
 def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     shared = [name for name, control in panel.controls.items() if FIELDS[name].swarm_wide]
-    assert shared == [*SHOWN["all peers"], "robust_aggregation", "roll_back", "average_buffers"]
+    assert shared == [*SHOWN["all peers"], "robust_aggregation", "outer_fragments", "roll_back", "average_buffers"]
     scene.why_not_host = "the host of the run decides on them for all peers (peer …abc123)"
     panel.update(DashboardState.of(scene))
     assert [name for name, control in panel.controls.items() if control.disabled] == shared

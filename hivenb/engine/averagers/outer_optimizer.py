@@ -20,8 +20,8 @@ from hivenb.engine.averagers.torch_optimizer_state import initialized_by
 #: Numbers in a sketch: the distance of two of them tells that of what they are of within a quarter.
 _DIRECTIONS = 16
 
-#: Distance at which the parameters of two peers count as other ones, as a part of the last outer step, and of
-#: themselves: codecs round, and so do floats.
+#: Distance at which the parameters of two peers count as other ones, as a part of the last outer step, the shortest one
+#: if they are stepped piece by piece, and of themselves: codecs round, and so do floats.
 _OF_A_STEP, _OF_ITSELF = 0.25, 1e-3
 
 #: Of all peers, so that their sketches can be compared.
@@ -46,22 +46,27 @@ class OuterOptimizer:
         self.moments = tuple(_floats(self.optimizer))
         for moment in self.moments:
             moment.share_memory_()
-        #: the sketch of the anchors, behind the length of the last step in it
+        #: lengths of the last step of each set of anchors that is stepped together, in the sketch
+        self._steps: dict[tuple[int, ...], float] = {}
+        #: the sketch of the anchors, behind the shortest of these
         self.word = torch.zeros(1 + _DIRECTIONS, dtype=torch.float64).share_memory_()
         self.note_anchors()
 
     @torch.no_grad()
-    def step(self, pseudo_gradients: Sequence[torch.Tensor]) -> None:
-        """Step the anchors.
+    def step(self, pseudo_gradients: Mapping[int, torch.Tensor]) -> None:
+        """Step the anchors, or some of them.
 
-        :param pseudo_gradients: the anchors minus the average of the peers' parameters; only read
+        :param pseudo_gradients: anchors minus the average of the peers' parameters, by their numbers; only read
         """
-        for anchor, gradient in zip(self.anchors, pseudo_gradients, strict=True):
-            anchor.grad = gradient if anchor.requires_grad else None
+        for number, anchor in enumerate(self.anchors):
+            anchor.grad = pseudo_gradients.get(number) if anchor.requires_grad else None
         self.optimizer.step()
         for anchor in self.anchors:
             anchor.grad = None
-        self.note_anchors(has_stepped=True)
+        before = self.word[1:].clone()
+        self.note_anchors()
+        self._steps[tuple(sorted(pseudo_gradients))] = (self.word[1:] - before).norm().item()
+        self.word[0] = min(self._steps.values())
 
     @torch.no_grad()
     def begin_at(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -98,7 +103,7 @@ class OuterOptimizer:
         return fits
 
     @torch.no_grad()
-    def note_anchors(self, has_stepped: bool = False) -> None:
+    def note_anchors(self) -> None:
         """Sketch the anchors, which somebody has written to: some numbers of each, on a few random directions."""
         picked = []
         generator = np.random.default_rng(_SEED)
@@ -108,10 +113,7 @@ class OuterOptimizer:
             picked.append((numbers.abs() if numbers.is_complex() else numbers).double())
         values = torch.cat(picked)
         signs = torch.from_numpy(generator.integers(0, 2, (_DIRECTIONS, values.numel()), dtype=np.int8)) * 2.0 - 1.0
-        sketch = signs.double() @ values
-        if has_stepped:
-            self.word[0] = (sketch - self.word[1:]).norm()
-        self.word[1:] = sketch
+        self.word[1:] = signs.double() @ values
 
 
 def are_alike(words: Sequence[Sequence[float]]) -> bool:

@@ -22,8 +22,10 @@ from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStat
 from hivemind.p2p import PeerID
 
 from hivenb.engine.averagers.buffer_averaging import sent_buffers
+from hivenb.engine.averagers.fragments import Fragments
 from hivenb.engine.averagers.outer_optimizer import OuterOptimizer, are_alike, parse_word
 from hivenb.engine.rounds.averager import AveragerBase
+from hivenb.engine.rounds.gathered import epoch_of
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING
 
 #: What a peer says to its group before its word on its anchors, and in the metadata of a download.
@@ -45,26 +47,30 @@ class AveragesPseudoGradients(_TrainingStateAverager):
     :param outer_optimizer: a factory of torch optimizers that is called with a list of parameters; ``None`` to average
       the parameters themselves
     :param pseudo_gradient_compression: the codec of what peers average then
+    :param outer_fragments: pieces of the model, of which each round synchronizes one
     """
 
     _failure: BaseException | None
     _downloaded_moments: Sequence[torch.Tensor] | None
 
-    #: samples that this peer has put into its parameters since they were last averaged, and those that were sent
-    samples_to_average = _samples_sent = 0.0
+    #: the pieces in which the model is synchronized, with this peer's samples; only with an outer optimizer
+    fragments: Fragments
 
     def __init__(
         self,
         *args: Any,
         outer_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer] | None = None,
         pseudo_gradient_compression: CompressionBase | None = None,
+        outer_fragments: int = 1,
         **kwargs: Any,
     ):
         self._make_outer = outer_optimizer
         self.outer: OuterOptimizer | None = None
         self.pseudo_gradient_compression = pseudo_gradient_compression or NoCompression()
-        # for both processes
-        self._exchanged = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._wanted_fragments = outer_fragments
+        self._samples_sent: list[float] = []
+        # for both processes: what was exchanged, and which piece of it
+        self._exchanged = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._are_parameters = False  # in the averager's process: what is in its buffers, if not pseudo-gradients
         super().__init__(*args, **kwargs)
 
@@ -72,6 +78,7 @@ class AveragesPseudoGradients(_TrainingStateAverager):
         if self._make_outer is not None:  # before the process is forked, which shares its memory
             copies = [self._make_host_tensor(one, force_copy=True) for one in self.main_parameters]
             self.outer = OuterOptimizer(self._make_outer, copies)
+            self.fragments = Fragments([one.numel() for one in copies], self._wanted_fragments)
         return super()._init_averaged_tensors()
 
     # -- in the process that trains -----------------------------------------------------------------------------
@@ -82,7 +89,7 @@ class AveragesPseudoGradients(_TrainingStateAverager):
         if self.outer is None:
             return
         self._exchanged.zero_()
-        self._samples_sent = self.samples_to_average
+        self._samples_sent = list(self.fragments.samples)
         with self.get_tensors() as buffers:
             for buffer, anchor in zip(buffers, self.outer.anchors, strict=False):  # statistics are behind them
                 torch.sub(anchor, buffer, out=buffer)
@@ -92,24 +99,28 @@ class AveragesPseudoGradients(_TrainingStateAverager):
         if self.outer is None:
             super()._apply_averaging_results_()
             return
-        exchanged, sent = _Exchanged(int(self._exchanged)), self._old_tensors
+        kind, piece = self._exchanged.tolist()
+        exchanged, sent = _Exchanged(kind), self._old_tensors
         self._exchanged.zero_()
         self._old_tensors = None
         if self._failure is not None or exchanged is _Exchanged.NOTHING:
             return  # nothing has come of it: what was learned is a part of the next round
+        pieces = [piece] if exchanged is _Exchanged.PSEUDO_GRADIENTS else range(len(self.fragments))
         with self.get_tensors() as averages:
-            self._apply_averages(self.outer, exchanged, averages, sent)
-        self.samples_to_average -= self._samples_sent  # in the background, there may be more by now
+            self._apply_averages(self.outer, exchanged, [self.fragments.members[one] for one in pieces], averages, sent)
+        self.fragments.discount(self._samples_sent, pieces)
 
     def _apply_averages(
         self,
         outer: OuterOptimizer,
         exchanged: _Exchanged,
+        pieces: Sequence[Sequence[int]],
         averages: Sequence[torch.Tensor],
         sent: Sequence[torch.Tensor] | None,
     ) -> None:
         """Step the anchors, and let the model go on from there.
 
+        :param pieces: the numbers of those parameters of which there are averages
         :param averages: of pseudo-gradients or parameters, with the statistics behind them
         :param sent: what this peer has sent; ``None`` if it has learned nothing since
         """
@@ -117,12 +128,15 @@ class AveragesPseudoGradients(_TrainingStateAverager):
         if sent is not None:
             for anchor, one in zip(outer.anchors, sent, strict=False):
                 torch.sub(anchor, one, out=one)  # from here on, the parameters that it has sent
+        averaged = {number for piece in pieces for number in piece}
         if exchanged is _Exchanged.PSEUDO_GRADIENTS:
-            outer.step(averages[:count])
+            outer.step({number: averages[number] for number in averaged})
         else:
             outer.begin_at(averages[:count])
         results = (*outer.anchors, *averages[count:])
         for number, (local, result) in enumerate(zip(self._local_tensors(), results, strict=True)):
+            if number < count and number not in averaged:
+                continue  # its turn is to come
             if sent is None:
                 local.copy_(result)
             else:
@@ -132,14 +146,23 @@ class AveragesPseudoGradients(_TrainingStateAverager):
         """Step the outer optimizer as the only peer of the run."""
         if self.outer is not None:
             self._load_local_tensors_into_averager_()
-            self._exchanged.fill_(_Exchanged.PSEUDO_GRADIENTS)
+            self._note_exchange(_Exchanged.PSEUDO_GRADIENTS, self.fragments.of_round(self.local_epoch))
             self._apply_averaging_results_()
+
+    def _note_exchange(self, kind: _Exchanged, piece: int) -> None:
+        """For both processes: what is in the averaging buffers."""
+        self._exchanged.copy_(torch.tensor([kind, piece]))
+
+    def samples_of_round(self, epoch: int) -> float:
+        """Samples that this peer has put into what the round of an epoch synchronizes, since that was last averaged."""
+        return self.fragments.samples[self.fragments.of_round(epoch)]
 
     def begin_at_parameters(self) -> None:
         """Take the present parameters for those of the last synchronization."""
         if self.outer is not None:
             self.outer.begin_at(self._own_parameters())
-            self.samples_to_average = self._samples_sent = 0.0
+            self.fragments.forget()
+            self._samples_sent = list(self.fragments.samples)
 
     def _own_parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -184,7 +207,8 @@ class AveragesPseudoGradients(_TrainingStateAverager):
 
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
         if self.outer is not None:
-            record = [*self.serializer.loads(step.data_for_gather), [_WORD, self.outer.word.tolist()]]
+            word = [_WORD, self.outer.word.tolist(), len(self.fragments)]
+            record = [*self.serializer.loads(step.data_for_gather), word]
             step._data_for_gather = self.serializer.dumps(record)
             self._are_parameters = False
         await super()._step(step=step, future_for_init=future_for_init)
@@ -193,17 +217,20 @@ class AveragesPseudoGradients(_TrainingStateAverager):
         if self.outer is None:
             return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
         self._to_exchange = _agree([self.serializer.loads(gathered) for gathered in group_info.gathered])
-        infos = kwargs["tensor_infos"]
+        infos, piece = kwargs["tensor_infos"], 0
         if self._to_exchange is _Exchanged.PSEUDO_GRADIENTS:
+            own = group_info.gathered[group_info.peer_ids.index(self.peer_id)]
+            piece = self.fragments.of_round(epoch_of(own) or 0)
+            self._members = self.fragments.members[piece]
             kwargs["compression"], count = self.pseudo_gradient_compression, len(self.outer.anchors)
-            as_gradients = (dataclasses.replace(info, role=TensorRole.GRADIENT) for info in infos[:count])
+            as_gradients = (dataclasses.replace(infos[one], role=TensorRole.GRADIENT) for one in self._members)
             kwargs["tensor_infos"] = (*as_gradients, *infos[count:])
         elif self._to_exchange is _Exchanged.PARAMETERS:
             kwargs["weight"] = min(1.0, kwargs["weight"])  # as all others have
         else:
             kwargs["tensor_infos"] = (*infos, *map(_info_of, self.outer.moments))
         gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
-        self._exchanged.fill_(self._to_exchange)
+        self._note_exchange(self._to_exchange, piece)
         return gathered
 
     async def _run_allreduce_inplace_(
@@ -213,6 +240,8 @@ class AveragesPseudoGradients(_TrainingStateAverager):
             self._fill_buffers(self.outer, tensors)
             if self._to_exchange is _Exchanged.ALL:
                 tensors = (*tensors, *self.outer.moments)
+            elif self._to_exchange is _Exchanged.PSEUDO_GRADIENTS:
+                tensors = (*(tensors[one] for one in self._members), *tensors[len(self.outer.anchors) :])
         await super()._run_allreduce_inplace_(tensors, group_info, *args, **kwargs)
 
     @torch.no_grad()
@@ -230,13 +259,13 @@ class OuterStateApart(AveragerBase):
 
     local_epoch: int
     outer: OuterOptimizer | None
-    samples_to_average: float
+    samples_of_round: Callable[[int], float]
     _downloaded_moments: Sequence[torch.Tensor] | None
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
+    def step(self, gather: Any = None, **kwargs: Any) -> Any:
         if self.outer is not None and self.mode is not AveragingMode.AUX:
-            kwargs["weight"] = max(NEXT_TO_NOTHING, self.samples_to_average)
-        return super().step(*args, **kwargs)
+            kwargs["weight"] = max(NEXT_TO_NOTHING, self.samples_of_round(gather or 0))
+        return super().step(gather, **kwargs)
 
     def load_state_from_peers(self, *args: Any, **kwargs: Any) -> Any:
         loaded = super().load_state_from_peers(*args, **kwargs)
@@ -254,15 +283,16 @@ class OuterStateApart(AveragerBase):
 def _agree(records: Sequence[list[Any]]) -> _Exchanged:
     """What a group exchanges; all its peers have the same records, and come to the same answer."""
     training = [record for record in records if record[1] != AveragingMode.AUX.value]
-    words = [next((parse_word(one[1]) for one in record if _is_word(one)), None) for record in training]
-    known = [word for word in words if word is not None]
-    if len(known) < len(words):
+    said = [next((one for one in record if _is_word(one)), None) for record in training]
+    known = [word for one in said if one is not None and (word := parse_word(one[1])) is not None]
+    if len(known) < len(said):
         return _Exchanged.PARAMETERS  # as peers average that have no outer optimizer
-    return _Exchanged.PSEUDO_GRADIENTS if are_alike(known) else _Exchanged.ALL
+    have_the_same_pieces = len({one[2] for one in said if one is not None}) <= 1
+    return _Exchanged.PSEUDO_GRADIENTS if have_the_same_pieces and are_alike(known) else _Exchanged.ALL
 
 
 def _is_word(one: Any) -> bool:
-    return isinstance(one, (list, tuple)) and len(one) == 2 and one[0] == _WORD
+    return isinstance(one, (list, tuple)) and len(one) == 3 and one[0] == _WORD and isinstance(one[2], int)
 
 
 def _info_of(moment: torch.Tensor) -> CompressionInfo:

@@ -24,9 +24,10 @@ class WeighsLocalUpdates(hivemind.Optimizer):
         if averager.outer is None:
             super()._update_global_epoch(grad_scaler)
             return
-        averager.samples_to_average += self.local_progress.samples_accumulated
+        averager.fragments.count(self.local_progress.samples_accumulated)
         if self.scheduled_state is not None:
-            self.scheduled_state.weight = max(NEXT_TO_NOTHING, averager.samples_to_average)
+            samples = averager.samples_of_round(self.scheduled_state.epoch)
+            self.scheduled_state.weight = max(NEXT_TO_NOTHING, samples)
         was_alone = self.rounds.is_alone
         super()._update_global_epoch(grad_scaler)
         if was_alone and self.rounds.is_alone and self.local_epoch % self.average_state_every == 0:

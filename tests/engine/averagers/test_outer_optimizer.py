@@ -19,9 +19,12 @@ def make(seed: int = 0, make_optimizer=NESTEROV, **more) -> OuterOptimizer:
     return OuterOptimizer(make_optimizer, [one.requires_grad_(more.get("trained", True)) for one in copies])
 
 
-def random_steps(count: int, size: float = 0.01) -> list[list[torch.Tensor]]:
+def random_steps(count: int, size: float = 0.01) -> list[dict[int, torch.Tensor]]:
     generator = torch.Generator().manual_seed(7)
-    return [[size * torch.randn(shape, generator=generator) for shape in ((40, 30), (30,))] for _ in range(count)]
+    return [
+        {number: size * torch.randn(shape, generator=generator) for number, shape in enumerate(((40, 30), (30,)))}
+        for _ in range(count)
+    ]
 
 
 def word(outer: OuterOptimizer) -> list[float]:
@@ -34,8 +37,8 @@ def test_its_steps_are_those_of_the_torch_optimizer():
     optimizer = NESTEROV(plain)
     for gradients in random_steps(5):
         outer.step(gradients)
-        for parameter, gradient in zip(plain, gradients, strict=True):
-            parameter.grad = gradient.clone()
+        for number, parameter in enumerate(plain):
+            parameter.grad = gradients[number].clone()
         optimizer.step()
     for anchor, parameter in zip(outer.anchors, plain, strict=True):
         torch.testing.assert_close(anchor, parameter)
@@ -82,7 +85,7 @@ def test_peers_that_make_the_same_steps_are_alike():
     assert are_alike([word(first), word(second)])
     for gradients in random_steps(3):
         first.step(gradients)
-        second.step([gradient + 1e-3 * gradient.abs().max() for gradient in gradients])  # as codecs leave them
+        second.step({number: one + 1e-3 * one.abs().max() for number, one in gradients.items()})  # as codecs leave them
         assert are_alike([word(first), word(second)])
 
 
@@ -95,6 +98,22 @@ def test_one_that_has_missed_a_step_or_comes_from_elsewhere_is_not_alike():
     assert not are_alike([word(first), word(second)])
     assert not are_alike([word(make()), word(make(seed=1))])
     assert not are_alike([word(first), word(first), word(make(seed=1))])
+
+
+def test_one_that_has_missed_the_step_of_a_piece_is_not_alike():
+    first, second = make(), make()
+    large, small = random_steps(1, size=0.1)[0], random_steps(1, size=0.01)[0]
+    for outer in (first, second):
+        outer.step({0: large[0]})
+        outer.step({1: small[1]})
+    assert are_alike([word(first), word(second)])
+    before = [anchor.clone() for anchor in first.anchors]
+    first.step({0: large[0]})
+    assert torch.equal(first.anchors[1], before[1])
+    assert not torch.equal(first.anchors[0], before[0])
+    first.step({1: small[1]})
+    second.step({0: large[0]})
+    assert not are_alike([word(first), word(second)]), "however much larger the last step of the other piece was"
 
 
 def test_one_that_has_come_to_the_same_by_a_download_is_alike():

@@ -23,10 +23,19 @@ class Peer:
     """A model of one tensor, and an averager of its state with an outer optimizer.
 
     :param value: of all its parameters
+    :param tensors: of the model
     """
 
-    def __init__(self, dht: DHT, run_id: str, value: float = 1.0, kind: type = TrainingStateAverager, **more: Any):
-        self.model = nn.Linear(300, 2, bias=False)
+    def __init__(
+        self,
+        dht: DHT,
+        run_id: str,
+        value: float = 1.0,
+        kind: type = TrainingStateAverager,
+        tensors: int = 1,
+        **more: Any,
+    ):
+        self.model = nn.ParameterList(torch.zeros(2, 300) for _ in range(tensors))
         self.fill(value)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         handlers = signal.getsignal(signal.SIGINT)
@@ -46,13 +55,15 @@ class Peer:
 
     def fill(self, value: float) -> None:
         with torch.no_grad():
-            self.model.weight.fill_(value)
+            for parameter in self.model:
+                parameter.fill_(value)
 
     def learn(self, difference: float, samples: int = 1) -> None:
         with torch.no_grad():
-            self.model.weight += difference
+            for parameter in self.model:
+                parameter += difference
         if isinstance(self.averager, TrainingStateAverager):
-            self.averager.samples_to_average += samples
+            self.averager.fragments.count(samples)
 
     def begin(self, **kwargs: Any) -> None:
         self.averager.step(averaging_round=True, delay_averaging=True, averaging_opts={"timeout": 60.0}, **kwargs)
@@ -61,9 +72,19 @@ class Peer:
         self.averager.step(wait_for_delayed_updates=True)
 
     @property
+    def weights(self) -> list[float]:
+        assert all(parameter.std() < 1e-4 for parameter in self.model)
+        return [parameter.mean().item() for parameter in self.model]
+
+    @property
     def weight(self) -> float:
-        assert self.model.weight.std() < 1e-4
-        return self.model.weight.mean().item()
+        (weight,) = self.weights
+        return weight
+
+    @property
+    def samples(self) -> float:
+        (samples,) = self.averager.fragments.samples
+        return samples
 
     @property
     def anchor(self) -> float:
@@ -121,7 +142,43 @@ def test_rounds_step_the_anchors_with_the_mean_over_the_samples(
         average(first, second)
         assert first.weight == pytest.approx(expected[number], abs=2e-3)
         assert second.weight == pytest.approx(expected[number], abs=2e-3)
-        assert first.averager.samples_to_average == second.averager.samples_to_average == 0
+        assert first.samples == second.samples == 0
+
+
+@pytest.mark.parametrize("delta_rule", [False, True], ids=["synchronous", "delayed"])
+def test_pieces_are_stepped_in_turn_and_the_others_go_on_by_themselves(
+    make_peer: Callable[..., Peer], delta_rule: bool
+) -> None:
+    settings = {"tensors": 3, "outer_fragments": 2, "delta_rule_averaging": delta_rule}
+    peers = first, second = make_peer(**settings), make_peer(**settings)
+    piece, other = [list(members) for members in first.averager.fragments.members]
+    assert sorted([*piece, *other]) == [0, 1, 2]
+    stepped_once, stepped_late = stepped(1.0, [0.25])[0], stepped(1.0, [0.5])[0]
+    for epoch, (synchronized, expected) in enumerate([(other, stepped_once), (piece, stepped_late)], 1):
+        first.learn(-0.1, samples=30)
+        second.learn(-0.3, samples=90)
+        for peer in peers:
+            peer.averager.local_epoch = epoch
+        average(*peers)
+        for peer in peers:
+            assert [peer.weights[one] for one in synchronized] == pytest.approx(
+                [expected] * len(synchronized), abs=1e-5
+            )
+            assert [anchor.mean().item() for anchor in peer.averager.outer.anchors] != peer.weights
+        if epoch == 1:
+            assert [one.weights[piece[0]] for one in peers] == pytest.approx([0.9, 0.7]), "its turn is to come"
+            assert [one.averager.fragments.samples for one in peers] == [[30, 0], [90, 0]]
+    assert [one.averager.fragments.samples for one in peers] == [[0, 30], [0, 90]]
+    assert [one.weights[other[0]] for one in peers] == pytest.approx([stepped_once - 0.1, stepped_once - 0.3], abs=1e-5)
+
+
+def test_peers_with_other_pieces_are_brought_together_all_the_same(make_peer: Callable[..., Peer]) -> None:
+    first, second = make_peer(tensors=3, outer_fragments=2), make_peer(tensors=3, outer_fragments=3)
+    for peer, difference in ((first, -0.1), (second, -0.3)):
+        peer.learn(difference)
+        peer.averager.local_epoch = 1
+    average(first, second)
+    assert first.weights == second.weights == pytest.approx([0.8] * 3, abs=1e-5)
 
 
 def test_what_is_learned_while_a_round_is_under_way_is_kept_and_is_a_part_of_the_next(
@@ -138,7 +195,7 @@ def test_what_is_learned_while_a_round_is_under_way_is_kept_and_is_a_part_of_the
         peer.finish()
     assert first.weight == pytest.approx(expected[0] - 0.5, abs=1e-5)
     assert second.weight == first.anchor == second.anchor == pytest.approx(expected[0], abs=1e-5)
-    assert (first.averager.samples_to_average, second.averager.samples_to_average) == (1, 0)
+    assert (first.samples, second.samples) == (1, 0)
     second.learn(0.0)
     average(first, second)
     assert first.weight == second.weight == pytest.approx(expected[1], abs=1e-5)
@@ -177,7 +234,7 @@ def test_one_that_has_averaged_with_nobody_keeps_what_it_has_learned_for_the_nex
     first.learn(-0.1, samples=3)
     first.averager.step(averaging_round=True, averaging_opts={"timeout": 4.0})
     assert (first.weight, first.anchor) == (pytest.approx(0.9), 1.0)
-    assert first.averager.samples_to_average == 3
+    assert first.samples == 3
     second.learn(-0.5, samples=1)
     average(first, second)
     assert first.weight == second.weight == pytest.approx(stepped(1.0, [0.2])[0], abs=1e-5)
