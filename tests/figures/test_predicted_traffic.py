@@ -10,6 +10,8 @@ from hivenb.figures.predicted_traffic import buffer_bytes, encoded_size, epoch_b
 from hivenb.options import Options
 from hivenb.options.gradient_averager_choice import PowerSGD
 
+DILOCO = {"use_local_updates": True, "outer_optimizer": "nesterov"}
+
 
 def test_only_what_is_trained_counts() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Linear(20, 5))
@@ -40,6 +42,8 @@ def test_each_codec_has_its_size(codec: object, size: float | None) -> None:
         (4, {"grad_compression": "float16"}, 300, 600),
         (2, {"average_opt_statistics": ("exp_avg", "exp_avg_sq")}, 400, 1200),
         (2, {"use_local_updates": True}, 0, 400),
+        (2, {**DILOCO, "grad_compression": "float16"}, 0, 200),
+        (2, {**DILOCO, "outer_fragments": 4}, 0, 100),
         (2, {"grad_averager_factory": lambda **_: None, "state_averaging_compression": "uniform8bit"}, None, 100),
         (2, {"grad_averager_factory": PowerSGD(1).factory(), "grad_compression": "float16"}, 2 * (6 + 10 + 40), 400),
     ],
