@@ -173,17 +173,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if name in CASES:
                     epochs = given.epochs if CASES[name].epoch < LONG else max(2, given.epochs // 2)
                     rows.append(measure(name, who, epochs))
+                    say(f"    efficiency {rows[-1].efficiency:.3f}, group {rows[-1].course.figures.group_size:.2f}")
                 else:
                     rate = alone_at(STEP, TINY)
                     were_away.append(away.measure(who, TARGETS[who], away.Absence(AWAY[name], HOME), rate))
+                    say(f"    {were_away[-1]}")
             except RuntimeError as e:  # a peer that stands still, or has ended; the other rows are worth having
                 broken.append(f"{name}, {who}: {e}")
+                say(f"    {e}")
+            besides = {"away": [asdict(row) for row in were_away], "broken": broken, "load_then": os.getloadavg()[0]}
+            write_json(given.json, rows, **besides)  # after each row: a run may be ended in the middle
     if rows:
         print_rows(rows)
     if were_away:
         away.print_rows(were_away)
     print(*broken, f"load at the end: {os.getloadavg()[0]:.1f}", sep="\n")
-    write_json(given.json, rows, away=[asdict(row) for row in were_away], broken=broken, load_then=os.getloadavg()[0])
     return bool(broken)
 
 

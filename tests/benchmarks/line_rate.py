@@ -15,7 +15,7 @@ from swarm_bench import Peer, say, starting, table, write_json
 
 from hivenb import compression
 
-PARAMETERS, CODEC, REPEAT = 10_000_000, "float16", 3
+PARAMETERS, CODEC, REPEAT = 10_000_000, "float16", 2
 #: A quarter of 50 ms there and back.
 DELAY = 0.0125
 
@@ -97,6 +97,9 @@ def main(json: Path | None, quick: bool) -> int:
     for name, lines in cases.items():
         say(f"{name} ... (load {os.getloadavg()[0]:.1f})")
         rows.append(measure(name, lines, PARAMETERS // 20 if quick else PARAMETERS, 1 if quick else REPEAT))
+        say(f"    {rows[-1].share:.2f} of what the lines allow")
+        shares = {row.lines: row.share for row in rows}
+        write_json(json, rows, load_then=os.getloadavg()[0], shares=shares)  # after each row: a run may be ended early
     heads = ["lines", "parameters", "codec", "MB sent by each", "allowed, s", "round, s", "share of the line", "TCP, s"]
     cells = [
         [
@@ -113,5 +116,4 @@ def main(json: Path | None, quick: bool) -> int:
     ]
     print(table(heads, cells))
     print(f"load at the end: {os.getloadavg()[0]:.1f}")
-    write_json(json, rows, load_at_the_end=os.getloadavg()[0], shares={row.lines: row.share for row in rows})
     return 0
