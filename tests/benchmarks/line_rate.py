@@ -93,13 +93,18 @@ def measure(name: str, lines: Sequence[Line], parameters: int, repeat: int) -> R
 
 def main(json: Path | None, quick: bool) -> int:
     cases = {"2 at 20 Mbit/s": CASES["2 at 20 Mbit/s"]} if quick else CASES
-    rows = []
+    rows: list[Row] = []
+    broken: list[str] = []
     for name, lines in cases.items():
         say(f"{name} ... (load {os.getloadavg()[0]:.1f})")
-        rows.append(measure(name, lines, PARAMETERS // 20 if quick else PARAMETERS, 1 if quick else REPEAT))
-        say(f"    {rows[-1].share:.2f} of what the lines allow")
-        shares = {row.lines: row.share for row in rows}
-        write_json(json, rows, load_then=os.getloadavg()[0], shares=shares)  # after each row: a run may be ended early
+        try:
+            rows.append(measure(name, lines, PARAMETERS // 20 if quick else PARAMETERS, 1 if quick else REPEAT))
+            say(f"    {rows[-1].share:.2f} of what the lines allow")
+        except RuntimeError as e:  # a group that was not complete; the other rows are worth having
+            broken.append(f"{name}: {e}")
+            say(f"    {e}")
+        besides = {"shares": {row.lines: row.share for row in rows}, "broken": broken, "load_then": os.getloadavg()[0]}
+        write_json(json, rows, **besides)  # after each row: a run may be ended in the middle
     heads = ["lines", "parameters", "codec", "MB sent by each", "allowed, s", "round, s", "share of the line", "TCP, s"]
     cells = [
         [
@@ -115,5 +120,5 @@ def main(json: Path | None, quick: bool) -> int:
         for row in rows
     ]
     print(table(heads, cells))
-    print(f"load at the end: {os.getloadavg()[0]:.1f}")
-    return 0
+    print(*broken, f"load at the end: {os.getloadavg()[0]:.1f}", sep="\n")
+    return bool(broken)
