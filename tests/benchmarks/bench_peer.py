@@ -128,7 +128,11 @@ class Weights(LightningModule):
         return torch.stack([one.sum() for one in self.weights]).sum() * batch.mean() * 1e-3
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return _sgd(self.parameters())
+
+
+def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
 
 
 class Endless(IterableDataset):
@@ -233,7 +237,8 @@ def with_plain_hivemind(connection: Any, initial_peers: Sequence[str], work: Wor
         run_id="lightning_run",
         batch_size_per_step=work.batch,
         target_batch_size=work.target,
-        optimizer=model.configure_optimizers(),
+        params=list(model.parameters()),
+        optimizer=_sgd,
         use_local_updates=False,
         client_mode=False,  # left to itself, hivemind 1.1.12 takes the opposite of what the DHT does
         **{"matchmaking_time": 5.0, "averaging_timeout": 30.0, "delay_state_averaging": False, **work.strategy},
