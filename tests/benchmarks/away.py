@@ -45,6 +45,7 @@ class Row:
     :param failed: rounds of the others
     :param back_after: seconds from when its line is whole until a round of all three begins; ``None`` if none did
     :param epochs_alone: that the peer has ended meanwhile
+    :param epochs: of the others, from the cut on, of which the usual loss is taken off
     """
 
     who: str
@@ -55,6 +56,7 @@ class Row:
     failed: int
     back_after: float | None
     epochs_alone: int
+    epochs: int
 
 
 def measure(who: str, target: Target, absence: Absence, alone: float) -> Row:
@@ -86,7 +88,8 @@ def measure(who: str, target: Target, absence: Absence, alone: float) -> Row:
         came_to = figures(others, began, last)
         leave_all(peers)
     back_after = None if back_at is None else back_at - whole_again
-    return Row(who, absence.seconds, usual, seconds, came_to.longest, came_to.failed, back_after, epochs_alone)
+    outcome = came_to.longest, came_to.failed, back_after, epochs_alone, last - began
+    return Row(who, absence.seconds, usual, seconds, *outcome)
 
 
 def _wait_for_a_round_of_all(peer: Peer, since: float) -> float | None:
@@ -113,7 +116,8 @@ def print_rows(rows: Sequence[Row]) -> None:
             f"{row.usual:.2f}",
             f"not within {PATIENCE:.0f} s" if row.back_after is None else f"{row.back_after:.1f} s",
             row.epochs_alone,
+            row.epochs,
         ]
         for row in rows
     ]
-    print(table([*heads, "in a round with them again after", "epochs alone"], cells))
+    print(table([*heads, "in a round with them again after", "epochs alone", "epochs"], cells))
