@@ -47,7 +47,7 @@ TOLERANCE = 0.05
 
 def averaging(connection: Any, initial_peers: Sequence[str], work: Work, count: int, folder: str) -> None:
     """Average when told to; the orders are the values to average, and ``go`` when all have met."""
-    begin(folder)
+    begin(folder, work.place)
     dht = DHT(initial_peers=list(initial_peers) or None, start=True, **work.network)
     connection.send(("addresses", [str(address) for address in dht.get_visible_maddrs()]))
     parameters = list(Weights(work.parameters, 0).parameters())
@@ -87,10 +87,10 @@ def averaging(connection: Any, initial_peers: Sequence[str], work: Work, count: 
 
 def moving(connection: Any, initial_peers: Sequence[str], work: Work, count: int, folder: str) -> None:
     """Send so many bytes to one neighbour, and receive as many from the other, when told to."""
-    begin(folder)
-    listener = socket.create_server(("127.0.0.1", 0))
-    connection.send(("port", listener.getsockname()[1]))
-    far = socket.create_connection(("127.0.0.1", connection.recv()))
+    begin(folder, work.place)
+    listener = socket.create_server((work.address, 0))
+    connection.send(("address", listener.getsockname()))
+    far = socket.create_connection(connection.recv())
     near, _ = listener.accept()
     chunk, into = bytes(CHUNK), bytearray(CHUNK)
     connection.send(("ready", None))
@@ -177,38 +177,50 @@ def measure(count: int, parameters: int, codec: str, repeat: int) -> Row:
     with starting() as start:
         peers = [start(work, target=averaging, count=count)]
         peers += [start(work, peers, averaging, count) for _ in range(count - 1)]
-        _all_say(peers, "ready")
-        rounds, used, error = [], 0.0, 0.0
-        for number in range(repeat + 1):
-            for index, peer in enumerate(peers):
-                peer.tell(2 * index / (count - 1))  # from 0 to 2, 1 on average
-            _all_say(peers, f"met {number}")
-            before = cpu_seconds(peers)
-            for peer in peers:
-                peer.tell("go")
-            outcomes = _all_say(peers, f"round {number}")
-            if any(group != count for _, group, _ in outcomes):
-                raise RuntimeError(f"Groups of {[group for _, group, _ in outcomes]} instead of {count}")
-            error = max(*(off for _, _, off in outcomes), error)
-            if number > 0:  # the first one warms up
-                used += cpu_seconds(peers) - before
-                rounds.append(max(took for took, _, _ in outcomes))
-    if error > TOLERANCE:
-        raise RuntimeError(f"Peers hold averages that are off by {error} with {codec}")
-    tcp, daemons = (move(count, size, repeat, *means) for means in ((moving, "port"), (streaming, "id")))
-    return Row(count, parameters, codec, size / 1e6, rounds, tcp, daemons, used / repeat, error)
+        rounds, used, error = average(peers, repeat)
+    tcp, daemons = (move([Work(1)] * count, size, repeat, *means) for means in ((moving, "address"), (streaming, "id")))
+    return Row(count, parameters, codec, size / 1e6, rounds, tcp, daemons, used, error)
 
 
-def move(count: int, size: int, repeat: int, means: Target, name: str) -> list[float]:
-    """Seconds until so many processes have each sent that many bytes to the next one, all at once.
+def average(peers: Sequence[Peer], repeat: int) -> tuple[list[float], float, float]:
+    """Let peers average so many times, and once before.
 
+    :returns: seconds of each round, of the slowest peer; seconds of CPU time of a round, of all; the largest error
+    :raises RuntimeError: if a group was not complete, or its average is off by too much
+    """
+    count = len(peers)
+    _all_say(peers, "ready")
+    rounds, used, error = [], 0.0, 0.0
+    for number in range(repeat + 1):
+        for index, peer in enumerate(peers):
+            peer.tell(2 * index / (count - 1))  # from 0 to 2, 1 on average
+        _all_say(peers, f"met {number}")
+        before = cpu_seconds(peers)
+        for peer in peers:
+            peer.tell("go")
+        outcomes = _all_say(peers, f"round {number}")
+        if any(group != count for _, group, _ in outcomes):
+            raise RuntimeError(f"Groups of {[group for _, group, _ in outcomes]} instead of {count}")
+        error = max(*(off for _, _, off in outcomes), error)
+        if error > TOLERANCE:
+            raise RuntimeError(f"Peers hold averages that are off by {error}")
+        if number > 0:  # the first one warms up
+            used += cpu_seconds(peers) - before
+            rounds.append(max(took for took, _, _ in outcomes))
+    return rounds, used / repeat, error
+
+
+def move(works: Sequence[Work], size: int, repeat: int, means: Target, name: str) -> list[float]:
+    """Seconds until as many processes have each sent that many bytes to the next one, all at once.
+
+    :param works: says where each of them is
     :param means: what they run
     :param name: what they call that by which the others reach them
     """
     with starting() as start:
         peers: list[Peer] = []
-        for _ in range(count):
-            peers.append(start(Work(1), peers if means is streaming else (), target=means))
+        for work in works:
+            peers.append(start(work, peers if means is streaming else (), target=means))
         names = _all_say(peers, name)
         for peer, of_next in zip(peers, [*names[1:], names[0]], strict=True):
             peer.tell(of_next)

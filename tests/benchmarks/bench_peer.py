@@ -10,7 +10,7 @@ import multiprocessing as mp
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import hivemind
@@ -19,7 +19,6 @@ import torch
 from hivemind.utils import MPFuture
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from slow_links import Place
 from thread_time import Spent, spent
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -44,6 +43,19 @@ LARGEST = 2**20
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where one peer lives.
+
+    :param enter: moves the thread that calls it there, with all threads and processes that it starts from then on;
+      it can be pickled
+    :param address: IPv4, under which the other places reach it
+    """
+
+    enter: Callable[[], None]
+    address: str
+
+
+@dataclass(frozen=True)
 class Work:
     """What each peer of a swarm does.
 
@@ -62,13 +74,21 @@ class Work:
     strategy: dict[str, Any] = field(default_factory=dict)
     place: Place | None = None
 
+    def at(self, place: Place | None) -> Work:
+        """The same elsewhere."""
+        return replace(self, place=place)
+
+    @property
+    def address(self) -> str:
+        """IPv4, at which it listens."""
+        return self.place.address if self.place else "127.0.0.1"
+
     @property
     def network(self) -> dict[str, Any]:
         """Arguments of a DHT."""
         if self.strategy.get("client_mode"):
             return {}  # it listens nowhere
-        address = self.place.address if self.place else "127.0.0.1"
-        return {"host_maddrs": [f"/ip4/{address}/tcp/0"], "nat_port_map": False, "auto_nat": False}
+        return {"host_maddrs": [f"/ip4/{self.address}/tcp/0"], "nat_port_map": False, "auto_nat": False}
 
 
 @dataclass(frozen=True)
@@ -108,7 +128,11 @@ class Weights(LightningModule):
         return torch.stack([one.sum() for one in self.weights]).sum() * batch.mean() * 1e-3
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return _sgd(self.parameters())
+
+
+def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
 
 
 class Endless(IterableDataset):
@@ -213,7 +237,8 @@ def with_plain_hivemind(connection: Any, initial_peers: Sequence[str], work: Wor
         run_id="lightning_run",
         batch_size_per_step=work.batch,
         target_batch_size=work.target,
-        optimizer=model.configure_optimizers(),
+        params=list(model.parameters()),
+        optimizer=_sgd,
         use_local_updates=False,
         client_mode=False,  # left to itself, hivemind 1.1.12 takes the opposite of what the DHT does
         **{"matchmaking_time": 5.0, "averaging_timeout": 30.0, "delay_state_averaging": False, **work.strategy},
@@ -227,7 +252,6 @@ def with_plain_hivemind(connection: Any, initial_peers: Sequence[str], work: Wor
         optimizer.zero_grad()
         loss.backward()
         before, put_in = optimizer.local_epoch, optimizer.local_progress.samples_accumulated + work.batch
-        transitions.group_size, transitions.failed = 1, None
         began = spent()
         optimizer.step()
         took = spent() - began
@@ -235,6 +259,7 @@ def with_plain_hivemind(connection: Any, initial_peers: Sequence[str], work: Wor
         if optimizer.local_epoch != before:
             outcome = optimizer.local_epoch, put_in, transitions.group_size, took.wall, transitions.failed
             connection.send(("epoch", Epoch(time.monotonic(), *outcome, in_step, batches)))
+            transitions.group_size, transitions.failed = 1, None  # a delayed round tells before its epoch's end
     optimizer.shutdown()
     dht.shutdown()
     connection.send(("left", None))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench_peer import Work
-from slow_links import NotAllowedError, slow_links
+from places import LARGE_PACKET, Line, places, why_not
 from swarm_bench import Course, course, machine, parser, rate_alone, say, table, write_json
 
 DELAYS: dict[str, Any] = {
@@ -75,20 +75,18 @@ def cases(epoch: float, full: bool) -> list[Case]:
 
 
 def measure(case: Case, epochs: int, step: float) -> list[Row]:
-    """One way after the other.
-
-    :raises NotAllowedError: if the link cannot be limited here
-    """
+    """One way after the other."""
     work = Work(1, step, parameters=case.parameters)
     alone = rate_alone(work, seconds=1 + case.parameters / 1e7)
     work = replace(work, target=round(case.peers * case.epoch * alone))
     rows = []
     for way, options in WAYS.items():
         say(f"{case}, {way} ...")
-        places: Any = nullcontext([None] * case.peers)
+        hosts: Any = nullcontext((None, [None] * case.peers))
         if case.link is not None:
-            places = slow_links(case.peers, case.link)
-        with places as found:
+            lines = [Line(up=case.link * 1e6, down=case.link * 1e6)] * case.peers
+            hosts = places(lines, LARGE_PACKET)
+        with hosts as (_, found):
             works = [replace(work, place=place, strategy=options) for place in found]
             came_to = course(works, epochs, patience=3 * case.epoch + 35)
         rows.append(Row(case, way, came_to.figures.rate / (case.peers * alone), came_to))
@@ -140,10 +138,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     skipped: list[str] = []
     for case in chosen:
-        try:
+        if case.link is not None and (reason := why_not()):
+            skipped.append(f"{case} was skipped: {reason}")
+        else:
             rows += measure(case, given.epochs, given.step)
-        except NotAllowedError as e:
-            skipped.append(f"{case} was skipped: {e}")
     print_rows(rows)
     print(*skipped, sep="\n", end="\n" if skipped else "")
     write_json(given.json, rows, skipped=skipped)

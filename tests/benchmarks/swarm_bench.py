@@ -225,33 +225,43 @@ class Course:
     :param figures: of all peers after their start
     :param cpu: seconds of CPU time of all processes, for each second
     :param start: seconds stalled and size of the group in each epoch of the start, of the first peer
+    :param sent: bytes by one peer in an epoch after the start; 0 where nobody counts them
     """
 
     figures: Figures
     cpu: float
     start: list[tuple[float, int]]
+    sent: float = 0.0
 
 
-def course(works: Sequence[Work], epochs: int, patience: float, target: Target = bench_peer.with_strategy) -> Course:
+def course(
+    works: Sequence[Work],
+    epochs: int,
+    patience: float,
+    target: Target = bench_peer.with_strategy,
+    bytes_sent: Callable[[], int] = lambda: 0,
+) -> Course:
     """Let a swarm train, and leave.
 
     :param works: of each peer
     :param epochs: after the start
     :param patience: seconds that an epoch may take
+    :param bytes_sent: by all peers so far
     """
     with starting() as start:
         peers: list[Peer] = []
         for work in works:
             peers.append(start(work, peers, target, len(works)))
         first = settled_epoch(peers, PATIENCE + (WARM_UP + 1) * patience)
-        began, cpu = time.monotonic(), cpu_seconds(peers)
+        began, cpu, sent = time.monotonic(), cpu_seconds(peers), bytes_sent()
         for peer in peers:
             peer.wait_for_epoch(first + epochs, PATIENCE + epochs * patience)
         cpu = (cpu_seconds(peers) - cpu) / (time.monotonic() - began)
+        sent_by_one = (bytes_sent() - sent) / (epochs * len(peers))
         found = figures(peers, first, first + epochs)
         begun = [(one.stalled, one.group_size) for one in peers[0].epochs[:WARM_UP]]
         leave_all(peers)
-    return Course(found, cpu, begun)
+    return Course(found, cpu, begun, sent_by_one)
 
 
 def lost(peer: Peer, first: int, last: int, seconds_per_sample: float) -> float:

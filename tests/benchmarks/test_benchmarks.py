@@ -94,6 +94,34 @@ def test_overlap_measures_each_swarm_each_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_swarms_across_an_internet_and_a_peer_that_is_away(tmp_path: Path) -> None:
+    found, printed = run("internet.py", tmp_path)
+    if reason := found.get("skipped"):
+        assert reason in printed
+        pytest.skip(reason)
+    (row,), (absence,) = found["rows"], found["away"]
+    assert (row["name"], row["who"], row["epochs"]) == ("synchronous-2", "hivenb", 2)
+    assert row["efficiency"] > 0
+    assert row["course"]["sent"] > 40_000, "the numbers of a model, at least"
+    assert absence["seconds"] == 2
+    assert len(absence["lost"]) == 2
+    assert found["broken"] == []
+    assert all(word in printed for word in ("efficiency", "synchronous-2", "one of three is away"))
+
+
+@pytest.mark.long
+def test_rounds_are_compared_with_what_lines_allow(tmp_path: Path) -> None:
+    found, printed = run("internet.py", tmp_path, "--line-rate")
+    if reason := found.get("skipped"):
+        pytest.skip(reason)
+    (row,) = found["rows"]
+    assert row["megabytes"] == pytest.approx(1.0)
+    assert row["allowed"] == pytest.approx(8 * 1.0 / 20, rel=0.01)
+    assert min(*row["rounds"], *row["tcp"]) > row["allowed"]
+    assert "share of the line" in printed
+
+
+@pytest.mark.long
 def test_a_change_is_compared_with_the_end_of_an_epoch(tmp_path: Path) -> None:
     found, printed = run("live_change.py", tmp_path)
     assert [row["way"] for row in found["rows"]] == ["in place", "made anew"]

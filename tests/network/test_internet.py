@@ -119,6 +119,19 @@ def test_a_stream_has_the_rate_of_the_slower_line(start: Start, lines: list[Line
     assert 0.6 * bits < rate < 1.02 * bits
 
 
+@pytest.mark.parametrize("largest_packet", [1400, 9000])
+def test_what_a_host_sends_is_counted(start: Start, largest_packet: int) -> None:
+    with Internet([Line(), Line()], largest_packet=largest_packet) as internet:
+        server = start(probe.serve_stream, internet.enter_as(1), internet.address(1))
+        assert told(server) == "ready"
+        before, size = internet.bytes_sent(0), 1_000_000
+        client = start(probe.send_stream, internet.enter_as(0), internet.address(1), size, PATIENCE)
+        assert told(client) == "taken"
+        assert size < internet.bytes_sent(0) - before < 1.2 * size
+        assert internet.bytes_sent(1) < 0.3 * size
+        assert (internet.packets[0] < 500) is (largest_packet > 1400)
+
+
 def test_nobody_reaches_who_is_behind_a_wall_and_it_reaches_everybody(start: Start) -> None:
     with Internet([Line(), Line(is_walled=True), Line()]) as internet:
         behind, outside = (
