@@ -265,13 +265,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.peers, given.plain, given.epoch, given.step, given.epochs = [2, 3], [2], 2.0, 0.25, 2
     print(machine())
     course = Course(given.epoch, given.step, given.epochs, given.rounds)
-    sizes = sorted({*given.peers, *given.plain})
-    rows = [
-        measure(who, count, course)
-        for count in sizes
-        for who, counts in (("hivenb", given.peers), ("hivemind", given.plain))
-        if count in counts
-    ]
+    rows: list[Row] = []
+    for count in sorted({*given.peers, *given.plain}):
+        for who, counts in (("hivenb", given.peers), ("hivemind", given.plain)):
+            if count in counts:
+                rows.append(measure(who, count, course))
+                say("  ".join(_line(rows[-1])))
+                write_json(given.json, rows, course=asdict(course))  # the largest may be too much for the machine
     print(table(HEADS, [_line(row) for row in rows]))
     found = laws(rows)
     for one in found:
