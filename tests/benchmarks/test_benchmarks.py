@@ -176,3 +176,18 @@ def test_the_guard_is_measured_against_an_open_swarm(tmp_path: Path) -> None:
     assert turn["ratio"] == found["ratio"] == pytest.approx(turn["private_rate"] / turn["open_rate"])
     assert min(turn["open_cpu"], turn["private_cpu"], *found["request"].values()) > 0
     assert f"at {found['ratio']:.4f} times the rate" in printed
+
+
+def test_swarms_of_several_sizes_are_compared_with_plain_hivemind(tmp_path: Path) -> None:
+    found, printed = run("large_swarms.py", tmp_path)
+    assert [(row["who"], row["peers"]) for row in found["rows"]] == [("hivenb", 2), ("hivemind", 2), ("hivenb", 3)]
+    for row in found["rows"]:
+        assert min(row["asked"]["rpc_find"], row["asked"]["rpc_store"]) > 0
+        assert row["answered"] > 0
+        assert row["most_sent"] >= row["sent"] > 0
+        assert row["met"] > 0
+        assert row["known"] >= 0
+    ((count, calls, sent),) = found["beside"]
+    assert count == 2
+    assert f"2 peers of plain hivemind make {calls:.1f} times the calls, and send {sent:.1f} times" in printed
+    assert found["laws"] == [], "two sizes tell nothing"

@@ -140,7 +140,9 @@ class Hosting:
             self._seniority.meet(others, self._inviting)
             elders = self._seniority.elders(others)
             if self._may_host:
-                self._seniority.is_unsure = self._seniority.since is None and not others and self._others > 0
+                # of those who come in the same second, none may find what others declare: the node that it asks is new
+                somebody_may_be_there = self._others > 0 or bool(self._inviting)
+                self._seniority.is_unsure = self._seniority.since is None and not others and somebody_may_be_there
                 # whoever is there already is the elder, whatever this machine's clock says
                 self._seniority.come(max([get_dht_time(), *(one.since + 1e-3 for one in declarations)]))
                 self._unsure_until = time.monotonic() + EXPIRATION
@@ -275,14 +277,21 @@ class Hosting:
             self._host, self.refusal = self._declaration(self._plan), None
         else:
             self._host = None
-        if self._seniority.since is not None and self._plan is not None and len(elders) < CANDIDATES:
-            declared_at, *declared = self._declared or (-math.inf, None, None)
-            if declared != [self._plan, self._order] or time.monotonic() - declared_at > RENEWAL:
-                self._declare(self._plan)
+        if self._seniority.since is not None and self._plan is not None and self._has_to_declare(len(elders)):
+            self._declare(self._plan)
+
+    def _has_to_declare(self, elders: int) -> bool:
+        if self._declared is None:
+            return elders < CANDIDATES
+        declared_at, plan, order = self._declared
+        if elders >= CANDIDATES:  # it stands for a while yet, and whoever follows this peer goes by it
+            return order[:1] != self._order[:1]
+        return (plan, order) != (self._plan, self._order) or time.monotonic() - declared_at > RENEWAL
 
     def _meet(self, others: Sequence[Declaration]) -> None:
         self._seniority.meet(others, self._inviting)
-        if others or time.monotonic() > self._unsure_until:
+        # one that came with it is no proof that nobody was there before
+        if self._seniority.elders(others) or time.monotonic() > self._unsure_until:
             self._seniority.is_unsure = False
 
     def _follow(self, host: Declaration) -> None:

@@ -32,7 +32,7 @@ class Seniority:
         self._deposed: set[bytes] = set()
         #: when this peer came, as DHT time; ``None`` if it does not declare anything
         self.since: float | None = None
-        #: whether there were others when it came, and it has not seen yet what they declare
+        #: whether there may have been others when it came, and it has not seen yet what they declare
         self.is_unsure = False
 
     def labels(self, declarations: Iterable[Declaration]) -> tuple[str, ...]:
@@ -89,8 +89,11 @@ class Seniority:
         own = self._order.index(self._own)
         if _puts_first(one, label_of(self._own)):
             return len(self._order)
-        came_at_once = self.since - AT_ONCE <= one.since and one.rank < (self.since, self._own)
-        return own if self.is_unsure or (came_at_once and own == 0) else len(self._order)
+        came_before = one.rank < (self.since, self._own)
+        came_at_once = self.since - AT_ONCE <= one.since
+        # of two that are unsure, each would take the other one for the host if neither looked at what they claim
+        yields = came_before and (self.is_unsure or (came_at_once and own == 0))
+        return own if yields else len(self._order)
 
     def _believe_elders(self, there: dict[bytes, Declaration]) -> None:
         owners = {label_of(owner): owner for owner in self._order}

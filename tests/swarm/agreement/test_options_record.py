@@ -30,6 +30,7 @@ from hivenb.swarm.agreement.options_record import (
     Declaration,
     Plan,
     Records,
+    label_of,
     parse,
 )
 
@@ -301,6 +302,28 @@ def test_whoever_claims_to_have_come_first_is_not_followed(
         )
         declared = {one.owner: one.plan.newest for one in Records(third.dht, "both").read()}
         assert [owner for owner, shared in declared.items() if shared != SHARED] == [owner_of(key)]
+
+
+def test_one_that_joined_and_missed_the_host_at_first_follows_it_and_says_so(
+    swarm: hivenb.Swarm, intruder: Any, eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hivenb.swarm.agreement.host.CANDIDATES", 1)
+    own = shared_part(OPTIONS.replace(target_batch_size=128))
+    with hivenb.Swarm.join(swarm.invite, "younger") as second:
+        younger, records = hosting_of(second), Records(second.dht, "both")
+        assert younger.join(own) == own, "it has found nobody"
+        eventually(lambda: [one.order for one in records.read()] == [(label_of(records.owner),)])
+        key = RSAPrivateKey()
+        forge(intruder(key), key, version=0, since=5.0, size=512)
+
+        def follows() -> bool:
+            younger.look(())
+            return younger.wanted(0, is_paused=False) == SHARED
+
+        eventually(follows)
+        assert younger.why_not_host is not None
+        order = (label_of(owner_of(key)), label_of(records.owner))
+        eventually(lambda: order in [one.order for one in records.read() if one.owner == records.owner])
 
 
 def test_a_host_that_changes_too_much_at_once_is_not_followed_and_can_be_deposed(

@@ -80,6 +80,17 @@ class TestWhoCameBefore:
         seniority.meet([declared(HOST, 10.0)])
         assert owners(seniority.elders([declared(HOST, 10.0)])) == [HOST]
 
+    def test_two_that_are_unsure_do_not_take_each_other_for_the_host(self) -> None:
+        a, b = Seniority(b"a"), Seniority(b"b")
+        for seniority, since in ((a, 100.0), (b, 100.5)):
+            seniority.come(since)
+            seniority.is_unsure = True
+        of_a, of_b = declared(b"a", 100.0, [b"a"]), declared(b"b", 100.5, [b"b"])
+        a.meet([of_b])
+        b.meet([of_a])
+        assert a.elders([of_b]) == []
+        assert owners(b.elders([of_a])) == [b"a"]
+
     def test_but_not_one_that_has_found_it_there(self) -> None:
         """The others may have been local peers, who declare nothing; then each took the other one for the host."""
         seniority, newcomer = founder(100.0), declared(NEXT, 110.0, [OWN, NEXT])
