@@ -243,8 +243,7 @@ def _wrong_with_local_updates(values: Mapping[str, Any]) -> Iterator[str]:
     }
     for name, reason in reasons.items():
         if values[name]:
-            shown = _short(values[name])
-            yield f"use_local_updates=True does not go with {name}={shown}: {reason}; drop one."
+            yield f"use_local_updates=True does not go with {name}={_short(values[name])}: {reason}; drop one."
     if _settings(values, "averager_opts").get("reuse_tensors") and values["delay_state_averaging"]:
         yield (
             "averager_opts['reuse_tensors']=True does not go with use_local_updates=True and "

@@ -151,10 +151,13 @@ class Swarm(BlocksPeers, Invites):
         self.logs, self.onlookers = collect_logs(), Onlookers()
         if settings.public and not settings.initial_peers and not detect().reachable:
             warnings.warn(_NOBODY_CAN_JOIN, stacklevel=3)  # of the cell: a log is looked at when it is too late
-        dht = start_dht(settings.dht_kwargs() | {"secret": settings.credential()})
-        self.peer_id = dht.peer_id.to_base58()
-        self._become_member(dht.membership)
-        self._dht = dht
+        self._dht = start_dht(settings.dht_kwargs() | {"secret": settings.credential()})
+        try:
+            self.peer_id = self._dht.peer_id.to_base58()
+            self._become_member(self._dht.membership)
+        except BaseException:  # interrupted: nobody else knows of it, and a traceback would keep it alive
+            self._dht.shutdown()
+            raise
 
     # -- looking ------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ away when this peer came.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +17,9 @@ from hivenb.swarm.agreement.options_record import Declaration, label_of
 
 #: Seconds within which two peers have come at the same time: neither could see the other, and what they claim decides.
 AT_ONCE = 10.0
+
+#: Seconds after which a peer has seen all who came at the same time; whoever claims that later does not count as one.
+SEEN_WITHIN = 30.0
 
 #: Peers that are remembered; of more, those who came last are forgotten.
 MAX_REMEMBERED = 256
@@ -30,6 +35,8 @@ class Seniority:
         self._own = own
         self._order: list[bytes] = []
         self._deposed: set[bytes] = set()
+        #: when this peer came, by a clock that nobody sets
+        self._came_at = -math.inf
         #: when this peer came, as DHT time; ``None`` if it does not declare anything
         self.since: float | None = None
         #: whether there may have been others when it came, and it has not seen yet what they declare
@@ -47,7 +54,7 @@ class Seniority:
         """
         if self._own not in self._order:
             self._order.append(self._own)
-            self.since = since
+            self.since, self._came_at = since, time.monotonic()
 
     def meet(self, declarations: Iterable[Declaration], trusted: frozenset[str] = frozenset()) -> None:
         """Give those a place who have none yet, after all others; those whom this peer's elders vouch for, before them.
@@ -90,7 +97,8 @@ class Seniority:
         if _puts_first(one, label_of(self._own)):
             return len(self._order)
         came_before = one.rank < (self.since, self._own)
-        came_at_once = self.since - AT_ONCE <= one.since
+        has_just_come = time.monotonic() - self._came_at <= SEEN_WITHIN
+        came_at_once = has_just_come and self.since - AT_ONCE <= one.since
         # of two that are unsure, each would take the other one for the host if neither looked at what they claim
         yields = came_before and (self.is_unsure or (came_at_once and own == 0))
         return own if yields else len(self._order)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hivemind.p2p import PeerID
+from set_clock import Clock
 
 from hivenb.engine.dht.identity import new_identity, prove
+from hivenb.swarm.agreement import seniority as module
 from hivenb.swarm.agreement.options_record import Declaration, Plan, label_of
-from hivenb.swarm.agreement.seniority import AT_ONCE, MAX_REMEMBERED, Seniority
+from hivenb.swarm.agreement.seniority import AT_ONCE, MAX_REMEMBERED, SEEN_WITHIN, Seniority
 
 PLAN = Plan(0, ((0, {}),))
 OWN, HOST, NEXT, FORGER = b"own", b"host", b"next", b"forger"
@@ -20,6 +23,13 @@ def declared(owner: bytes, since: float = 100.0, order: Sequence[bytes] = (), **
 
 def owners(declarations: Sequence[Declaration]) -> list[bytes]:
     return [one.owner for one in declarations]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module.time, "monotonic", made)
+    return made
 
 
 def founder(since: float = 100.0) -> Seniority:
@@ -66,6 +76,13 @@ class TestWhoCameBefore:
         seniority, early = founder(100.0), declared(FORGER, 99.0 - AT_ONCE)
         seniority.meet([early])
         assert seniority.elders([early]) == []
+
+    def test_nobody_takes_the_founders_place_by_claiming_to_have_come_at_once(self, clock: Clock) -> None:
+        """What the founder declares says when it came, to everybody."""
+        seniority, late = founder(100.0), declared(FORGER, 99.0)
+        clock.now += SEEN_WITHIN + 1
+        seniority.meet([late])
+        assert seniority.elders([late]) == []
 
     def test_whoever_joined_a_swarm_yields_to_nobody_that_claims_to_have_come_at_once(self) -> None:
         host, seniority = declared(HOST, 50.0), Seniority(OWN)
