@@ -262,10 +262,10 @@ class OuterStateApart(AveragerBase):
     samples_of_round: Callable[[int], float]
     _downloaded_moments: Sequence[torch.Tensor] | None
 
-    def step(self, gather: Any = None, **kwargs: Any) -> Any:
+    def step(self, gather: Any = None, *args: Any, **kwargs: Any) -> Any:
         if self.outer is not None and self.mode is not AveragingMode.AUX:
             kwargs["weight"] = max(NEXT_TO_NOTHING, self.samples_of_round(gather or 0))
-        return super().step(gather, **kwargs)
+        return super().step(gather, *args, **kwargs)
 
     def load_state_from_peers(self, *args: Any, **kwargs: Any) -> Any:
         loaded = super().load_state_from_peers(*args, **kwargs)
