@@ -215,6 +215,7 @@ def take_part(connection: Any, addresses: Sequence[str], part: Part, count: int,
     :param folder: for what a killed process leaves behind
     """
     begin(folder)
+    logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # at the end, all of them are killed at once
     counts = Counts()
     with _joined(addresses, part) as dht:
         connection.send(("addresses", [str(address) for address in dht.get_visible_maddrs()]))

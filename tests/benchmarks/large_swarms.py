@@ -25,13 +25,16 @@ from swarm_bench import Peer, cpu_seconds, machine, parser, say, settled_epoch, 
 from hivenb.figures.measured_traffic import Traffic
 
 #: Peers that are started at a time.
-AT_A_TIME = 4
+AT_A_TIME = 8
 
 #: Cores that are busy from which on it is the machine that is measured.
 BUSY = 0.85
 
 #: Peers for whom the laws are reckoned.
 MANY = 1000
+
+#: Nodes that hold a record. Of no more peers, each holds them all: another law, which larger swarms do not follow.
+REPLICAS = 5
 
 
 @dataclass(frozen=True)
@@ -199,10 +202,10 @@ MEASURES: dict[str, Callable[[Row], float]] = {
 
 
 def laws(rows: Sequence[Row]) -> list[Law]:
-    """Of all measures, by who was measured; what took the machine's cores is left out."""
-    free = [row for row in rows if row.cpu < BUSY]
+    """Of all measures, by who was measured, for more than :data:`REPLICAS` peers; without what kept all cores busy."""
+    counted = [row for row in rows if row.cpu < BUSY and row.peers > REPLICAS]
     found = [
-        law(who, what, [(row.peers, value(row)) for row in free if row.who == who])
+        law(who, what, [(row.peers, value(row)) for row in counted if row.who == who])
         for who in dict.fromkeys(row.who for row in rows)
         for what, value in MEASURES.items()
     ]

@@ -190,4 +190,4 @@ def test_swarms_of_several_sizes_are_compared_with_plain_hivemind(tmp_path: Path
     ((count, calls, sent),) = found["beside"]
     assert count == 2
     assert f"2 peers of plain hivemind make {calls:.1f} times the calls, and send {sent:.1f} times" in printed
-    assert found["laws"] == [], "two sizes tell nothing"
+    assert found["laws"] == [], "of so few, nothing is said of many"
