@@ -178,6 +178,7 @@ def test_the_guard_is_measured_against_an_open_swarm(tmp_path: Path) -> None:
     assert f"at {found['ratio']:.4f} times the rate" in printed
 
 
+@pytest.mark.long
 def test_swarms_of_several_sizes_are_compared_with_plain_hivemind(tmp_path: Path) -> None:
     found, printed = run("large_swarms.py", tmp_path)
     assert [(row["who"], row["peers"]) for row in found["rows"]] == [("hivenb", 2), ("hivemind", 2), ("hivenb", 3)]
