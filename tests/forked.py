@@ -31,6 +31,14 @@ def start(target: Callable[..., None], *args: Any) -> BaseProcess:
     return process
 
 
+def end(connection: Connection, process: BaseProcess) -> None:
+    """Let such a process end, which waits for a word on a connection; by force if it does not within 30 s."""
+    connection.send("end")
+    process.join(30)
+    process.kill()
+    process.join()
+
+
 def _begin(target: Callable[..., None], *args: Any) -> None:
     # the server holds back interrupts, and processes that it forks would make others in the same way
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

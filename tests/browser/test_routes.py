@@ -59,7 +59,7 @@ def invite(tmp_path: Path) -> Iterator[tuple[Internet, str]]:
             settings = {"public_name": name, "client_mode": client_mode}
             process = forked.start(test_relay.train, internet.enter_as(host), there, way_in, settings)
             there.close()
-            ended.callback(test_relay.end, here, process)
+            ended.callback(forked.end, here, process)
         yield internet, way_in
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from typing import Any
 
 import forked
 import hivemind
@@ -72,18 +71,11 @@ def three() -> Iterator[tuple[Internet, list[Connection]]]:
             here, there = mp.Pipe()
             process = forked.start(serve, internet.enter_as(host), there, addresses)
             there.close()
-            ended.callback(_end, here, process)
+            ended.callback(forked.end, here, process)
             assert here.poll(PATIENCE), "the node tells nothing"
             addresses = addresses or here.recv()
             connections.append(here)
         yield internet, connections
-
-
-def _end(connection: Connection, process: Any) -> None:
-    connection.send("end")
-    process.join(30)
-    process.kill()
-    process.join()
 
 
 def wait_for_counts(connections: list[Connection], counts: list[int]) -> None:

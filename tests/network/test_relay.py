@@ -140,7 +140,7 @@ def test_peers_behind_routers_train_together_through_a_relay(tmp_path: Path) -> 
                 here, there = mp.Pipe()
                 process = forked.start(train, internet.enter_as(host), there, invite)
                 there.close()
-                ended.callback(end, here, process)
+                ended.callback(forked.end, here, process)
                 connections.append(here)
             ann, bob = wait_for_rounds(connections, 3)
             routes = ann.routes.get(bob.peer_id, []) + bob.routes.get(ann.peer_id, [])
@@ -152,10 +152,3 @@ def test_peers_behind_routers_train_together_through_a_relay(tmp_path: Path) -> 
         with a_relay(internet, tmp_path):
             wait_for_rounds(connections, 3)
             print(f"together again {time.monotonic() - began:.0f} s after the relay was started again")
-
-
-def end(connection: Connection, process: Any) -> None:
-    connection.send("end")
-    process.join(30)
-    process.kill()
-    process.join()

@@ -108,19 +108,12 @@ def three(allowed: None) -> Iterator[tuple[Internet, list[Connection]]]:
             here, there = mp.Pipe()
             process = forked.start(train, internet.enter_as(host), there, name, invite)
             there.close()
-            ended.callback(_end, here, process)
+            ended.callback(forked.end, here, process)
             connections.append(here)
             assert here.poll(PATIENCE), "the peer does not begin"
             invite = here.recv()
         wait_for_groups(connections[ANN], 3, 2)
         yield internet, connections
-
-
-def _end(connection: Connection, process: Any) -> None:
-    connection.send("end")
-    process.join(30)
-    process.kill()
-    process.join()
 
 
 def test_a_line_of_300_ms_makes_nobody_a_ghost(three: tuple[Internet, list[Connection]]) -> None:
