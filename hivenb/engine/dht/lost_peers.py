@@ -3,6 +3,10 @@
 A node strikes off whom it knows at the first request that is not answered (``hivemind/dht/protocol.py``,
 ``update_routing_table``), and dials nobody after its start. Two between whom the line was cut for half a minute would
 never hear of each other again, each the whole of its own swarm.
+
+How often a peer is dialled is the daemon's to say: after each dial in vain it refuses others for longer, by
+``5 + n**2`` seconds after the n-th, up to five minutes (go-libp2p, ``p2p/net/swarm/swarm_dial.go``), and answers at
+once while it does. Pauses of our own on top of its own would only miss the moment.
 """
 
 from __future__ import annotations
@@ -22,9 +26,6 @@ logger = get_logger(__name__)
 #: Seconds between two looks at who was struck off.
 LOOK_EVERY = 2.0
 
-#: Seconds to the next attempt to reach the same peer: at first, at most, and how they grow.
-FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 2.0, 60.0, 1.5
-
 #: Seconds that an attempt may take.
 REACHED_WITHIN = 10.0
 
@@ -42,20 +43,13 @@ class Acquaintance:
     :param addresses: at which it was connected
     :param seen_at: when it was last in the routing table
     :param is_joined: whether its address was given to this peer at its start
-    :param pause: seconds to the next attempt to reach it
-    :param due_at: when that is
+    :param tried_at: when it was last looked for since then
     """
 
     addresses: tuple[Multiaddr, ...]
     seen_at: float
     is_joined: bool = False
-    pause: float = FIRST_PAUSE
-    due_at: float = 0.0
-
-    def note_attempt(self, now: float) -> None:
-        """An attempt begins; the next one is later, and later each time."""
-        self.due_at = now + self.pause
-        self.pause = min(GROWTH * self.pause, LONGEST_PAUSE)
+    tried_at: float = 0.0
 
 
 class Acquaintances:
@@ -82,7 +76,7 @@ class Acquaintances:
             del self._of[longest_ago]
 
     def lost(self, present: Iterable[PeerID]) -> list[tuple[PeerID, Acquaintance]]:
-        """Those to be looked for now.
+        """Those to be looked for now, who have not been for longest; they count as tried.
 
         :param present: who is known at present
         """
@@ -91,8 +85,11 @@ class Acquaintances:
         for peer in forgotten:
             del self._of[peer]
         here = set(present)
-        due = [(peer, one) for peer, one in self._of.items() if peer not in here and one.due_at <= now]
-        return due[-AT_A_TIME:]
+        lost = [(peer, one) for peer, one in self._of.items() if peer not in here]
+        due = sorted(lost, key=lambda pair: pair[1].tried_at)[:AT_A_TIME]
+        for _, one in due:
+            one.tried_at = now
+        return due
 
 
 async def find_lost_peers(node: DHTNode, initial_peers: Iterable[str]) -> None:
@@ -114,11 +111,9 @@ async def _look(node: DHTNode, acquaintances: Acquaintances) -> None:
     for connected in await node.p2p.list_peers():
         if connected.peer_id in present:
             acquaintances.see(connected.peer_id, connected.addrs)
-    lost = [(peer, one) for peer, one in acquaintances.lost(present) if peer != node.peer_id]
-    for _, one in lost:
-        one.note_attempt(time.monotonic())
+    lost = acquaintances.lost({*present, node.peer_id})
     blocked = getattr(node.p2p, "blocked", ())
-    attempts = (_reach(node, peer, one.addresses) for peer, one in lost if peer not in blocked)
+    attempts = [_reach(node, peer, one.addresses) for peer, one in lost if peer not in blocked]
     await asyncio.gather(*(asyncio.wait_for(attempt, REACHED_WITHIN) for attempt in attempts), return_exceptions=True)
 
 

@@ -75,6 +75,16 @@ def redirect_output(descriptor: int) -> None:
         setattr(sys, name, os.fdopen(os.dup(number), "w", buffering=1, errors="replace"))
 
 
+def prepare_answers() -> None:
+    """Start what answers of processes of hivemind's need, out of reach of interrupts.
+
+    An interrupt that hits torch's manager of shared memory as it starts would end it, and torch waits for it for ever,
+    and lets no other thread of Python run (``torch/lib/libshm/core.cpp``, ``start_manager``).
+    """
+    with interrupts_blocked():
+        MPFuture()
+
+
 class ChildProcess(mp.process.BaseProcess):
     """Mixin for hivemind's processes: forked whatever the default start method is, and settled before they run.
 
@@ -92,6 +102,10 @@ class ChildProcess(mp.process.BaseProcess):
         # that of the default start method does nothing if that is spawn: the child would then hand out descriptors in
         # its parent's name, and who waits for the answer to such a message would wait for ever
         mp.context.ForkProcess._after_fork()  # type: ignore[attr-defined]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        prepare_answers()
+        super().__init__(*args, **kwargs)
 
     def start(self) -> None:
         if getattr(mp.current_process(), "_inheriting", False):

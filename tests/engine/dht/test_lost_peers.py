@@ -1,4 +1,4 @@
-"""Who was struck off is looked for: soon at first, then more rarely, those whom this peer has joined for ever."""
+"""Who was struck off is looked for, a few at a time in turn, and those whom this peer has joined for ever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from set_clock import Clock
 
 from hivenb.engine.dht import lost_peers as module
 from hivenb.engine.dht.dht import DHT
-from hivenb.engine.dht.lost_peers import AT_A_TIME, LONGEST_PAUSE, MOST_REMEMBERED, REMEMBERED_FOR, Acquaintances
+from hivenb.engine.dht.lost_peers import AT_A_TIME, MOST_REMEMBERED, REMEMBERED_FOR, Acquaintances
 
 ADDRESS = Multiaddr("/ip4/192.0.2.1/tcp/4001")
 
@@ -44,22 +44,18 @@ def test_who_is_there_is_not_looked_for(clock: Clock) -> None:
     ]
 
 
-def test_it_is_tried_more_and_more_rarely_until_the_peer_was_seen_again(clock: Clock) -> None:
-    known = Acquaintances([joined(1)])
-    pauses = []
-    for _ in range(12):
-        ((_, one),) = known.lost([])
-        one.note_attempt(clock.now)
-        assert known.lost([]) == []
-        pauses.append(one.due_at - clock.now)
-        clock.now = one.due_at
-    assert pauses == sorted(pauses)
-    assert pauses[0] < 5
-    assert pauses[-2:] == [LONGEST_PAUSE] * 2
-    known.see(peer(1), [ADDRESS])
-    ((_, one),) = known.lost([])
-    one.note_attempt(clock.now)
-    assert one.due_at - clock.now == pauses[0]
+def test_all_have_their_turn_and_who_was_seen_again_is_the_first(clock: Clock) -> None:
+    known = Acquaintances()
+    everybody = [peer(number) for number in range(2 * AT_A_TIME)]
+    for one in everybody:
+        known.see(one, [ADDRESS])
+    tried = []
+    for _ in range(2):
+        clock.now += 1
+        tried += [one for one, _ in known.lost([])]
+    assert tried == everybody
+    known.see(everybody[-1], [ADDRESS])
+    assert known.lost([])[0][0] == everybody[-1]
 
 
 def test_only_whom_it_has_joined_is_looked_for_always(clock: Clock) -> None:

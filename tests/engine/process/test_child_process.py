@@ -187,3 +187,29 @@ def test_a_child_starts_while_a_thread_of_its_parent_reads_the_input() -> None:
         said = [program.stdout.readline(), program.stdout.readline()]
         program.stdin.close()
     assert said == ["'' b''\n", "0\n"], "the child has nothing to read, and nor has a program that it starts"
+
+
+BLOCKED = (
+    PREAMBLE
+    + """
+import psutil, signal
+from hivemind.utils.mpfuture import MPFuture
+
+class Child(child_process.ChildProcess, mp.Process):
+    pass
+
+def is_blocked(status):
+    (mask,) = (line.split()[1] for line in open(status) if line.startswith("SigBlk"))
+    return bool(int(mask, 16) >> signal.SIGINT - 1 & 1)
+
+Child()
+(manager,) = psutil.Process().children()
+answers = MPFuture._pipe_waiter_thread.native_id
+print(manager.name(), is_blocked(f"/proc/{manager.pid}/status"), is_blocked(f"/proc/self/task/{answers}/status"))
+"""
+)
+
+
+def test_what_answers_need_is_out_of_reach_of_interrupts_as_it_starts() -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["torch_shm_manager", "True", "True"], done.stderr
