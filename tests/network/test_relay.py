@@ -30,10 +30,10 @@ from hivenb.engine.dht.addresses import Reach
 from network.internet import Internet, why_not
 from network.line import Line
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 #: Seconds within which two peers find each other, also after the relay was gone.
-PATIENCE = 120.0
+PATIENCE = 180.0
 
 RELAY, ANN, BOB = range(3)
 
