@@ -170,6 +170,7 @@ def test_the_soak_looks_at_all_processes(tmp_path: Path) -> None:
     assert "with a dashboard" in printed
 
 
+@pytest.mark.long
 def test_the_guard_is_measured_against_an_open_swarm(tmp_path: Path) -> None:
     found, printed = run("guard.py", tmp_path)
     (turn,) = found["rows"]
