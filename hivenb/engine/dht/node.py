@@ -28,7 +28,7 @@ class _Nearest:
     """What a search for the nodes that are nearest to a key came to.
 
     :param nodes: nearest first
-    :param acquaintances: all whom the node had met by then
+    :param acquaintances: all whom the node had met when it began
     :param until: when to search anew
     """
 
@@ -71,9 +71,12 @@ class Node(DHTNode):
             node_to_peer_id.update(nodes)
             await found_callback(query, list(nodes), set())
 
+        # not those of its end: who comes meanwhile was not found, and would get nothing until all is searched anew
+        acquaintances = self._acquaintances
+
         async def remember(query: DHTID, nearest: list[DHTID], visited: set[DHTID]) -> None:
             nodes = {node: node_to_peer_id[node] for node in nearest}
-            self._nearest[query] = _Nearest(nodes, self._acquaintances, get_dht_time() + NEAREST_KNOWN_FOR)
+            self._nearest[query] = _Nearest(nodes, acquaintances, get_dht_time() + NEAREST_KNOWN_FOR)
             await found_callback(query, nearest, visited)
 
         unknown = [query for query in queries if query not in known]

@@ -99,8 +99,30 @@ async def meet(key: str, node: DHTNode) -> None:
     await store_and_read(key, node)
 
 
+async def held(key: str, dht: hivemind.DHT, node: DHTNode) -> Any:
+    """What this node itself holds under a key."""
+    return node.protocol.storage.get(DHTID.generate(source=key))
+
+
 async def acquaintances(dht: hivemind.DHT, node: DHTNode) -> int:
     return len(node.protocol.routing_table.uid_to_peer_id)
+
+
+async def store_while_somebody_comes(key: str, dht: hivemind.DHT, node: DHTNode) -> None:
+    """As over a long line: whoever comes after the node has asked, and before it has the answer."""
+    find, known = node.protocol.call_find, await acquaintances(dht, node)
+
+    async def find_slowly(*args: Any, **kwargs: Any) -> Any:
+        found = await find(*args, **kwargs)
+        while await acquaintances(dht, node) == known:
+            await asyncio.sleep(0.02)
+        return found
+
+    node.protocol.call_find = find_slowly
+    try:
+        await store(key, 1, node)
+    finally:
+        del node.protocol.call_find
 
 
 def calls(dht: DHT, action: Callable[[DHTNode], Any], before: Callable[[DHTNode], Any]) -> tuple[int, int]:
@@ -125,6 +147,17 @@ class TestStoring:
         searches, stores = calls(swarm[3], partial(store_and_read, "read"), before=partial(meet, "read"))
         assert searches <= REPLICAS // 2 + 1
         assert stores <= REPLICAS, "no copies for the sake of others, either"
+
+    @pytest.mark.process
+    def test_who_came_during_a_search_is_found_by_the_next_one(self, open_dht: Open) -> None:
+        pair = [open_dht([])]
+        pair.append(open_dht(pair))
+        storing = pair[0].run_coroutine(partial(store_while_somebody_comes, "meanwhile"), return_future=True)
+        newcomer = open_dht(pair)
+        storing.result(60)
+        assert pair[0].store("meanwhile", 2, get_dht_time() + 60, subkey=pair[0].peer_id.to_base58())
+        record = newcomer.run_coroutine(partial(held, "meanwhile"))
+        assert record is not None, "it holds what was stored after it had come"
 
     def test_a_newcomer_is_found(self, swarm: list[DHT], open_dht: Open, eventually: Any) -> None:
         pair = [open_dht([])]
