@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
+from hivenb.engine.process.child_process import shared_locks_held
 from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.engine.rounds.stale_handlers import DaemonLink
 from hivenb.errors import ProcessEndedError
@@ -28,6 +29,14 @@ def make(dht, run_id):
     for averager in made:
         if averager.is_alive():
             averager.shutdown()
+
+
+def kill_unseen(averager):
+    """Let nobody look after it, who would free a lock with which it dies: those that all share it does not hold."""
+    averager._is_dismissed = True
+    with shared_locks_held():
+        os.kill(averager.pid, signal.SIGKILL)
+        averager.join(10)
 
 
 def test_one_whose_answer_was_lost_while_it_started_leaves_its_place_to_a_successor(make, monkeypatch):
@@ -49,18 +58,14 @@ def test_one_whose_answer_was_lost_while_it_started_leaves_its_place_to_a_succes
 
 def test_one_that_could_not_say_goodbye_to_the_daemon_leaves_its_place_to_a_successor(make):
     first = make()
-    first._is_dismissed = True  # so that nobody looks after it
-    os.kill(first.pid, signal.SIGKILL)
-    first.join(10)
+    kill_unseen(first)
     first.shutdown()
     assert make().is_alive()
 
 
 def test_handlers_are_forgotten_also_by_a_thread_that_runs_a_loop(make):
     first = make()
-    first._is_dismissed = True
-    os.kill(first.pid, signal.SIGKILL)
-    first.join(10)
+    kill_unseen(first)
 
     async def forget() -> None:
         first._daemon_link.forget(first._handler_names())
