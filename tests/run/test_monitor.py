@@ -132,7 +132,8 @@ def test_a_peer_killed_is_soon_shown_as_gone_and_what_it_put_in_stays(swarm, eve
     assert local.peer_id not in {peer.peer_id for peer in run.peers()}
     assert run.status.num_peers == 1
     eventually(lambda: f"peer {short_id(local.peer_id)} left without a goodbye" in events(run.history, "peer"))
-    assert all(member.samples > 0 for member in run.roster.members)
+    # of this peer as of the one that has gone: between two looks, an epoch may just have begun
+    eventually(lambda: all(member.samples > 0 for member in run.roster.members))
     run.stop()
     assert presence(run, local.peer_id) is Presence.UNKNOWN
 
