@@ -93,6 +93,10 @@ class ChildProcess(mp.process.BaseProcess):
     process classes.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        prepare_answers()
+        super().__init__(*args, **kwargs)
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         return mp.context.ForkProcess._Popen(process_obj)
@@ -102,10 +106,6 @@ class ChildProcess(mp.process.BaseProcess):
         # that of the default start method does nothing if that is spawn: the child would then hand out descriptors in
         # its parent's name, and who waits for the answer to such a message would wait for ever
         mp.context.ForkProcess._after_fork()  # type: ignore[attr-defined]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        prepare_answers()
-        super().__init__(*args, **kwargs)
 
     def start(self) -> None:
         if getattr(mp.current_process(), "_inheriting", False):
