@@ -30,6 +30,15 @@ def dht() -> Iterator[DHT]:
 @pytest.fixture
 def joining_dht(dht: DHT) -> Iterator[DHT]:
     """Another one, of another peer."""
+    yield from _joining(dht)
+
+
+@pytest.fixture
+def third_dht(dht: DHT) -> Iterator[DHT]:
+    yield from _joining(dht)
+
+
+def _joining(dht: DHT) -> Iterator[DHT]:
     opened = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK)
     yield opened
     opened.shutdown()

@@ -206,7 +206,7 @@ def test_all_are_found() -> None:
         ("TiedP2P._make_process_args", "hivemind.p2p.p2p_daemon"),
         ("ProgressTracker._progress_fetcher", "hivemind.optim.progress_tracker"),
         ("AccumulatesBySamples.accumulate_grads_", "hivemind.optim.grad_averager"),
-        ("AveragerBase.rpc_join_group", "hivemind.averaging.averager"),
+        ("LeavingAverager.rpc_aggregate_part", "hivemind.averaging.averager"),
         ("AveragerBase._get_handle_name", "hivemind.p2p.servicer"),
         ("EpochSchedulers.step", "torch.optim.lr_scheduler"),
         ("HivemindStrategy.optimizer_step", "lightning.pytorch.strategies.strategy"),

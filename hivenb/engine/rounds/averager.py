@@ -11,13 +11,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
-from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID, ServicerBase, StubBase
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase, StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
-from hivemind.utils.asyncio import achain, as_aiter
 
 from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - a peer without one decodes others' messages, too
 from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what others say ends no process
@@ -29,6 +27,7 @@ from hivenb.engine.rounds.download_pace import DownloadPace
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
 from hivenb.engine.rounds.gathered import marked
 from hivenb.engine.rounds.kept_tasks import complain_unless_cancelled, keep_tasks_alive
+from hivenb.engine.rounds.leaving import LeavingAverager
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.round import Round
 from hivenb.engine.rounds.stale_handlers import DaemonLink
@@ -51,7 +50,7 @@ ALONE_AFTER = 2
 ANSWER_TIMEOUT = 10.0
 
 
-class AveragerBase(WatchedProcess, DecentralizedAverager):
+class AveragerBase(WatchedProcess, LeavingAverager):
     """Base to put *behind* a class of hivemind's averagers: what creating one, and waiting for it, should be like.
 
     Behind, because hivemind's classes reach :meth:`step` through ``super()``.
@@ -270,37 +269,6 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
             await asyncio.wait(others, timeout=timeout)
         await self._p2p.shutdown()  # removes its socket from /tmp
 
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        # hivemind/averaging/averager.py:rpc_aggregate_part turns away whoever is quicker than this peer if the round
-        # before the present one has ended since that was agreed on: with rounds in the background, as good as always
-        request = await anext(stream)
-        if request.code == averaging_pb2.CANCELLED:
-            self._matchmaking.decline(request.group_id, context.remote_id)
-            return
-        takes_part = await self._matchmaking.wait_for_trigger(request.group_id)
-        if request.group_id not in self._running_groups:
-            if not takes_part or not self._matchmaking.is_looking_for_group:
-                # it has left the group, maybe before it learned that it was in one
-                await self._decline(request.group_id, context.remote_id)
-                yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
-                return
-            await self._pending_groups_registered.wait()
-        if (group := self._running_groups.get(request.group_id)) is not None:
-            # hivemind awaits the future itself, which is cancelled, for all, with the request of a sender that dies
-            await asyncio.wait({group})
-        async for message in super().rpc_aggregate_part(achain(as_aiter(request), stream), context):
-            yield message
-
-    async def rpc_join_group(
-        self, request: averaging_pb2.JoinRequest, context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        responses = super().rpc_join_group(request, context)
-        # one that ends with the welcome is not answered to its end: this peer leaves
-        async for message in left_open(responses, CLOSED_WITHIN, lambda last: last.code != averaging_pb2.ACCEPTED):
-            yield message
-
     async def rpc_download_state(
         self, request: averaging_pb2.DownloadRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
@@ -330,21 +298,3 @@ class AveragerBase(WatchedProcess, DecentralizedAverager):
         except Exception as e:
             # whoever asked for the round has the error in its future; here it would only be printed by asyncio
             logger.debug(f"A round of averaging ended with {e!r}")
-        finally:
-            left = self._matchmaking.leave(step)
-            await asyncio.gather(*(self._decline(group.group_id, peer) for group in left for peer in group.peer_ids))
-
-    async def _decline(self, group_id: bytes, peer: PeerID) -> None:
-        """Tell a peer that this one does not average with a group that it was in, so that nobody waits for its data.
-
-        hivemind's peers understand that, too.
-        """
-        if peer == self.peer_id:
-            return
-        message = averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED, group_id=group_id)
-        try:
-            stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
-            async for _ in await stub.rpc_aggregate_part(as_aiter(message)):
-                break
-        except (P2PDaemonError, P2PHandlerError, OSError, EOFError) as e:
-            logger.debug(f"{peer} could not be told that this peer has left a group: {e!r}")

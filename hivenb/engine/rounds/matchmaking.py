@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import hivemind
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking, MatchmakingException
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
@@ -21,45 +19,13 @@ from hivenb.engine.rounds.account import NOTABLE, Account
 from hivenb.engine.rounds.exchange_notes import ExchangeNotes
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
 from hivenb.engine.rounds.gathered import epoch_of, is_readable, marked
+from hivenb.engine.rounds.given_up_search import ANSWERED_WITHIN, has_begun
+from hivenb.engine.rounds.paced_group_key_manager import SEARCH_EVERY, PacedGroupKeyManager
 from hivenb.engine.rounds.search import LeadersOfASearch, Waiting
+from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, left_open
 
 #: Groups of which it is remembered who has left them.
 REMEMBERED = 64
-
-#: Seconds between two looks for peers to average with.
-SEARCH_EVERY = 0.1
-
-
-class PacedGroupKeyManager(GroupKeyManager):
-    """``hivemind``'s ``GroupKeyManager`` that looks for peers no more often than it has to, and lets no group wait.
-
-    hivemind's peers look without a pause until they have found a group, which keeps a core busy. Then they do not begin
-    to average until the DHT knows that they no longer look: three seconds, if one of its nodes does not answer.
-    """
-
-    _looked_at = _found_at = -math.inf
-    _withdrawing: asyncio.Task[bool] | None = None
-
-    async def get_averagers(self, *args: Any, **kwargs: Any) -> list[tuple[PeerID, float]]:
-        await asyncio.sleep(self._looked_at + SEARCH_EVERY - time.monotonic())
-        self._looked_at = time.monotonic()
-        found = await super().get_averagers(*args, **kwargs)
-        self._found_at = time.monotonic()
-        return found
-
-    @property
-    def has_just_looked(self) -> bool:
-        """Whether it knows who is there now; the DHT takes its time while one of its nodes does not answer."""
-        return time.monotonic() - self._found_at < 5 * SEARCH_EVERY
-
-    async def declare_averager(self, *args: Any, looking_for_group: bool = True, **kwargs: Any) -> bool:
-        declaring = super().declare_averager(*args, looking_for_group=looking_for_group, **kwargs)
-        if looking_for_group:
-            return await declaring
-        # one that comes too late is overruled by the next declaration, which expires later
-        self._withdrawing = asyncio.create_task(declaring)
-        self._withdrawing.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks for it
-        return True
 
 
 class EpochMatchmaking(Matchmaking):
@@ -78,6 +44,12 @@ class EpochMatchmaking(Matchmaking):
         self._expected: ExpectedPeers | None = None
         #: the last peer that was asked to lead, and the asking
         self._following: tuple[PeerID, asyncio.Task[GroupInfo | None]] | None = None
+        #: set when one is over, and all is known of what has come of it
+        self._searches: dict[StepControl, asyncio.Event] = {}
+        #: whether the last leader of the search was asked whether it has begun, since the search was given up
+        self._has_taken_leave = False
+        #: followers that are being told that this peer, which leads them, has begun
+        self._being_told: set[PeerID] = set()
         #: done when somebody has gone, has come, or has left a group; then there is another one
         self.news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: groups that this peer is in and that it has not begun to average with, by their ids
@@ -115,8 +87,14 @@ class EpochMatchmaking(Matchmaking):
     async def look_for_group(self, step: StepControl) -> GroupInfo | None:
         if self._leaders.step is not step:  # else it is the same search, begun anew
             self._leaders = LeadersOfASearch(step)
+        self._has_taken_leave = False
         waiting, expected = Waiting(step), self._expected_at(step)
-        group = await super().look_for_group(step)
+        over = self._searches[step] = asyncio.Event()
+        try:
+            group = await super().look_for_group(step)
+        finally:
+            del self._searches[step]
+            over.set()
         met = frozenset(peer.to_bytes() for peer in (() if group is None else group.peer_ids))
         missed = (expected & self._expected_at(step)) - met
         if missed and self._chosen_size is None and waiting.seconds >= NOTABLE:
@@ -162,8 +140,25 @@ class EpochMatchmaking(Matchmaking):
         if self.potential_leaders.declared_expiration_time > (request.expiration or math.inf):
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_EXPIRATION_TIME)
             return
-        async for message in super().rpc_join_group(request, context):
-            yield message
+        responses = super().rpc_join_group(request, context)
+        try:
+            # one that ends with the welcome is not answered to its end: this peer leaves
+            async for message in left_open(responses, CLOSED_WITHIN, lambda last: last.code != averaging_pb2.ACCEPTED):
+                if message.code == averaging_pb2.BEGIN_ALLREDUCE:
+                    self._being_told.add(context.remote_id)
+                yield message
+        finally:
+            self._being_told.discard(context.remote_id)
+
+    def let_go(self, follower: PeerID) -> bool:
+        """Know that a follower gives up its search.
+
+        :returns: whether this peer has begun with it, which it will learn from the answer to its request
+        """
+        self.current_followers.pop(follower, None)
+        has_assembled = self.assembled_group.done() and not self.assembled_group.cancelled()
+        is_in = has_assembled and not self.assembled_group.exception() and follower in self.assembled_group.result()
+        return is_in or follower in self._being_told
 
     def _check_reasons_to_reject(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -202,6 +197,10 @@ class EpochMatchmaking(Matchmaking):
         self._following = leader, following
         try:
             await asyncio.wait({following})
+        except asyncio.CancelledError:
+            if self.assembled_group.cancelled() and not self._has_taken_leave:
+                await self._take_leave(following)
+            raise
         finally:
             await _give_up(following)
         if following.cancelled():
@@ -212,6 +211,26 @@ class EpochMatchmaking(Matchmaking):
             self.tell(Account(epoch or 0, stalled=frozenset({leader.to_bytes()}), seconds=seconds))
             return None
         return None if isinstance(following.exception(), OSError) else following.result()
+
+    async def _take_leave(self, following: asyncio.Task[GroupInfo | None]) -> None:
+        """Learn of the group with which a leader has begun that does not know yet that this peer has given up.
+
+        Else nobody in it would know before the deadline that this peer has left it.
+
+        :param following: the request, which its leader may have sent on to another one
+        """
+        self._has_taken_leave = True
+        leader = None if self._following is None else self._following[0]
+        if leader is None or self._has_gone(leader):
+            return
+        stub = self._servicer_type.get_stub(self._p2p, leader, namespace=self._prefix)
+        asking = asyncio.create_task(has_begun(stub))
+        try:
+            await asyncio.wait({asking, following}, timeout=ANSWERED_WITHIN, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done() and asking.result():
+                await asyncio.wait({following}, timeout=ANSWERED_WITHIN)
+        finally:
+            asking.cancel()
 
     @property
     def current_leader(self) -> PeerID | None:
@@ -230,6 +249,9 @@ class EpochMatchmaking(Matchmaking):
     async def follower_assemble_group(self, leader: PeerID, msg: averaging_pb2.MessageFromLeader) -> GroupInfo:
         if not all(map(is_readable, msg.gathered)):
             raise MatchmakingException(f"{leader} has sent what its group cannot have gathered")
+        if self.assembled_group.cancelled():  # the search was given up meanwhile, and whoever is in is to know
+            peers = tuple(map(PeerID, msg.ordered_peer_ids))
+            return self._await_trigger(GroupInfo(msg.group_id, peers, tuple(msg.gathered)))
         return self._await_trigger(await super().follower_assemble_group(leader, msg))
 
     def _await_trigger(self, group: GroupInfo) -> GroupInfo:
@@ -256,11 +278,13 @@ class EpochMatchmaking(Matchmaking):
             _, begun, _ = self._awaiting_trigger.pop(group_id)
             begun.set()
 
-    def leave(self, step: StepControl) -> list[GroupInfo]:
+    async def leave(self, step: StepControl) -> list[GroupInfo]:
         """Send those away who wait for a group of that round: it is over, or it has failed.
 
         :returns: the groups that this peer has left before it began to average with them
         """
+        if step in self._searches:
+            await self._searches[step].wait()
         left = [group for own, _, group in self._awaiting_trigger.values() if own is step]
         for group in left:
             self._left.append(group.group_id)
@@ -280,8 +304,9 @@ class EpochMatchmaking(Matchmaking):
 
     def decline(self, group_id: bytes, peer: PeerID) -> None:
         """Know that a peer has left a group."""
-        self._declined.append((group_id, peer))
-        self._tell_news()
+        if group_id:  # else it would leave all groups
+            self._declined.append((group_id, peer))
+            self._tell_news()
 
     def _tell_news(self) -> None:
         news, self.news = self.news, asyncio.get_running_loop().create_future()
