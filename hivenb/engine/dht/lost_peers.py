@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hivemind.dht import DHTNode
-from hivemind.p2p import P2PDaemonError, PeerID
+from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
@@ -31,6 +31,9 @@ REACHED_WITHIN = 10.0
 
 #: Seconds for which a peer is looked for that was met by itself. Whom this one has joined is looked for always.
 REMEMBERED_FOR = 3600.0
+
+#: What is raised where a daemon, or a peer that it is to reach, does not answer.
+_NO_ANSWER = (P2PDaemonError, P2PHandlerError, OSError, EOFError, TimeoutError, asyncio.TimeoutError)
 
 #: Peers that are remembered, those who were seen last, and attempts at a time.
 MOST_REMEMBERED, AT_A_TIME = 64, 8
@@ -102,8 +105,11 @@ async def find_lost_peers(node: DHTNode, initial_peers: Iterable[str]) -> None:
         await asyncio.sleep(LOOK_EVERY)
         try:
             await _look(node, acquaintances)
-        except Exception as e:  # of several libraries; a daemon that ends is noticed elsewhere
+        except _NO_ANSWER as e:  # a daemon that ends is noticed elsewhere
             logger.debug(f"Nobody could be looked for: {e!r}")
+        except Exception:
+            logger.exception("Peers that were struck off are not looked for any more")
+            return
 
 
 async def _look(node: DHTNode, acquaintances: Acquaintances) -> None:
@@ -113,18 +119,16 @@ async def _look(node: DHTNode, acquaintances: Acquaintances) -> None:
             acquaintances.see(connected.peer_id, connected.addrs)
     lost = acquaintances.lost({*present, node.peer_id})
     blocked = getattr(node.p2p, "blocked", ())
-    attempts = [_reach(node, peer, one.addresses) for peer, one in lost if peer not in blocked]
-    await asyncio.gather(*(asyncio.wait_for(attempt, REACHED_WITHIN) for attempt in attempts), return_exceptions=True)
+    await asyncio.gather(*(_reach(node, peer, one.addresses) for peer, one in lost if peer not in blocked))
 
 
 async def _reach(node: DHTNode, peer: PeerID, addresses: Iterable[Multiaddr]) -> None:
     """Know a peer again, and be known to it, if it answers."""
     try:
-        await node.p2p._client.connect(peer, addresses)
-    except (P2PDaemonError, OSError) as e:
+        await asyncio.wait_for(node.p2p._client.connect(peer, addresses), REACHED_WITHIN)
+        await asyncio.wait_for(node.protocol.call_ping(peer), REACHED_WITHIN)
+    except _NO_ANSWER as e:
         logger.debug(f"{peer} cannot be reached: {e!r}")
-        return
-    await node.protocol.call_ping(peer)
 
 
 def _by_peer(addresses: Iterable[str]) -> dict[PeerID, tuple[Multiaddr, ...]]:

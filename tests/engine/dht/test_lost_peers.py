@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hivemind import DHT as _DHT
 from hivemind.dht import DHTNode
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 from set_clock import Clock
 
 from hivenb.engine.dht import lost_peers as module
 from hivenb.engine.dht.dht import DHT
-from hivenb.engine.dht.lost_peers import AT_A_TIME, MOST_REMEMBERED, REMEMBERED_FOR, Acquaintances
+from hivenb.engine.dht.lost_peers import (
+    AT_A_TIME,
+    MOST_REMEMBERED,
+    REMEMBERED_FOR,
+    Acquaintances,
+    find_lost_peers,
+)
 
 ADDRESS = Multiaddr("/ip4/192.0.2.1/tcp/4001")
 
@@ -77,6 +87,28 @@ def test_so_many_are_remembered_and_tried_at_a_time(clock: Clock) -> None:
     assert len(known.lost([])) == AT_A_TIME
     here = [peer(number) for number in range(1, 2 * MOST_REMEMBERED)]
     assert [one for one, _ in known.lost(here)] == [peer(0)], "whom it has joined gives place to nobody"
+
+
+def test_a_daemon_that_does_not_answer_is_asked_again_and_any_other_error_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY", 0.0)
+    raised = iter([P2PDaemonError("away"), EOFError(), TimeoutError(), TypeError("wrong")])
+
+    async def list_peers() -> None:
+        raise next(raised)
+
+    node = SimpleNamespace(
+        peer_id=peer(1),
+        p2p=SimpleNamespace(list_peers=list_peers),
+        protocol=SimpleNamespace(routing_table=SimpleNamespace(peer_id_to_uid={})),
+    )
+    with caplog.at_level(logging.WARNING, "hivenb"):
+        asyncio.run(asyncio.wait_for(find_lost_peers(cast(DHTNode, node), []), 10))
+    (record,) = caplog.records
+    assert record.message == "Peers that were struck off are not looked for any more"
+    assert "wrong" in caplog.text
+    assert next(raised, None) is None
 
 
 async def _strike_off(other: PeerID, dht: _DHT, node: DHTNode) -> None:
