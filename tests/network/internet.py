@@ -6,9 +6,10 @@ import itertools
 import json
 import multiprocessing as mp
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -24,6 +25,9 @@ _PATIENCE = 30.0
 
 #: Bytes, as over a tunnel or a mobile line; what is larger is cut into pieces by whoever sends it.
 LARGEST_PACKET = 1400
+
+#: Where network namespaces have their names, and which of them are hosts of ours, with the process that made them.
+_NAMES, _OF_A_PROCESS = "/run/netns", re.compile(r"hn(\d+)-")
 
 _numbers = itertools.count(1)
 
@@ -45,6 +49,7 @@ class Internet:
         self._router: BaseProcess | None = None
 
     def __enter__(self) -> Internet:
+        _remove_left_behind()
         try:
             for space in self._spaces:
                 _ip("netns", "add", space)
@@ -71,8 +76,7 @@ class Internet:
             self._router.join(_PATIENCE)
             self._router.kill()
             self._router.join()
-        for space in self._spaces:
-            subprocess.run(["ip", "netns", "del", space], capture_output=True)
+        _remove(self._spaces)
 
     def address(self, host: int) -> str:
         """Where the others find a host, if they do: IPv4, as it is in the real internet, since libp2p looks at that."""
@@ -126,6 +130,19 @@ def why_not() -> str | None:
             return None
     except (OSError, EOFError, subprocess.CalledProcessError) as e:
         return f"no hosts can be made here: {getattr(e, 'stderr', None) or e}"
+
+
+def _remove_left_behind() -> None:
+    """Remove the hosts of processes that were ended by a signal before they could."""
+    if not os.path.isdir(_NAMES):
+        return
+    owners = {name: _OF_A_PROCESS.match(name) for name in os.listdir(_NAMES)}
+    _remove(name for name, owner in owners.items() if owner and not os.path.exists(f"/proc/{owner[1]}"))
+
+
+def _remove(spaces: Iterable[str]) -> None:
+    for space in spaces:
+        subprocess.run(["ip", "netns", "del", space], capture_output=True)
 
 
 def _ip(*words: str) -> str:

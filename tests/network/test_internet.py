@@ -184,3 +184,22 @@ def test_nothing_is_left_of_it(start: Start) -> None:
         space = internet._spaces[0]
         assert set(os.listdir("/run/netns")) >= {space}
     assert space not in set(os.listdir("/run/netns"))
+
+
+def test_the_hosts_of_a_process_that_was_killed_are_removed(start: Start) -> None:
+    made, killed = mp.Pipe()
+    other = forked.start(_make_hosts, killed)
+    killed.close()
+    assert made.poll(30.0)
+    space = made.recv()
+    other.kill()
+    other.join()
+    assert space in os.listdir("/run/netns")
+    with Internet([Line()]):
+        assert space not in os.listdir("/run/netns")
+
+
+def _make_hosts(connection: Connection) -> None:
+    with Internet([Line()]) as internet:
+        connection.send(internet._spaces[0])
+        connection.poll(None)
