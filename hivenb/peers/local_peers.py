@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hivenb.engine.process.interrupts import interrupts_blocked
 from hivenb.errors import HivenbError, LocalPeerError
 from hivenb.peers.followed_run import FollowedRun, Followers
 from hivenb.peers.forking import fork_peer
@@ -61,7 +62,7 @@ class LocalPeers:
             self._require_open()  # from here on, close() waits for this to end
             try:
                 for _ in range(count):
-                    new.append(self._launch(run, way_in))
+                    self._launch(run, way_in, new)
                     with self._changed:
                         self._require_open()  # from here on, close() knows of this one
                         self._starting.add(new[-1])
@@ -167,12 +168,13 @@ class LocalPeers:
         except Exception as e:  # of several libraries: the daemon may just be ending, and is then started anew
             raise LocalPeerError(f"the swarm does not say how it is joined: {e!r}") from e
 
-    def _launch(self, run: FollowedRun, way_in: WayIn) -> LocalPeer:
+    def _launch(self, run: FollowedRun, way_in: WayIn, launched: list[LocalPeer]) -> None:
         number = next(self._numbers)
         recipe = make_recipe(run, self._ask_for(way_in), seed=number)
         log_path = Path(self._folder.name) / f"peer-{number}.log"
-        process, connection = fork_peer(f"hivenb-peer-{number}", recipe, log_path)
-        return LocalPeer(number, process, connection, log_path)
+        with interrupts_blocked():  # one in between would leave a peer that is nobody's
+            process, connection = fork_peer(f"hivenb-peer-{number}", recipe, log_path)
+            launched.append(LocalPeer(number, process, connection, log_path))
 
     def _require_open(self) -> None:
         if self._is_closed:
