@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from functools import cache
 from types import SimpleNamespace
@@ -18,8 +19,6 @@ from hivemind.p2p import P2PContext, P2PDaemonError, PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.rounds import averager as averager_module
-from hivenb.engine.rounds import fault_tolerant_all_reduce as all_reduce_module
 from hivenb.engine.rounds.gathered import marked
 
 OWN, GOOD, EVIL, OTHER = (PeerID(b"\x12\x20" + bytes([number] * 32)) for number in range(4))
@@ -41,11 +40,17 @@ def loop() -> asyncio.AbstractEventLoop:
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """In the loop that all inputs share; whatever of it is not over by then is a finding."""
     with contextlib.ExitStack() as patches:
-        for module in (averager_module, all_reduce_module):  # nobody has to be given time to read the end of a stream
-            for name in ("CLOSED_WITHIN", "PARTS_LEFT_OPEN", "STATE_LEFT_OPEN"):
-                if hasattr(module, name):
-                    patches.enter_context(patch.object(module, name, 0.0))
+        for module, name in _times_given():
+            patches.enter_context(patch.object(module, name, 0.0))
         return loop().run_until_complete(_alone(coroutine))
+
+
+@cache
+def _times_given() -> list[tuple[Any, str]]:
+    """Wherever others are given time to read the end of a stream, which nobody needs here."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("hivenb.engine.rounds.")]
+    names = ("CLOSED_WITHIN", "PARTS_LEFT_OPEN", "STATE_LEFT_OPEN")
+    return [(module, name) for module in modules for name in names if hasattr(module, name)]
 
 
 async def _alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
