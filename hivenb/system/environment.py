@@ -93,17 +93,18 @@ def _kind(environ: Mapping[str, str], modules: Mapping[str, Any], shell: Any, in
 
 
 def install_command(environment: Environment | None = None) -> str:
-    """Return the line that installs hivenb in a notebook cell or a terminal of this place.
+    """Return what installs hivenb in a notebook cell or a terminal of this place: a line, or two.
 
-    On Colab it keeps the preinstalled ipywidgets: the page's own widget code fits that version only.
+    In a cell, pip is held to what is installed already: a plain install would replace packages that others there need,
+    and that the kernel has loaded. On Colab these are protobuf, grpcio and setuptools, since hivemind asks for grpcio-tools,
+    of which pip takes the newest. The list is in a file beside the notebook then, ``installed.txt``.
 
     :param environment: the place; detected by default
     """
     environment = detect() if environment is None else environment
-    if environment.kind is Kind.COLAB:
-        return '%pip install -q hivenb "ipywidgets<8"'
-    in_cell = environment.has_widgets or environment.kind in (Kind.JUPYTER, Kind.VSCODE, Kind.KAGGLE)
-    return ("%pip install -q" if in_cell else "pip install") + ' "hivenb[demo]"'
+    if environment.has_widgets or environment.kind in (Kind.COLAB, Kind.JUPYTER, Kind.KAGGLE, Kind.VSCODE):
+        return "%pip list --format=freeze > installed.txt\n%pip install -q hivenb pandas scikit-learn -c installed.txt"
+    return 'pip install "hivenb[demo]"'
 
 
 def require_linux(platform: str | None = None) -> None:

@@ -77,17 +77,28 @@ def test_detecting_imports_nothing():
 
 
 @pytest.mark.parametrize(
-    ("kind", "has_widgets", "line"),
+    ("kind", "has_widgets", "in_cell"),
     [
-        (Kind.COLAB, True, '%pip install -q hivenb "ipywidgets<8"'),
-        (Kind.JUPYTER, False, '%pip install -q "hivenb[demo]"'),
-        (Kind.BINDER, True, '%pip install -q "hivenb[demo]"'),
-        (Kind.SCRIPT, False, 'pip install "hivenb[demo]"'),
+        (Kind.COLAB, False, True),
+        (Kind.KAGGLE, True, True),
+        (Kind.JUPYTER, False, True),
+        (Kind.VSCODE, False, True),
+        (Kind.BINDER, True, True),
+        (Kind.BINDER, False, False),
+        (Kind.IPYTHON, False, False),
+        (Kind.SCRIPT, False, False),
     ],
 )
-def test_install_command(kind, has_widgets, line):
+def test_install_command(kind, has_widgets, in_cell):
     place = Environment(kind=kind, interactive=True, has_widgets=has_widgets, reachable=False)
-    assert environment.install_command(place) == line
+    command = environment.install_command(place)
+    if not in_cell:
+        assert command == 'pip install "hivenb[demo]"'
+        return
+    before, install = command.splitlines()
+    listed = before.removeprefix("%pip list --format=freeze > ")
+    assert install.startswith("%pip install -q hivenb ")
+    assert install.endswith(f" -c {listed}")
 
 
 def test_linux_is_fine():
