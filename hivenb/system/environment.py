@@ -96,8 +96,8 @@ def install_command(environment: Environment | None = None) -> str:
     """Return what installs hivenb in a notebook cell or a terminal of this place: a line, or two.
 
     In a cell, pip is held to what is installed already: a plain install would replace packages that others there need,
-    and that the kernel has loaded. On Colab these are protobuf, grpcio and setuptools, since hivemind asks for grpcio-tools,
-    of which pip takes the newest. The list is in a file beside the notebook then, ``installed.txt``.
+    and that the kernel has loaded. On Colab these are protobuf, grpcio and setuptools, since hivemind asks for
+    grpcio-tools, of which pip takes the newest. The list is in a file beside the notebook then, ``installed.txt``.
 
     :param environment: the place; detected by default
     """
