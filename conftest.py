@@ -1,0 +1,17 @@
+"""For notebooks, too, whose folder has no tests: a cell that is interrupted because it takes too long has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fails a notebook's cell at its time limit; nbval lets it pass if it takes the interrupt as hivenb's cells do."""
+    was_late = getattr(item.parent, "timed_out", False)
+    result = yield
+    if getattr(item.parent, "timed_out", False) and not was_late:
+        pytest.fail("the cell took longer than --nbval-cell-timeout, and was interrupted", pytrace=False)
+    return result
