@@ -27,6 +27,7 @@ from hivemind.compression import serialization as upstream_serialization
 from hivemind.proto import runtime_pb2
 
 from hivenb.engine.received_tensors import check_message
+from hivenb.errors import MissingDependencyError
 
 _PLAIN = NoCompression()
 _NON_FINITE = (-math.inf, math.inf, math.nan)
@@ -173,9 +174,19 @@ class BlockwiseQuantization(_PlainWhenBetter, upstream_quantization.BlockwiseQua
         return super().compress(tensor.contiguous(), info, allow_inplace=allow_inplace)
 
     def extract(self, serialized_tensor: Any) -> torch.Tensor:
-        """Decode; ``quantization.py:185`` has the same int() of an array as the other two."""
+        """Decode; ``quantization.py:185`` has the same int() of an array as the other two.
+
+        :raises DamagedTensorError: if it is not what it says
+        :raises MissingDependencyError: if bitsandbytes is not installed
+        """
         check_message(serialized_tensor)  # before a message of others has that imported, which takes seconds
-        from bitsandbytes.functional import dequantize_blockwise
+        try:
+            from bitsandbytes.functional import dequantize_blockwise
+        except ImportError as error:
+            raise MissingDependencyError(
+                "a peer sends with blockwise8bit, which this one can only read with the package bitsandbytes: "
+                "run `pip install bitsandbytes`"
+            ) from error
 
         buffer = memoryview(serialized_tensor.buffer)
         scales_end = 16 + 4 * _count_at(buffer, 0)

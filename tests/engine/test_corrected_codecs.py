@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from hivemind.compression import quantization as upstream_quantization
 from hivemind.proto import runtime_pb2
 
 from hivenb.engine import corrected_codecs as codecs
+from hivenb.errors import MissingDependencyError
 
 GENERATOR = torch.Generator().manual_seed(1)
 NORMAL = torch.randn(20_000, generator=GENERATOR)
@@ -349,3 +351,15 @@ def test_two_averagers_agree_on_the_average(codec: upstream.CompressionBase, two
     finally:
         for averager in averagers:
             averager.shutdown()
+
+
+def test_what_cannot_be_read_without_a_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)  # as if it were not installed
+    message = runtime_pb2.Tensor(
+        compression=runtime_pb2.BLOCKWISE_8BIT,
+        buffer=np.array([1, 256], dtype=np.int64).tobytes() + bytes(4 * 257) + bytes(8),
+        size=[8],
+        dtype="float32",
+    )
+    with pytest.raises(MissingDependencyError, match=r"sends with blockwise8bit.*pip install bitsandbytes"):
+        codecs.BlockwiseQuantization().extract(message)

@@ -11,7 +11,7 @@ from hivemind.proto import runtime_pb2
 
 from fuzzing.target import Choices, Target
 from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - as in each averager's process
-from hivenb.errors import DamagedTensorError
+from hivenb.errors import DamagedTensorError, MissingDependencyError
 
 with contextlib.suppress(ImportError):
     import bitsandbytes.functional  # noqa: F401 - takes seconds, of the first input otherwise
@@ -64,6 +64,9 @@ def read(message: runtime_pb2.Tensor) -> None:
     try:
         tensor = deserialize_torch_tensor(message)
     except DamagedTensorError:
+        return
+    except MissingDependencyError:
+        assert message.compression == runtime_pb2.BLOCKWISE_8BIT
         return
     except ValueError:
         if is_codec:
