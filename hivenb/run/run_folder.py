@@ -8,6 +8,8 @@ from pathlib import Path
 
 import lightning
 
+from hivenb.errors import TrainingError
+
 
 class RunFolder:
     """A folder that is there for as long as the run that owns it."""
@@ -18,6 +20,26 @@ class RunFolder:
         #: what another start goes on from; ``None`` while there is nothing
         self.checkpoint: Path | None = None
         weakref.finalize(self, folder.cleanup)
+
+    def begin_at(self, checkpoint: str | Path | None, is_active: bool) -> None:
+        """Let the next start go on from a file that a Trainer has written, be it of another session.
+
+        :param checkpoint: the file; without one, the next start goes on from where the last one ended
+        :param is_active: whether the run trains, so that it comes too late
+        :raises TrainingError: if it does, or there is no such file
+        """
+        if checkpoint is None:
+            return
+        if is_active:
+            raise TrainingError(
+                f"the run trains, and cannot begin at checkpoint={str(checkpoint)!r}; stop it with run.stop() first"
+            )
+        if not Path(checkpoint).is_file():
+            raise TrainingError(
+                f"there is no file checkpoint={str(checkpoint)!r}; a Trainer writes one with callbacks=["
+                "ModelCheckpoint(...)] and enable_checkpointing=True"
+            )
+        self.checkpoint = Path(checkpoint).resolve()
 
     def keep_state(self, trainer: lightning.Trainer) -> None:
         """Write down all that another start needs to go on, if training has got as far as having any."""

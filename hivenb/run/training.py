@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning
@@ -75,17 +76,19 @@ class TrainingRun(ShowsOptions, FollowsHost):
 
     # -- what a person does -------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, checkpoint: str | Path | None = None) -> None:
         """Start to train, or go on from where :meth:`stop` or an error left it. Returns at once.
 
         A run of the same name that trains in this swarm already is stopped first, with a warning, and its local peers
         leave. Runs of different names train side by side.
 
-        :raises TrainingError: if the data has no batches, or another run trains this model at the moment
+        :param checkpoint: a file that a Trainer has written, to go on from; as all pickles, it can run code
+        :raises TrainingError: if the data has no batches, another run trains this model, or the checkpoint is not there
         :raises SwarmError: if the swarm is closed
         :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
         """
         with one_starts, self._stage.changed:
+            self._folder.begin_at(checkpoint, self._state.is_active)
             if self._state.is_active:
                 if self._state is RunState.PAUSED:
                     self.resume()
@@ -93,8 +96,7 @@ class TrainingRun(ShowsOptions, FollowsHost):
                     raise TrainingError("the run is stopping; wait for it with run.wait() and start it again")
                 return
             gate = Gate(self._stage, self._began, self._step_aside)
-            folder = str(self._folder.path)
-            fit = prepare_fit(self, folder, self._recorder, gate, self._on_epoch, self._look)
+            fit = prepare_fit(self, str(self._folder.path), self._recorder, gate, self._on_epoch, self._look)
             self._rolling_back.begin(fit.strategy)
             older = claim_place(self)
             adopt(self.swarm, self, self.options.run_id)

@@ -11,6 +11,7 @@ import lightning
 import pytest
 import tiny
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 import hivenb
 from hivenb.errors import OptionsError, SwarmError, TrainingError
@@ -275,6 +276,45 @@ def test_a_second_start_goes_on_from_where_it_was(make):
     assert snapshot.last("loss") < first_loss
     assert list(snapshot.series["loss"].epochs) == sorted(snapshot.series["loss"].epochs)
     assert [event.text for event in snapshot.events if event.kind == "run"][:3] == ["started", "stopped", "resumed"]
+
+
+def test_a_run_of_another_session_goes_on_from_a_checkpoint(make, tmp_path):
+    saving = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_last=True)
+    first = make(adam_model(), callbacks=[saving], enable_checkpointing=True)
+    first.start()
+    assert first.wait(epochs=6, timeout=PATIENCE)
+    first.stop()
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    (of_optimizer,) = checkpoint["optimizer_states"]
+    epoch = of_optimizer["hivemind"]["local_epoch"]
+    assert epoch >= 5
+
+    second = make(adam_model())
+    second.start(str(tmp_path / "last.ckpt"))
+    second.pause()
+    assert second.wait_for(RunState.PAUSED, timeout=PATIENCE)
+    assert second.strategy.hivemind_epoch == epoch
+    assert all(map(torch.equal, checkpoint["state_dict"].values(), second.model.state_dict().values()))
+    for one, other in zip(of_optimizer["state"].values(), optimizer_state(second), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in ("step", "exp_avg", "exp_avg_sq"))
+    with pytest.raises(
+        TrainingError, match=r"cannot begin at checkpoint='last\.ckpt'; stop it with run\.stop\(\) first"
+    ):
+        second.start("last.ckpt")
+    second.resume()
+    assert second.wait(epochs=2, timeout=PATIENCE)
+    assert next(event.text for event in second.history.snapshot().events if event.kind == "run") == "resumed"
+
+
+def test_a_checkpoint_that_is_not_there_is_named_and_nothing_starts(make):
+    run = make()
+    with pytest.raises(TrainingError, match=r"no file checkpoint='nowhere\.ckpt'; a Trainer writes one with"):
+        run.start("nowhere.ckpt")
+    assert run.status.state is RunState.READY
+
+
+def adam_model() -> tiny.TinyModel:
+    return tiny.TinyModel(optimizer=torch.optim.Adam, lr=0.02)
 
 
 def optimizer_state(run: TrainingRun) -> list[dict[str, torch.Tensor]]:
