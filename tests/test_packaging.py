@@ -48,6 +48,7 @@ def test_the_wheel_carries_every_module_and_the_licence(wheel):
     assert {"hivenb/py.typed", "hivenb/view/chart_pointer.js"} <= carried
     assert any(name.endswith("licenses/LICENSE") for name in carried)
     assert not any(name.startswith(("tests/", "notebooks/")) for name in carried)
+    assert {Path(name).suffix for name in carried if name.startswith("hivenb/_notebooks/")} == {".ipynb", ".png"}
 
 
 def test_the_wheel_installs_the_command(wheel):
@@ -94,6 +95,10 @@ def test_ci_and_readme_give_the_same_commands():
     assert f"{fuzzer}\n{minute}\n" in readme
     assert f"{fuzzer}\n" in ci
     assert f"{minute} --seed 1\n" in ci
+    install_book = 'pip install -e ".[book]" -c binder/constraints.txt'
+    build_book = "jupyter-book build notebooks --path-output build/book -W -n --keep-going"
+    assert f"{install_book}\n{build_book}\n" in readme
+    assert f"{build_book}\n" in ci
     assert 'pip install -e ".[demo]" -c binder/constraints.txt && hivenb demo' in readme
     assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text()
 

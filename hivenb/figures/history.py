@@ -22,6 +22,7 @@ from hivenb.errors import HivenbError, MissingDependencyError
 if TYPE_CHECKING:
     import pandas as pd
 
+#: What an event of a history may be about.
 EVENT_KINDS = ("run", "option", "peer", "round", "batch", "rollback")
 MAX_EVENTS = 500
 MAX_SERIES = 64
@@ -210,8 +211,7 @@ class History:
         """All series in one long table.
 
         :returns: pandas.DataFrame with the columns ``time`` (seconds since the run's first record), ``name``,
-        ``value``, ``epoch`` and ``samples``, a row for each kept point, series after series
-
+          ``value``, ``epoch`` and ``samples``, a row for each kept point, series after series
         :raises MissingDependencyError: when pandas is not installed
         """
         pd = require_pandas()

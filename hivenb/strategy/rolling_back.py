@@ -182,7 +182,7 @@ class RollsBack:
         """Return to the state that was kept last, between two batches.
 
         Peers that train with this one go on from there when they see it ahead of them: they download the state, unless
-        they have been told to return to their own copy of it (:meth:`expect_return`).
+        they have been told to return to their own copy of it (``expect_return``).
 
         :param epoch: of the swarm, to go on at; by default the present one, which is for a peer that is alone
         :returns: the epoch of that state
