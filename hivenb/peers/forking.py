@@ -30,7 +30,8 @@ def start_server() -> None:
     that both happen at the same time.
     """
     mp.get_context("forkserver").set_forkserver_preload(PRELOADED)
-    resource_tracker.ensure_running()  # which ensure_running() below does, too, and then lets interrupts in again
+    with interrupts_blocked():
+        resource_tracker.ensure_running()  # which does not block SIGINT any more then, for what is started next
     with interrupts_blocked():
         forkserver.ensure_running()
 

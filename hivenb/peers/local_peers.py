@@ -68,16 +68,17 @@ class LocalPeers:
                         self._starting.add(new[-1])
                 for peer in new:
                     peer.wait_until_started(START_TIMEOUT)
-                self._take_in(new)
+                with interrupts_blocked():
+                    self._take_in(new)
+                    for peer in new:
+                        run.followers.add(peer)
+                    if restart:
+                        self._restarts.watch(new, run, way_in)
             except BaseException as e:
                 self._give_up(new)
                 if isinstance(e, LocalPeerError):
                     self._require_open()  # if it is not, that is why
                 raise
-        for peer in new:
-            run.followers.add(peer)
-        if restart:
-            self._restarts.watch(new, run, way_in)
         return tuple(new)
 
     def start_again_if_dead(self, are_to: bool, run: FollowedRun, way_in: WayIn) -> None:
@@ -103,13 +104,18 @@ class LocalPeers:
         """
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
             raise LocalPeerError(f"cannot remove {count!r} peers; give a whole number, or None for all")
+        leaving: list[LocalPeer] = []
         with self._working():
-            with self._changed:
-                meant = [peer for peer in self._peers if followers is None or peer in followers]
-                leaving = meant[0 if count is None else max(0, len(meant) - count) :]
-                self._peers = tuple(peer for peer in self._peers if peer not in leaving)
-            self._restarts.forget(leaving)
-            _end(leaving, LEAVE_TIMEOUT)
+            try:
+                with self._changed:
+                    meant = [peer for peer in self._peers if followers is None or peer in followers]
+                    leaving = meant[0 if count is None else max(0, len(meant) - count) :]
+                    self._peers = tuple(peer for peer in self._peers if peer not in leaving)
+                self._restarts.forget(leaving)
+                _end(leaving, LEAVE_TIMEOUT)
+            except BaseException:  # interrupted: nobody else knows of them
+                self._give_up(leaving)
+                raise
 
     def close(self) -> None:
         """Let all leave, and end those that are being added. May be called twice."""
@@ -142,11 +148,13 @@ class LocalPeers:
             self._starting.difference_update(new)
             self._peers += tuple(new)
 
-    def _give_up(self, new: list[LocalPeer]) -> None:
-        _end(new, timeout=0.0)
-        with self._changed:
-            self._starting.difference_update(new)
-            self._peers = tuple(peer for peer in self._peers if peer not in new)
+    def _give_up(self, peers: list[LocalPeer]) -> None:
+        with interrupts_blocked():  # whoever interrupts once may do so twice
+            self._restarts.forget(peers)
+            _end(peers, timeout=0.0)
+            with self._changed:
+                self._starting.difference_update(peers)
+                self._peers = tuple(peer for peer in self._peers if peer not in peers)
 
     def _start_again(self, dead: LocalPeer, run: FollowedRun, way_in: WayIn) -> None:
         (new,) = self.add(1, run, way_in, restart=True)
@@ -156,7 +164,6 @@ class LocalPeers:
         if was_there:
             _end([dead], timeout=0.0)
         else:  # it was removed meanwhile
-            self._restarts.forget([new])
             self._give_up([new])
 
     @staticmethod

@@ -88,7 +88,6 @@ class Swarm(BlocksPeers, Invites):
                 return existing
             swarm = super().__new__(cls)
             swarm._start(name, wanted)
-            cls._open[name] = swarm
             return swarm
 
     def __init__(
@@ -155,6 +154,7 @@ class Swarm(BlocksPeers, Invites):
         try:
             self.peer_id = self._dht.peer_id.to_base58()
             self._become_member(self._dht.membership)
+            self._open[name] = self
         except BaseException:  # interrupted: nobody else knows of it, and a traceback would keep it alive
             self._dht.shutdown()
             raise
@@ -234,7 +234,7 @@ class Swarm(BlocksPeers, Invites):
             self._local_peers.start_again_if_dead(restart, run, self._way_in)
 
     def remove_local_peers(self, count: int | None = None, run: FollowedRun | None = None) -> None:
-        """Let peers on this machine leave, the newest first.
+        """Let peers on this machine leave, the newest first. An interrupt ends those at once that have not left.
 
         :param count: how many; by default all that have been added
         :param run: of this run alone
@@ -264,7 +264,11 @@ class Swarm(BlocksPeers, Invites):
                 self._local_peers.close()
             if self._dht is not None:
                 dht, self._dht = self._dht, None
-                dht.shutdown()
+                try:
+                    dht.shutdown()
+                except BaseException:  # interrupted: nobody else knows of it
+                    dht.terminate()
+                    raise
         with self._registry_lock:
             if self._open.get(self.name) is self:
                 del self._open[self.name]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -17,16 +19,28 @@ run = hivenb.TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, accelerat
 """
 
 
-def interrupt_while(kernel, code: str) -> float:
-    """Interrupt a cell once it has said so, and return the seconds until it had ended with KeyboardInterrupt."""
-    from real_kernel import CellError
+#: Seconds within which processes are gone that were ended.
+GONE_WITHIN = 20.0
 
+
+def interrupt_while(kernel, code: str, after: float = 0.3) -> float:
+    """Interrupt a cell once it has said so, and return the seconds until it had ended with KeyboardInterrupt.
+
+    :param after: seconds that it is given to get into what it does
+    """
     cell = kernel.begin(f"print('now', flush=True)\n{code}")
     while True:
         message = kernel.client.get_iopub_msg(timeout=60)
         if message["msg_type"] == "stream" and message["content"]["text"].startswith("now"):
             break
-    time.sleep(0.3)  # into what follows
+    time.sleep(after)
+    return interrupt(kernel, cell)
+
+
+def interrupt(kernel, cell: str) -> float:
+    """Interrupt a cell that runs, and return the seconds until it had ended with KeyboardInterrupt."""
+    from real_kernel import CellError
+
     started = time.monotonic()
     kernel.interrupt()
     with pytest.raises(CellError, match="KeyboardInterrupt"):
@@ -64,12 +78,61 @@ def test_interrupts_reach_the_cell_and_nothing_else(kernel):
         assert interrupt_while(kernel, code) < 5
 
 
+def passing(kernel) -> set[psutil.Process]:
+    """Descendants of the kernel, but for those of its children that are started once and stay."""
+    stay = {"forkserver", "resource_tracker", "torch_shm_manager"}
+    children = kernel.process.children()  # what is forked from the server has its command line
+    staying = {child for child in children if any(name in " ".join(child.cmdline()) for name in stay)}
+    return set(kernel.family()) - {kernel.process} - staying
+
+
+def assert_gone_but_for(kernel, before: set[psutil.Process]) -> None:
+    psutil.wait_procs(passing(kernel) - before, timeout=GONE_WITHIN)
+    assert passing(kernel) == before, [(p.pid, p.ppid(), p.cmdline()) for p in passing(kernel) - before]
+
+
 def test_an_interrupt_while_peers_start_leaves_none(kernel):
     kernel.run(SWARM)
-    before = set(kernel.family())
-    assert interrupt_while(kernel, "swarm.add_local_peers(2, run)") < 30
-    assert kernel.run("swarm.local_peers") == "()"
-    household = ("forkserver", "resource_tracker", "torch_shm_manager")
-    new = [p for p in set(kernel.family()) - before if not any(name in " ".join(p.cmdline()) for name in household)]
-    assert psutil.wait_procs(new, timeout=10)[1] == []
+    before = passing(kernel)
+    for _ in ("while their server starts", "while they start"):
+        assert interrupt_while(kernel, "swarm.add_local_peers(2, run)") < 30
+        assert kernel.run("swarm.local_peers") == "()"
+        assert_gone_but_for(kernel, before)
     assert kernel.run("len(swarm.add_local_peers(1, run))") == "1"
+
+
+def test_an_interrupt_while_a_swarm_starts_leaves_it_open_or_nothing_of_it(kernel):
+    kernel.run("import time, hivenb; hivenb.Swarm  # and so what it needs")
+    for after in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8):
+        assert interrupt_while(kernel, "hivenb.Swarm(); time.sleep(60)", after) < 30
+        kernel.run("hivenb.Swarm().close()")  # the same one, or another one that takes its place
+        assert_gone_but_for(kernel, set())
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """Who listens, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        yield listener
+
+
+def test_an_interrupt_while_nobody_answers_whom_a_swarm_joins_leaves_nothing_of_it(kernel, silent):
+    somebody = "12D3KooWBYsfAGTPynrWwcqLwTeUV6pVf6vkFZXqaHW1kzHVWrgs"
+    address = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{somebody}"
+    kernel.run("import hivenb")
+    cell = kernel.begin(f"hivenb.Swarm.join([{address!r}])")
+    called, _ = silent.accept()
+    with called:
+        assert interrupt(kernel, cell) < 30
+    assert_gone_but_for(kernel, set())
+    assert kernel.run("hivenb.Swarm().is_open") == "True"
+
+
+def test_an_interrupt_while_a_swarm_closes_leaves_nothing_of_it(kernel):
+    kernel.run("import hivenb; swarm = hivenb.Swarm()")
+    psutil.Process(int(kernel.run("swarm.dht.pid"))).suspend()  # so that it does not leave
+    assert interrupt_while(kernel, "swarm.close()") < 30
+    kernel.run("swarm.close()")  # which ends nothing that the other one knew of
+    assert_gone_but_for(kernel, set())
+    assert kernel.run("hivenb.Swarm().is_open") == "True"

@@ -130,7 +130,7 @@ class ChildProcess(mp.process.BaseProcess):
         super().run()
 
     def terminate(self) -> None:
-        with shared_locks_held() as missed:
+        with interrupts_blocked(), shared_locks_held() as missed:
             super().terminate()
             self.join(_FORCE_SECONDS)
             if self.is_alive():  # it is stopped, or listens to no signal
@@ -139,7 +139,7 @@ class ChildProcess(mp.process.BaseProcess):
         free_abandoned(missed)
 
     def kill(self) -> None:
-        with shared_locks_held() as missed:
+        with interrupts_blocked(), shared_locks_held() as missed:
             super().kill()
             self.join(_FORCE_SECONDS)
         free_abandoned(missed)
