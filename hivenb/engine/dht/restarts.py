@@ -76,10 +76,9 @@ class Restarting(WatchedProcess):
         :raises ProcessEndedError: if that fails as well
         """
         self._works.wait()  # for what is tried at present
-        if self.ended is not None:
-            self._restarts.forget()
+        if (error := self.ended) is not None:
             self._works.clear()
-            self._restart(self.ended)
+            self._restart(error, was_given_up=True)
         self.require()
 
     def support(self, process: WatchedProcess, pid: int | None) -> None:
@@ -137,12 +136,14 @@ class Restarting(WatchedProcess):
         finally:
             self._restart(error)
 
-    def _restart(self, error: ProcessEndedError) -> None:
+    def _restart(self, error: ProcessEndedError, was_given_up: bool = False) -> None:
         with self._restarting:
             self._restarter = threading.current_thread()
             try:
-                if self._is_dismissed:
+                if self._is_dismissed or (was_given_up and self.ended is not error):  # another thread has revived it
                     return
+                if was_given_up:
+                    self._restarts.forget()
                 self._restarts.add(error)
                 logger.warning(f"{error}. It is started anew, as the same peer")
                 self._start_anew()

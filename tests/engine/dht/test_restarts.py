@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -126,6 +128,58 @@ def test_one_that_ends_again_and_again_is_given_up_and_can_be_revived(two_dhts, 
     victim.revive()
     find_each_other(victim, other)
     assert victim.peer_id == peer_id
+
+
+def test_who_revives_it_waits_for_what_is_tried_at_present(two_dhts, eventually, monkeypatch):
+    victim, other = two_dhts
+    tried, go_on, done = threading.Event(), threading.Event(), []
+    start_anew = victim._start_anew
+
+    def dawdle() -> None:
+        tried.set()
+        assert go_on.wait(BACK_WITHIN)
+        start_anew()
+        done.append("started anew")
+
+    def revive() -> None:
+        victim.revive()
+        done.append("revived")
+
+    monkeypatch.setattr(victim, "_start_anew", dawdle)
+    os.kill(victim.pid, signal.SIGKILL)
+    assert tried.wait(BACK_WITHIN)
+    with ThreadPoolExecutor(1) as pool:
+        reviving = pool.submit(revive)
+        go_on.set()
+        reviving.result(BACK_WITHIN)
+    assert done == ["started anew", "revived"]
+    find_each_other(victim, other)
+
+
+def test_two_who_revive_it_start_it_once(two_dhts, eventually, monkeypatch):
+    monkeypatch.setattr(restart_count, "MOST_RESTARTS", 0)
+    victim, other = two_dhts
+    kill(victim, "process", eventually)
+    eventually(lambda: victim.ended and victim._works.is_set(), BACK_WITHIN)
+    monkeypatch.setattr(restart_count, "MOST_RESTARTS", 3)
+    both, clear, started = threading.Barrier(2), victim._works.clear, []
+
+    def clear_together() -> None:
+        both.wait(BACK_WITHIN)
+        clear()
+
+    def count(start_anew: Any = victim._start_anew) -> None:
+        started.append(1)
+        start_anew()
+
+    monkeypatch.setattr(victim._works, "clear", clear_together)
+    monkeypatch.setattr(victim, "_start_anew", count)
+    with ThreadPoolExecutor(2) as pool:
+        for reviving in [pool.submit(victim.revive) for _ in range(2)]:
+            reviving.result(BACK_WITHIN)
+    assert started == [1]
+    monkeypatch.undo()
+    find_each_other(victim, other)
 
 
 def test_why_it_cannot_be_started_anew_is_said(two_dhts, eventually, monkeypatch):
