@@ -103,6 +103,11 @@ def none_left() -> Iterator[None]:
         pytest.fail("left behind: " + "; ".join(f"{p.pid} {command}" for p, command in left.items()), pytrace=False)
 
 
+def passing() -> set[psutil.Process]:
+    """Living descendants of this process, but for those that are started once and stay."""
+    return set(_left(set()))
+
+
 def _left(known: set[psutil.Process]) -> dict[psutil.Process, str]:
     stays = {_forkserver(), resource_tracker._resource_tracker._pid}
     return {p: command for p, command in _walk(frozenset(known)) if p.pid not in stays and SHARER not in command}
