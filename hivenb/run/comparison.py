@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,6 +146,7 @@ class ComparedTraining:
     :param local_peers: further peers, as processes on this machine
     :param seed: of all random numbers
     :param trainer_kwargs: keyword arguments of ``lightning.Trainer``
+    :param swarm_settings: keyword arguments of :class:`hivenb.Swarm`
     """
 
     model: Any
@@ -154,6 +155,7 @@ class ComparedTraining:
     local_peers: int
     seed: int
     trainer_kwargs: Mapping[str, Any]
+    swarm_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def outcome(self, name: str, options: Options, tell: Callable[[Unfinished], None]) -> Outcome:
         """Train with these options.
@@ -169,7 +171,7 @@ class ComparedTraining:
         memory, peers = MemoryUse(), 1 + self.local_peers
         state = Unfinished(name, options, "opens a swarm")
         tell(state)
-        with Swarm(f"comparison: {name}") as swarm:
+        with Swarm(f"comparison: {name}", **self.swarm_settings) as swarm:
             run = TrainingRun(
                 copy.deepcopy(self.model), self.data, swarm=swarm, options=options, **self.trainer_kwargs
             )  # fmt: skip

@@ -21,6 +21,7 @@ def compare(
     epochs: int,
     local_peers: int = 2,
     seed: int = 0,
+    swarm_settings: Mapping[str, Any] | None = None,
     **trainer_kwargs: Any,
 ) -> ShownComparison:
     """Train the same model with each of several options in turn, and put what came out side by side.
@@ -40,13 +41,15 @@ def compare(
     :param epochs: of the swarm, for each, after all peers have met; at least 2
     :param local_peers: further peers, as processes on this machine
     :param seed: of all random numbers
+    :param swarm_settings: keyword arguments of :class:`hivenb.Swarm` for the swarm of each training, such as addresses
+      at which a slow line begins; by default it is of this machine only
     :param trainer_kwargs: keyword arguments of ``lightning.Trainer``
     :returns: the outcomes, by name; ``to_dataframe()`` gives the figures
     :raises OptionsError: if there is nothing to compare
     :raises Exception: the first error, if every training has failed
     """
     watch = watcher()
-    training = ComparedTraining(model, data, epochs, local_peers, seed, trainer_kwargs)
+    training = ComparedTraining(model, data, epochs, local_peers, seed, trainer_kwargs, swarm_settings or {})
     done = ShownComparison(run_each(training, options, lambda now: watch.show(ShownComparison(now.entries))).entries)
     watch.finish(done)
     return done

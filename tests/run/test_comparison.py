@@ -238,6 +238,27 @@ def test_what_is_finished_survives_an_interrupt() -> None:
 
 
 @pytest.mark.process
+def test_the_swarms_have_the_settings_that_were_given() -> None:
+    names = []
+
+    class Asking(TinyModel):
+        def on_train_start(self) -> None:
+            names.append(hivenb.Swarm.get("comparison: one").public_name)
+
+    settings = {"public_name": "Ann"}
+    comparison = hivenb.compare(
+        {"one": OPTIONS}, Asking(), loader(), epochs=2, local_peers=0, swarm_settings=settings, accelerator="cpu"
+    )
+    assert [outcome.name for outcome in comparison.outcomes] == ["one"]
+    assert names == ["Ann"]
+
+
+def test_a_setting_that_no_swarm_has_is_refused() -> None:
+    with pytest.raises(TypeError, match="no setting line_rate"):
+        hivenb.compare({"one": OPTIONS}, TinyModel(), loader(), epochs=2, swarm_settings={"line_rate": 1e6})
+
+
+@pytest.mark.process
 def test_if_all_fail_the_first_error_is_raised() -> None:
     class Wrong(TinyModel):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
