@@ -24,8 +24,9 @@ pytestmark = pytest.mark.skipif(not NOTEBOOKS, reason="the tests run apart from 
 
 #: Methods that return nothing, with which a cell may end that shows nothing.
 SILENT = {
-    "append", "apply", "block", "close", "join", "kill", "pause", "remove_local_peers", "resume", "rmtree", "roll_back",
-    "send_signal", "show_the_door", "start", "stop", "terminate", "unlink", "write_text",
+    "append", "apply", "block", "chdir", "cleanup", "close", "insert", "join", "kill", "mkdir", "pause", "remove",
+    "remove_local_peers", "resume", "rmtree", "roll_back", "send_signal", "show_the_door", "start", "stop",
+    "terminate", "unlink", "write_text",
 }  # fmt: skip
 
 #: Notebooks that end in another way than with three things to try, and why.
@@ -158,7 +159,7 @@ def of_a_machine(_name: str, notebook: NotebookNode) -> Iterator[str]:
 def bad_form(name: str, notebook: NotebookNode) -> Iterator[str]:
     """A title and what it is about at the beginning, and three things to try at the end."""
     first = notebook.cells[0]
-    if first.cell_type != "markdown" or not re.match(r"# \S.*\n\n(?:.*\n)*?[A-Z].{40,}", first.source):
+    if first.cell_type != "markdown" or not re.match(r"# \S.*\n\n(?:.*\n)*?\w.{40,}", first.source):
         yield "does not begin with a title and a paragraph"
     prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     if sum(line.startswith("# ") for text in prose for line in text.splitlines()) != 1:
