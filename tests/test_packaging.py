@@ -3,14 +3,21 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.parser import BytesParser
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 
 import hivenb
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -106,6 +113,42 @@ def test_ci_and_readme_give_the_same_commands():
 def test_the_changelog_knows_this_version_or_has_what_is_unreleased():
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert {"Unreleased", hivenb.__version__} & set(headings)
+
+
+def test_a_citation_names_this_version_and_has_what_its_format_asks_for():
+    """As https://github.com/citation-file-format/citation-file-format/blob/1.2.0/schema-guide.md says."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["cff-version"] == "1.2.0"
+    assert cited["version"] == hivenb.__version__
+    assert cited["license"] == "Apache-2.0"
+    for work in (cited, *cited["references"]):
+        assert work["title"]
+        assert all(set(author) in ({"name"}, {"family-names", "given-names"}) for author in work["authors"])
+        assert work["type"] in ("software", "article", "conference-paper")
+    assert cited["message"]
+    assert {"Hivemind", "PyTorch Lightning", "DiLoCo"} <= {work["title"].split(":")[0] for work in cited["references"]}
+
+
+def test_the_guide_for_contributors_names_files_and_extras_that_are_there():
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`((?:hivenb|tests|binder|\.ci)(?:/[\w.-]+)+)`", guide))
+    named |= set(re.findall(r"python ((?:tests)/[\w./-]+)", guide)) | set(re.findall(r"\]\(([^)h][^)]*)\)", guide))
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"\[(\w+)\]\"", guide)) <= set(extras)
+
+
+@pytest.mark.process
+def test_an_sdist_holds_what_its_tests_look_at(tmp_path):
+    with tarfile.open(build("sdist", tmp_path)) as opened:
+        held = {name.partition("/")[2] for name in opened.getnames()}
+    tracked = {
+        "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", ".ci/run",
+        "binder/constraints.txt", "notebooks/_toc.yml", "notebooks/book/start.md", "notebooks/01_quickstart.ipynb",
+    }  # fmt: skip
+    assert tracked <= held
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")} <= held
 
 
 def test_compromised_lightning_releases_are_refused():
