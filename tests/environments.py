@@ -83,7 +83,8 @@ def build(name: str, folder: Path) -> Path:
     if name == "colab":
         constraints = folder / "constraints.txt"
         constraints.write_text("\n".join(colab_constraints()))
-        wanted = ["-e", str(ROOT), "-c", str(constraints), "ipykernel", "pandas", "scikit-learn", *tools()]
+        there = ["ipykernel", "pandas", "scikit-learn", "transformers"]
+        wanted = ["-e", str(ROOT), "-c", str(constraints), *there, *tools()]
     else:
         wanted = ["--upgrade", "-e", f"{ROOT}[test]"]
     subprocess.run([*install, *wanted], check=True)

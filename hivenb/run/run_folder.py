@@ -7,7 +7,9 @@ import weakref
 from pathlib import Path
 
 import lightning
+import torch
 
+from hivenb.engine.optimizer.checkpoint import epoch_of
 from hivenb.errors import TrainingError
 
 
@@ -21,15 +23,17 @@ class RunFolder:
         self.checkpoint: Path | None = None
         weakref.finalize(self, folder.cleanup)
 
-    def begin_at(self, checkpoint: str | Path | None, is_active: bool) -> None:
+    def begin_at(self, checkpoint: str | Path | None, epoch: int, is_active: bool) -> int:
         """Let the next start go on from a file that a Trainer has written, be it of another session.
 
         :param checkpoint: the file; without one, the next start goes on from where the last one ended
+        :param epoch: of the swarm, at which that was
         :param is_active: whether the run trains, so that it comes too late
-        :raises TrainingError: if it does, or there is no such file
+        :returns: the epoch of the swarm from which the next start goes on
+        :raises TrainingError: if it does, there is no such file, or it is something else
         """
         if checkpoint is None:
-            return
+            return epoch
         if is_active:
             raise TrainingError(
                 f"the run trains, and cannot begin at checkpoint={str(checkpoint)!r}; stop it with run.stop() first"
@@ -39,7 +43,15 @@ class RunFolder:
                 f"there is no file checkpoint={str(checkpoint)!r}; a Trainer writes one with callbacks=["
                 "ModelCheckpoint(...)] and enable_checkpointing=True"
             )
+        try:
+            found = torch.load(checkpoint, map_location="cpu", weights_only=False, mmap=True)
+            (optimizer,) = found["optimizer_states"]
+        except Exception as error:
+            raise TrainingError(
+                f"checkpoint={str(checkpoint)!r} is none of a training with one optimizer: {type(error).__name__}"
+            ) from error
         self.checkpoint = Path(checkpoint).resolve()
+        return epoch_of(optimizer) or 0
 
     def keep_state(self, trainer: lightning.Trainer) -> None:
         """Write down all that another start needs to go on, if training has got as far as having any."""

@@ -88,7 +88,7 @@ class TrainingRun(ShowsOptions, FollowsHost):
         :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
         """
         with one_starts, self._stage.changed:
-            self._folder.begin_at(checkpoint, self._state.is_active)
+            self._recorder.epoch = self._folder.begin_at(checkpoint, self._recorder.epoch, self._state.is_active)
             if self._state.is_active:
                 if self._state is RunState.PAUSED:
                     self.resume()

@@ -301,15 +301,21 @@ def test_a_run_of_another_session_goes_on_from_a_checkpoint(make, tmp_path):
         TrainingError, match=r"cannot begin at checkpoint='last\.ckpt'; stop it with run\.stop\(\) first"
     ):
         second.start("last.ckpt")
+    assert second.status.epoch == epoch
     second.resume()
     assert second.wait(epochs=2, timeout=PATIENCE)
+    assert second.status.epoch >= epoch + 2
+    assert second.history.snapshot().series["loss"].epochs[0] == epoch
     assert next(event.text for event in second.history.snapshot().events if event.kind == "run") == "resumed"
 
 
-def test_a_checkpoint_that_is_not_there_is_named_and_nothing_starts(make):
+def test_a_checkpoint_that_is_none_is_named_and_nothing_starts(make, tmp_path):
     run = make()
     with pytest.raises(TrainingError, match=r"no file checkpoint='nowhere\.ckpt'; a Trainer writes one with"):
         run.start("nowhere.ckpt")
+    (tmp_path / "other.ckpt").write_text("nothing that torch has saved")
+    with pytest.raises(TrainingError, match=r"other\.ckpt' is none of a training with one optimizer"):
+        run.start(tmp_path / "other.ckpt")
     assert run.status.state is RunState.READY
 
 

@@ -26,6 +26,15 @@ def optimizer_state(averager: TrainingStateAverager) -> dict[str, Any]:
         return {**averager.optimizer.state_dict(), _OURS: own}
 
 
+def epoch_of(state_dict: Mapping[str, Any]) -> int | None:
+    """The epoch of the swarm that an optimizer's state is of; ``None`` if it says nothing, as that of a plain one.
+
+    :param state_dict: what :func:`optimizer_state` gave
+    """
+    epoch: int | None = state_dict.get(_OURS, {}).get("local_epoch")
+    return epoch
+
+
 def restore_optimizer_state(averager: TrainingStateAverager, state_dict: Mapping[str, Any]) -> int | None:
     """Load what :func:`optimizer_state` gave, or the state of a plain torch optimizer of the same class.
 
