@@ -37,7 +37,8 @@ class RelaySettings:
 
     :param folder: for its secret, its key and the list of who is out, which are made if they are not there
     :param port: for TCP and for UDP
-    :param address: the machine's address or name to the others, if it cannot see it itself; empty if it can
+    :param address: the machine's address or name to the others, if it cannot see it itself; empty if it can. With one
+      that only this machine can reach, such as 127.0.0.1, the relay listens there and nowhere else
     """
 
     folder: Path
@@ -47,16 +48,23 @@ class RelaySettings:
     @property
     def swarm(self) -> dict[str, Any]:
         """How the relay's swarm is opened."""
-        ports = (f"tcp/{self.port}", f"udp/{self.port}/quic-v1")
-        given: dict[str, Any] = {
-            "public": True,
-            "relay_service": True,
-            "identity_path": self.folder / "peer.key",
-            "host_maddrs": [f"/{host}/{port}" for host in ("ip4/0.0.0.0", "ip6/::") for port in ports],
-        }
+        given: dict[str, Any] = {"relay_service": True, "identity_path": self.folder / "peer.key"}
+        if self.is_of_this_machine:
+            return {**given, "host_maddrs": self._at(self.address)}
         if self.address:
-            given["announce_maddrs"] = [f"/{_protocol(self.address)}/{self.address}/{port}" for port in ports]
-        return given
+            given["announce_maddrs"] = self._at(self.address)
+        return {**given, "public": True, "host_maddrs": [*self._at("0.0.0.0"), *self._at("::")]}
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether nobody else can reach it, as it was told to."""
+        with suppress(ValueError):
+            return ipaddress.ip_address(self.address).is_loopback
+        return False
+
+    def _at(self, address: str) -> list[str]:
+        where = f"/{_protocol(address)}/{address}"
+        return [f"{where}/tcp/{self.port}", f"{where}/udp/{self.port}/quic-v1"]
 
 
 @contextmanager
@@ -98,7 +106,9 @@ def run_relay(settings: RelaySettings, terminal: Terminal) -> None:
     terminal.show("opening the relay ...")
     with open_relay(settings) as swarm:
         terminal.say(f"The relay listens at port {settings.port}, for TCP and UDP. Its invite:\n\n{swarm.invite}\n")
-        if not any(map(_is_public, swarm.addresses)):
+        if settings.is_of_this_machine:
+            terminal.say("It listens on this machine alone, so that nobody else can join.\n")
+        elif not any(map(_is_public, swarm.addresses)):
             terminal.say(
                 "None of the addresses in it is public, so that only those can join who are in the same network. If "
                 "others know this machine by another address or name, give that with --address.\n"

@@ -15,6 +15,7 @@ import hivenb
 from hivenb.app.relay import RelaySettings, _is_public, connected_to, open_relay, secret_in
 from hivenb.errors import SwarmError
 from hivenb.swarm.invite import read_invite
+from hivenb.swarm.settings import read_settings
 
 
 def test_the_secret_of_a_folder_is_made_once_and_is_its_owners(tmp_path: Path) -> None:
@@ -52,6 +53,15 @@ def test_it_listens_wherever_it_is_announced(tmp_path: Path, address: str, annou
     assert {"/ip4/0.0.0.0/tcp/4001", "/ip4/0.0.0.0/udp/4001/quic-v1", "/ip6/::/tcp/4001"} < set(given["host_maddrs"])
     assert given["announce_maddrs"][0] == announced
     assert "announce_maddrs" not in RelaySettings(tmp_path, 4001).swarm, "it sees its addresses itself"
+    assert given["public"]
+
+
+@pytest.mark.parametrize(("address", "prefix"), [("127.0.0.1", "/ip4/127.0.0.1/"), ("::1", "/ip6/::1/")])
+def test_at_an_address_of_this_machine_alone_it_listens_nowhere_else(tmp_path: Path, address: str, prefix: str) -> None:
+    settings = read_settings({**RelaySettings(tmp_path, 4001, address).swarm})
+    assert all(given.startswith(prefix) for given in settings.host_maddrs)
+    assert settings.host_maddrs
+    assert not settings.is_on_network, "it would look for a router that lets others in"
 
 
 @pytest.mark.parametrize(
@@ -92,6 +102,20 @@ def test_a_relay_is_joined_by_its_invite_and_is_the_same_one_again(tmp_path: Pat
             assert "The relay has ended" in relay.output
             assert gone(family, 10)
     assert len(peers) == 1
+
+
+@pytest.mark.process
+def test_on_this_machine_alone_no_socket_of_it_can_be_reached_from_elsewhere(tmp_path: Path) -> None:
+    command = [*HIVENB, "relay", "--port", str(a_port() + 3), "--folder", str(tmp_path), "--address", "127.0.0.1"]
+    with running(command, tmp_path) as relay:
+        invite = relay.wait_for(r"hivenb://\S+", 90)[0]
+        relay.wait_for("listens on this machine alone", 30)
+        with hivenb.Swarm.join(invite, "guest") as guest:
+            assert guest.is_private
+            relay.wait_for("1 peer connected", 30)
+            sockets = [one for process in relay.family() for one in process.net_connections("inet")]
+        assert {one.laddr.port for one in sockets} >= {a_port() + 3}
+        assert {one.laddr.ip for one in sockets if one.laddr} <= {"127.0.0.1", "::1"}
 
 
 @pytest.mark.process
