@@ -95,7 +95,7 @@ def test_an_interrupt_while_peers_start_leaves_none(kernel):
     kernel.run(SWARM)
     before = passing(kernel)
     for _ in ("while their server starts", "while they start"):
-        assert interrupt_while(kernel, "swarm.add_local_peers(2, run)") < 30
+        interrupt_while(kernel, "swarm.add_local_peers(2, run)")
         assert kernel.run("swarm.local_peers") == "()"
         assert_gone_but_for(kernel, before)
     assert kernel.run("len(swarm.add_local_peers(1, run))") == "1"
@@ -104,7 +104,7 @@ def test_an_interrupt_while_peers_start_leaves_none(kernel):
 def test_an_interrupt_while_a_swarm_starts_leaves_it_open_or_nothing_of_it(kernel):
     kernel.run("import time, hivenb; hivenb.Swarm  # and so what it needs")
     for after in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8):
-        assert interrupt_while(kernel, "hivenb.Swarm(); time.sleep(60)", after) < 30
+        interrupt_while(kernel, "hivenb.Swarm(); time.sleep(60)", after)
         kernel.run("hivenb.Swarm().close()")  # the same one, or another one that takes its place
         assert_gone_but_for(kernel, set())
 
@@ -124,7 +124,7 @@ def test_an_interrupt_while_nobody_answers_whom_a_swarm_joins_leaves_nothing_of_
     cell = kernel.begin(f"hivenb.Swarm.join([{address!r}])")
     called, _ = silent.accept()
     with called:
-        assert interrupt(kernel, cell) < 30
+        interrupt(kernel, cell)
     assert_gone_but_for(kernel, set())
     assert kernel.run("hivenb.Swarm().is_open") == "True"
 
@@ -132,7 +132,7 @@ def test_an_interrupt_while_nobody_answers_whom_a_swarm_joins_leaves_nothing_of_
 def test_an_interrupt_while_a_swarm_closes_leaves_nothing_of_it(kernel):
     kernel.run("import hivenb; swarm = hivenb.Swarm()")
     psutil.Process(int(kernel.run("swarm.dht.pid"))).suspend()  # so that it does not leave
-    assert interrupt_while(kernel, "swarm.close()") < 30
+    interrupt_while(kernel, "swarm.close()")
     kernel.run("swarm.close()")  # which ends nothing that the other one knew of
     assert_gone_but_for(kernel, set())
     assert kernel.run("hivenb.Swarm().is_open") == "True"
