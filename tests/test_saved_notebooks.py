@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(not NOTEBOOKS, reason="the tests run apart from 
 #: Methods that return nothing, with which a cell may end that shows nothing.
 SILENT = {
     "append", "apply", "block", "chdir", "cleanup", "close", "insert", "join", "kill", "mkdir", "pause", "remove",
-    "remove_local_peers", "resume", "rmtree", "roll_back", "send_signal", "show_the_door", "start", "stop",
-    "terminate", "unlink", "write_text",
+    "remove_local_peers", "resume", "rmtree", "roll_back", "send_signal", "server_close", "show_the_door",
+    "shutdown", "start", "stop", "terminate", "unlink", "write_text",
 }  # fmt: skip
 
 #: Notebooks that end in another way than with three things to try, and why.
@@ -39,7 +39,7 @@ OF_A_MACHINE = {
     "a warning": r"\b\w*Warning\b|\bWARN(?:ING)?\b|^W\d{4} ",
     "an error": r"Traceback \(most recent call last\)|^E\d{4} ",
     "an id of a peer": r"\b12D3Koo(?!WExample)\w+|\bQm[1-9A-HJ-NP-Za-km-z]{44}\b",
-    "an invite": rf"hivenb://(?!\.\.\.|{INVITE.removeprefix('hivenb://')})\S+",
+    "an invite": rf"hivenb://(?!{INVITE.removeprefix('hivenb://')})[\w-]{{12,}}",
     "an address beyond loopback": r"\b(?!127\.|0\.0\.0\.0|10\.\d+\.\d+\.\d+/)\d{1,3}(?:\.\d{1,3}){3}\b|/ip6/(?!::1)",
     "an address in memory": r"\b0x[0-9a-f]{8,}\b",
 }
@@ -77,16 +77,23 @@ def not_of_one_run(_name: str, notebook: NotebookNode) -> Iterator[str]:
 
 def shows_nothing(_name: str, notebook: NotebookNode) -> Iterator[str]:
     """Cells that end with a value show it, and those that print have printed."""
+    silent = set(SILENT)
     for cell in code_of(notebook):
         body = ast.parse(TransformerManager().transform_cell(cell.source)).body
+        silent |= {one.name for one in body if isinstance(one, ast.FunctionDef) and not returns_something(one)}
         prints = any(is_call(statement, "print") for statement in ast.walk(ast.Module(top_level(body), [])))
         if prints and not any(output.get("name") == "stdout" for output in cell.outputs):
             yield f"[{cell.execution_count}] prints, and nothing was printed"
         last = body[-1] if body else None
         if not isinstance(last, ast.Expr) or cell.source.rstrip().endswith(";"):
             continue
-        if not cell.outputs and not (isinstance(last.value, ast.Call) and called(last.value) in SILENT):
+        if not cell.outputs and not (isinstance(last.value, ast.Call) and called(last.value) in silent):
             yield f"[{cell.execution_count}] ends with a value, and shows nothing"
+
+
+def returns_something(function: ast.FunctionDef) -> bool:
+    """Whether a function gives back a value, be it in a function within it."""
+    return any(isinstance(one, ast.Return) and one.value is not None for one in ast.walk(function))
 
 
 def top_level(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -202,7 +209,7 @@ def a_good_one() -> NotebookNode:
             new_markdown_cell("# A title\n\nWhat the reader will learn here, and that it takes a minute."),
             new_code_cell("%pip list\nx = 1", execution_count=1),
             new_code_cell("x + 1", execution_count=2, outputs=[value]),
-            new_code_cell("def f():\n    print(1)\n\n\nrun.start()", execution_count=3),
+            new_code_cell("def f():\n    print(1)\n\n\ndef g():\n    pass\n\n\ng()", execution_count=3),
             new_code_cell("plt.show()", execution_count=4, outputs=[new_output("display_data", picture)]),
             new_code_cell("print(1)", execution_count=5, outputs=[new_output("stream", text="1\n", name="stdout")]),
             new_markdown_cell("## 9. Try three things\n\n1. One.\n2. Two.\n3. Three."),
