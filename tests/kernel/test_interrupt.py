@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -81,9 +82,11 @@ def test_interrupts_reach_the_cell_and_nothing_else(kernel):
 def passing(kernel) -> set[psutil.Process]:
     """Descendants of the kernel, but for those of its children that are started once and stay."""
     stay = {"forkserver", "resource_tracker", "torch_shm_manager"}
-    children = kernel.process.children()  # what is forked from the server has its command line
-    staying = {child for child in children if any(name in " ".join(child.cmdline()) for name in stay)}
-    return set(kernel.family()) - {kernel.process} - staying
+    while True:
+        with contextlib.suppress(psutil.NoSuchProcess):  # one has ended meanwhile
+            children = kernel.process.children()  # what is forked from the server has its command line
+            staying = {child for child in children if any(name in " ".join(child.cmdline()) for name in stay)}
+            return set(kernel.family()) - {kernel.process} - staying
 
 
 def assert_gone_but_for(kernel, before: set[psutil.Process]) -> None:
