@@ -101,6 +101,8 @@ def test_links_lead_to_the_page_that_shows_the_file() -> None:
     assert relinked("`[a](nowhere.md)`", "README.md", "book/x.md") == "`[a](nowhere.md)`"
     with pytest.raises(FileNotFoundError, match=r"README\.md links to nowhere\.md"):
         relinked("[a](nowhere.md)", "README.md", "book/x.md")
+    with pytest.raises(FileNotFoundError, match=r"no page shows that section"):
+        relinked("[a](../README.md#nowhere)", "hivenb/SECURITY.md", "book/x.md")
 
 
 def test_a_tutorial_has_its_pictures_and_no_widgets() -> None:

@@ -97,7 +97,7 @@ def relinked(text: str, file: str, page: str) -> str:
 def new_link(link: str, file: str, page: str) -> str:
     """Where a link of a file leads, on a page of the book.
 
-    :raises FileNotFoundError: if it leads to a file that is not there
+    :raises FileNotFoundError: if it leads to a file that is not there, or to a section of the README without a page
     """
     if re.match(r"[a-z]+:", link):
         return link
@@ -114,6 +114,8 @@ def new_link(link: str, file: str, page: str) -> str:
     if (ROOT / other).is_relative_to(BOOK):
         return f"/{(ROOT / other).relative_to(BOOK)}" + (f"#{anchor}" if anchor else "")
     if other == "README.md":
+        if anchor:
+            raise FileNotFoundError(f"{file} links to {link}, and no page shows that section")
         return "/book/start.md"
     return os.path.relpath(ROOT / other, (BOOK / page).parent)
 
