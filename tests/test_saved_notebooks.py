@@ -39,6 +39,7 @@ OF_A_MACHINE = {
     "a warning": r"\b\w*Warning\b|\bWARN(?:ING)?\b|^W\d{4} ",
     "an error": r"Traceback \(most recent call last\)|^E\d{4} ",
     "an id of a peer": r"\b12D3Koo(?!WExample)\w+|\bQm[1-9A-HJ-NP-Za-km-z]{44}\b",
+    "the end of a peer's id": r"…(?=\w*[A-Z\d])(?!Peer\d\d)[1-9A-HJ-NP-Za-km-z]{6}\b",
     "an invite": rf"hivenb://(?!{INVITE.removeprefix('hivenb://')})[\w-]{{12,}}",
     "an address beyond loopback": r"\b(?!127\.|0\.0\.0\.0|10\.\d+\.\d+\.\d+/)\d{1,3}(?:\.\d{1,3}){3}\b|/ip6/(?!::1)",
     "an address in memory": r"\b0x[0-9a-f]{8,}\b",
@@ -265,6 +266,7 @@ BROKEN: dict[str, tuple[Callable[[NotebookNode], object], str]] = {
     "log": (show("Nov 25 [WARN] slow"), "a warning: WARN"),
     "traceback": (show("Traceback (most recent call last):"), "an error"),
     "peer": (show("12D3KooWDPQyLvhv7YPhapFBF6VJBXiNPNN97dXr3co4nEcrKgUv"), "an id of a peer"),
+    "end of an id": (show("peer …raQcUa joined"), "the end of a peer's id: …raQcUa"),
     "widget": (state("<b>12D3KooWDPQyLvhv7YPhapFBF6VJBXiNPNN97dXr3co4nEcrKgUv</b>"), "the widget abcdefgh shows an id"),
     "invite": (show("hivenb://eNqLVtLPLDDRNzQy1z"), "an invite"),
     "address": (show("/ip4/192.168.3.4/tcp/1"), "an address beyond loopback: 192.168.3.4"),
@@ -287,7 +289,7 @@ def test_each_check_can_fail(breaking: str, good: NotebookNode) -> None:
 
 def test_loopback_made_up_ids_and_addresses_of_pages_are_nothing_of_a_machine(good: NotebookNode) -> None:
     show(
-        f"127.0.0.1 /ip4/127.0.0.1/tcp/1 {INVITE} 12D3KooWExamplexPeer01 https://example.org/a/b image/png "
+        f"127.0.0.1 /ip4/127.0.0.1/tcp/1 {INVITE} 12D3KooWExamplexPeer01 …Peer01 …second https://example.org/a/b image/png "
         "hivenb/view/x.py 1/2 <td>a</td>"
     )(good)
     assert problems("02_small", good) == []
