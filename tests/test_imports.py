@@ -27,6 +27,7 @@ def python(code: str, *arguments: str) -> list[str]:
         env={"PYTHONPATH": str(PACKAGE.parent), "PATH": ""},
     )
     assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
     return done.stdout.split()
 
 
@@ -35,6 +36,12 @@ def test_the_import_is_light():
     loaded = python("import sys, hivenb; dir(hivenb); hivenb.__version__; print(*sys.modules)")
     heavy = {"torch", "lightning", "hivemind", "numpy", *DISPLAYS}
     assert heavy.isdisjoint(loaded)
+
+
+@pytest.mark.process
+def test_no_use_of_a_public_name_warns():
+    """In a notebook that would stand below the cell which is the first to need it."""
+    assert python("import hivenb; [getattr(hivenb, name) for name in hivenb.__all__]") == []
 
 
 def test_every_public_name_is_there():
