@@ -289,7 +289,8 @@ def test_each_check_can_fail(breaking: str, good: NotebookNode) -> None:
 
 def test_loopback_made_up_ids_and_addresses_of_pages_are_nothing_of_a_machine(good: NotebookNode) -> None:
     show(
-        f"127.0.0.1 /ip4/127.0.0.1/tcp/1 {INVITE} 12D3KooWExamplexPeer01 …Peer01 …second https://example.org/a/b image/png "
+        f"127.0.0.1 /ip4/127.0.0.1/tcp/1 {INVITE} 12D3KooWExamplexPeer01 …Peer01 …second "
+        "https://example.org/a/b image/png "
         "hivenb/view/x.py 1/2 <td>a</td>"
     )(good)
     assert problems("02_small", good) == []
