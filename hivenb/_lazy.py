@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
+
+from hivenb._interrupts import interrupts_blocked
 
 
 def lazy_face(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -20,7 +24,11 @@ def lazy_face(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str],
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}; public names: {', '.join(sorted(home_of))}"
             )
-        value = getattr(import_module(home_of[name]), name)
+        # not in the middle of torch, which cannot be imported again then, and which ends some processes that try to;
+        # a program that ends with an interrupt (app/loading.py) does so at once
+        raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with interrupts_blocked() if raises else contextlib.nullcontext():
+            value = getattr(import_module(home_of[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 

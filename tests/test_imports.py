@@ -44,6 +44,30 @@ def test_no_use_of_a_public_name_warns():
     assert python("import hivenb; [getattr(hivenb, name) for name in hivenb.__all__]") == []
 
 
+INTERRUPTED = """
+import os, signal, sys
+
+def interrupt(event, args):
+    if event == "import" and args[0] == "torch.nn" and came == []:
+        came.append(args[0])
+        os.kill(os.getpid(), signal.SIGINT)
+
+came = []
+sys.addaudithook(interrupt)
+import hivenb
+try:
+    hivenb.Swarm
+except KeyboardInterrupt:
+    print(*came)
+print(hivenb.Swarm.__name__)
+"""
+
+
+@pytest.mark.process
+def test_what_was_interrupted_while_it_was_loaded_can_be_used():
+    assert python(INTERRUPTED) == ["torch.nn", "Swarm"]
+
+
 def test_every_public_name_is_there():
     for name in hivenb.__all__:
         assert getattr(hivenb, name) is not None

@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from hivenb.engine.process.interrupts import interrupts_blocked
+from hivenb._interrupts import interrupts_blocked
 from hivenb.peers.main_module import ProcessWithoutMain, main_module
 
 #: The program that a local peer runs: a module with a function ``main``. Named as one names the program of any other

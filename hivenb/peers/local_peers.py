@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hivenb.engine.process.interrupts import interrupts_blocked
+from hivenb._interrupts import interrupts_blocked
 from hivenb.errors import HivenbError, LocalPeerError
 from hivenb.peers.followed_run import FollowedRun, Followers
 from hivenb.peers.forking import fork_peer

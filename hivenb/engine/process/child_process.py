@@ -17,10 +17,10 @@ from typing import Any
 from hivemind.utils.asyncio import _AsyncContextWrapper
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
+from hivenb._interrupts import interrupts_blocked
 from hivenb.engine.process.abandoned_locks import free_abandoned
 from hivenb.engine.process.end_with_parent import end_with
 from hivenb.engine.process.freed_memory import give_back_regularly
-from hivenb.engine.process.interrupts import interrupts_blocked
 
 #: How long a process that is ended by force is waited for: to let go of a lock, and to be gone.
 _FORCE_SECONDS = 1.0

@@ -18,9 +18,9 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
+from hivenb._interrupts import interrupts_blocked
 from hivenb.engine.process import child_process
 from hivenb.engine.process.child_process import ChildProcess
-from hivenb.engine.process.interrupts import interrupts_blocked
 
 pytestmark = pytest.mark.process
 
