@@ -22,6 +22,9 @@ PROGRAM = "hivenb.app.local_peer"
 #: Imported once by the process that all local peers are forked from: they share its memory and start at once.
 PRELOADED = ["hivenb.app._local_peer_preload"]
 
+#: Whether the server has had all its imports. If it has ended since, an interrupt waits for those of the next one.
+_has_server = False
+
 
 def start_server() -> None:
     """Start the process that local peers are forked from, unless it runs already. Returns at once.
@@ -36,8 +39,22 @@ def start_server() -> None:
         forkserver.ensure_running()
 
 
+def wait_for_server() -> None:
+    """Wait for the imports of the server, the first time; an interrupt ends the wait.
+
+    What the server is asked for meanwhile is a process that ends by itself, also if nobody knows of it.
+    """
+    global _has_server
+    if not _has_server:
+        start_server()
+        process = ProcessWithoutMain(target=int)
+        process.start()
+        process.join()
+        _has_server = True
+
+
 def fork_peer(name: str, packed_recipe: bytes, log_path: Path) -> tuple[BaseProcess, Connection]:
-    """Start a local peer. The first time, this waits for the imports of the server.
+    """Start a local peer, when the server can be asked: see :func:`wait_for_server`.
 
     :param name: of the process
     :param packed_recipe: what :func:`hivenb.peers.peer_recipe.make_recipe` gave

@@ -14,7 +14,7 @@ from pathlib import Path
 from hivenb._interrupts import interrupts_blocked
 from hivenb.errors import HivenbError, LocalPeerError
 from hivenb.peers.followed_run import FollowedRun, Followers
-from hivenb.peers.forking import fork_peer
+from hivenb.peers.forking import fork_peer, wait_for_server
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peer_restarts import LocalPeerRestarts, WayIn
 from hivenb.peers.peer_recipe import make_recipe
@@ -179,6 +179,7 @@ class LocalPeers:
         number = next(self._numbers)
         recipe = make_recipe(run, self._ask_for(way_in), seed=number)
         log_path = Path(self._folder.name) / f"peer-{number}.log"
+        wait_for_server()
         with interrupts_blocked():  # one in between would leave a peer that is nobody's
             process, connection = fork_peer(f"hivenb-peer-{number}", recipe, log_path)
             launched.append(LocalPeer(number, process, connection, log_path))

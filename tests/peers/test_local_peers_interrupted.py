@@ -54,6 +54,7 @@ class Forked:
 def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forked]:
     made = Forked()
     monkeypatch.setattr(module, "fork_peer", made.fork_peer)
+    monkeypatch.setattr(module, "wait_for_server", lambda: None)
     monkeypatch.setattr(module, "make_recipe", lambda *args, **kwargs: b"")
     yield made
     for process in made.processes:
