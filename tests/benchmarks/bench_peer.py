@@ -65,6 +65,7 @@ class Work:
     :param parameters: of the model
     :param strategy: further arguments of the strategy, or of plain ``hivemind.Optimizer``
     :param place: where it is, unless on the loopback interface
+    :param transport: of libp2p, ``tcp`` or ``quic``
     """
 
     target: int
@@ -73,6 +74,7 @@ class Work:
     parameters: int = 100_000
     strategy: dict[str, Any] = field(default_factory=dict)
     place: Place | None = None
+    transport: str = "tcp"
 
     def at(self, place: Place | None) -> Work:
         """The same elsewhere."""
@@ -88,7 +90,8 @@ class Work:
         """Arguments of a DHT."""
         if self.strategy.get("client_mode"):
             return {}  # it listens nowhere
-        return {"host_maddrs": [f"/ip4/{self.address}/tcp/0"], "nat_port_map": False, "auto_nat": False}
+        port = {"tcp": "tcp/0", "quic": "udp/0/quic-v1"}[self.transport]
+        return {"host_maddrs": [f"/ip4/{self.address}/{port}"], "nat_port_map": False, "auto_nat": False}
 
 
 @dataclass(frozen=True)

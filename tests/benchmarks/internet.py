@@ -4,11 +4,13 @@ Each peer is on a host of its own (``tests/network/internet.py``): 100 ms there 
 jitter, and packets that get lost where a row says so. Computing is a fixed wait; efficiency is samples per second of n
 peers over n times the rate of one alone, and bytes are all that a host puts on its line. In rows called ``away``, the
 line of one of three peers is cut for some seconds. Needs root, and says so. With ``--line-rate``, rounds of averaging
-are measured against what the lines allow, instead.
+are measured against what the lines allow, instead; with ``--transports``, those over TCP and QUIC where packets get
+lost.
 
     python tests/benchmarks/internet.py --plain --json internet.json
     python tests/benchmarks/internet.py --rows synchronous-2 delays-2
     python tests/benchmarks/internet.py --line-rate
+    python tests/benchmarks/internet.py --transports
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from functools import cache
 import away
 import bench_peer
 import line_rate
+import transports
 from bench_peer import Work
 from overlap import DELAYS
 from places import Line, places, why_not
@@ -153,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--plain", action="store_true", help="plain hivemind beside")
     options.add_argument("--epochs", type=int, default=8, help=f"that count, after the start; half if of {LONG:.0f} s")
     options.add_argument("--line-rate", action="store_true", help="rounds against what the lines allow, instead")
+    options.add_argument("--transports", action="store_true", help="rounds over TCP and QUIC, instead")
     given = options.parse_args(arguments)
     print(machine())
     if reason := why_not():
@@ -161,6 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if given.line_rate:
         return line_rate.main(given.json, given.quick)
+    if given.transports:
+        return transports.main(given.json, given.quick, HOME)
     if given.quick:
         given.rows, given.epochs = ["synchronous-2", "away-2"], 2
     rows: list[Row] = []

@@ -122,6 +122,28 @@ def test_rounds_are_compared_with_what_lines_allow(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_same_loss_is_reached_both_ways(tmp_path: Path) -> None:
+    found, printed = run("time_to_loss.py", tmp_path)
+    if reason := found.get("skipped"):
+        pytest.skip(reason)
+    synchronous, outer = found["rows"][:2], found["rows"][2:]
+    assert [row["samples"] for row in synchronous] == [512, 1024]
+    assert outer[-1]["loss"] <= min(row["loss"] for row in synchronous)
+    assert found["sooner"] > 0
+    assert "times sooner" in printed
+
+
+@pytest.mark.long
+def test_transports_are_compared(tmp_path: Path) -> None:
+    found, printed = run("internet.py", tmp_path, "--transports")
+    if reason := found.get("skipped"):
+        pytest.skip(reason)
+    assert [row["transport"] for row in found["rows"]] == ["tcp", "quic"]
+    assert all(0.1 < seconds < PATIENCE for row in found["rows"] for seconds in row["rounds"]), "two ways of 50 ms"
+    assert "times TCP" in printed
+
+
+@pytest.mark.long
 def test_a_change_is_compared_with_the_end_of_an_epoch(tmp_path: Path) -> None:
     found, printed = run("live_change.py", tmp_path)
     assert [row["way"] for row in found["rows"]] == ["in place", "made anew"]
