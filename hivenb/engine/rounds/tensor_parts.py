@@ -3,43 +3,20 @@
 hivemind cuts each tensor into parts of 512 KiB *after* compression (``averaging/partition.py``,
 ``TensorPartContainer``), so where it cuts depends on the codec. Peers with different codecs then expect different
 parts of each other, and every round with a tensor of more than 131,072 numbers fails.
-
-Of a small model, a single part is all: one peer averages it, while the lines of the others wait. So parts are no longer
-than it takes to share tensors out among all who average.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.partition import DEFAULT_PART_SIZE_BYTES
 from hivemind.compression import CompressionBase, CompressionInfo, TensorRole
 from hivemind.optim.grad_averager import GradientAverager
 
 from hivenb.engine.rounds.gathered import UPSTREAM_FIELDS, is_marked
-
-#: Parts of those who average, each; of fewer, one that is cut where tensors end may get twice its share.
-PARTS_OF_EACH = 2
-
-#: Bytes below which a part is cut no further: a message costs as much with fewer.
-SHORTEST_PART = 2048
-
-
-def part_size(size: int, fractions: Sequence[float], longest: int) -> int:
-    """How long parts may be for a group to share tensors out.
-
-    :param size: of all tensors, in bytes
-    :param fractions: what each peer averages of them; 0 if nothing
-    :param longest: as long as parts may be in any case, in bytes
-    :returns: bytes
-    """
-    parts = PARTS_OF_EACH * sum(fraction > 0 for fraction in fractions)
-    return min(longest, max(SHORTEST_PART, -(-size // parts)))
 
 
 class PartsCutAlike(DecentralizedAverager):
@@ -58,15 +35,6 @@ class PartsCutAlike(DecentralizedAverager):
         known = tuple(self.serializer.dumps(record[:UPSTREAM_FIELDS]) for record in records)
         group_info = dataclasses.replace(group_info, gathered=known)
         return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
-
-    async def _run_allreduce_inplace_(
-        self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, *args: Any, **kwargs: Any
-    ) -> None:
-        if isinstance(kwargs["compression"], _CutUncompressed):
-            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            longest = kwargs.get("part_size_bytes", DEFAULT_PART_SIZE_BYTES)
-            kwargs["part_size_bytes"] = part_size(size, kwargs["peer_fractions"], longest)
-        await super()._run_allreduce_inplace_(tensors, group_info, *args, **kwargs)
 
 
 class _CutUncompressed(CompressionBase):
