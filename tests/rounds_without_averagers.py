@@ -30,7 +30,7 @@ class FakeRound(Future):
     def __init__(self, stage: AveragingStage = AveragingStage.LOOKING_FOR_GROUP, epoch: float = 0):
         super().__init__()
         self.stage, self.epoch = stage, epoch
-        self.weight, self.triggered, self.is_deserted, self.offers_early = 1.0, False, False, False
+        self.weight, self.triggered, self.is_deserted = 1.0, False, False
 
     def allow_allreduce(self) -> None:
         self.triggered = True
@@ -47,20 +47,11 @@ class FakeAverager:
         self.given_up: list[float] = []
         self.told: list[SampleReports] = []
         self.accounts: list[Account] = []
-        self.exchanged_early: list[FakeRound] = []
         self.waited = 0
 
-    def schedule_step(self, gather: int, timeout: float, offers_early: bool = False) -> FakeRound:
+    def schedule_step(self, gather: int, timeout: float) -> FakeRound:
         self.scheduled.append(FakeRound(epoch=gather))
-        self.scheduled[-1].offers_early = offers_early
         return self.scheduled[-1]
-
-    @property
-    def has_begun_early(self) -> bool:
-        return bool(self.exchanged_early)
-
-    def exchange_early(self, control: FakeRound, timeout: float) -> None:
-        self.exchanged_early.append(control)
 
     def expect_peers(self, peers: ExpectedPeers) -> None:
         self.expected.append(peers)
@@ -94,7 +85,6 @@ def participant(**changes: Any) -> Any:
         "delay_grad_averaging": False,
         "delay_state_averaging": False,
         "delay_optimizer_step": False,
-        "use_local_updates": False,
         "state_averager": FakeAverager(),
         "grad_averager": FakeAverager(),
         "local_epoch": 4,

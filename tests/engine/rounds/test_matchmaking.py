@@ -24,8 +24,7 @@ from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
 from hivenb.engine.rounds.gathered import epoch_of, is_marked, marked
-from hivenb.engine.rounds.matchmaking import EpochMatchmaking
-from hivenb.engine.rounds.paced_group_key_manager import SEARCH_EVERY
+from hivenb.engine.rounds.matchmaking import SEARCH_EVERY, EpochMatchmaking
 
 Make = Callable[..., Any]
 
