@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from building import build
 
 import hivenb
 
@@ -26,17 +27,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def build(target: str, into: Path) -> Path:
-    pytest.importorskip("hatchling", reason="hatchling is not installed in this environment")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(into)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
-    (built,) = into.iterdir()
-    return built
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    with zipfile.ZipFile(build("wheel", tmp_path_factory.mktemp("wheel"))) as opened:
+    with zipfile.ZipFile(build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))) as opened:
         yield opened
 
 
@@ -141,7 +134,7 @@ def test_the_guide_for_contributors_names_files_and_extras_that_are_there():
 
 @pytest.mark.process
 def test_an_sdist_holds_what_its_tests_look_at(tmp_path):
-    with tarfile.open(build("sdist", tmp_path)) as opened:
+    with tarfile.open(build("sdist", ROOT, tmp_path)) as opened:
         held = {name.partition("/")[2] for name in opened.getnames()}
     tracked = {
         "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", ".ci/run",

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from building import build
 from test_cli import _ask, _free_port, running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,14 +21,6 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.slow,
 ]
-
-
-def build(target: str, source: Path, into: Path) -> Path:
-    pytest.importorskip("hatchling", reason="hatchling is not installed in this environment")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(into)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=120)
-    (built,) = into.iterdir()
-    return built
 
 
 @pytest.fixture(scope="module")
