@@ -5,10 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -76,6 +78,11 @@ def test_every_constraint_is_one_exact_version():
         assert only.operator == "==", pin
         assert "*" not in only.version, pin
         assert pin.url is None, pin
+
+
+def test_no_package_is_held_to_two_versions():
+    names = [canonicalize_name(Requirement(line).name) for line in lines_of("constraints.txt")]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 def test_every_direct_dependency_has_a_tested_version_within_its_range():
