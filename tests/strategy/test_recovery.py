@@ -15,6 +15,7 @@ import tiny
 from lightning import Callback
 from processes import SHARER
 
+from hivenb.engine.process.child_process import shared_locks_held
 from hivenb.errors import ProcessEndedError
 from hivenb.strategy import HivemindStrategy
 from strategy.peers import PATIENCE, Peer, Start, meet, stop
@@ -78,4 +79,6 @@ def test_a_plain_dht_that_was_lent_is_not_started_anew_and_the_error_says_so(par
         watchdog.cancel()
         assert time.monotonic() - kill.at < NOTICED_WITHIN
     finally:
-        dht.terminate()
+        with shared_locks_held():  # it may be answering, and would take the lock along that each answer takes
+            dht.terminate()
+            dht.join()

@@ -76,12 +76,15 @@ def redirect_output(descriptor: int) -> None:
 
 
 def prepare_answers() -> None:
-    """Start what answers of processes of hivemind's need, out of reach of interrupts.
+    """Start what answers of processes of hivemind's need, out of reach of interrupts, and free what it waits for.
+
+    A process of plain hivemind's that was killed while it answered has taken a lock along, and nobody watched it.
 
     An interrupt that hits torch's manager of shared memory as it starts would end it, and torch waits for it for ever,
     and lets no other thread of Python run (``torch/lib/libshm/core.cpp``, ``start_manager``).
     """
     with interrupts_blocked():
+        free_abandoned(shared_locks())
         MPFuture()
 
 

@@ -95,6 +95,26 @@ def test_who_waits_for_a_process_that_is_killed_learns_why(service: Service) -> 
     assert str(service.ended).startswith("the service")
 
 
+def die_with(lock: Any) -> None:
+    """Let a process that nobody watches die while it holds a lock, as one of plain hivemind's may."""
+    if not (pid := os.fork()):
+        lock.acquire()
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("lock", [MPFuture._initialization_lock, MPFuture._update_lock, SharedBytes._lock])
+def test_one_starts_though_another_that_nobody_watched_died_with_a_lock(lock: Any) -> None:
+    die_with(lock)
+    assert not lock.acquire(block=False)
+    service = Service()
+    service.start()
+    assert service._ready.result(20) is None
+    assert service.ask("answer").result(AT_ONCE) == "here"
+    service.kill()
+
+
 @pytest.mark.process
 def test_one_that_ends_by_itself_says_so(service: Service) -> None:
     with pytest.raises(ProcessEndedError, match="has ended by itself with exit code 3"):
