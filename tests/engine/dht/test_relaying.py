@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import psutil
 import pytest
 from hivemind.p2p import P2PDaemonError
 from tiny import LOOPBACK
 
 from hivenb.engine.dht import relaying
 from hivenb.engine.dht.daemon import RelayingP2P, SelfishP2P
+from hivenb.engine.dht.dht import DHT
 from hivenb.engine.dht.relaying import RELAYED_BYTES, start_relay
 
 pytestmark = pytest.mark.process
@@ -48,3 +50,12 @@ def test_a_daemon_that_never_does_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(P2PDaemonError, match=r"relays 131072 bytes and no more"):
         asyncio.run(start_relay(start, []))
+
+
+def test_the_daemon_of_a_relay_runs_on_one_processor_where_it_comes_up_right_most_often() -> None:
+    dht = DHT(start=True, relay_service=True, **LOOPBACK)
+    try:
+        (daemon,) = psutil.Process(dht.pid).children()
+        assert daemon.environ()["GOMAXPROCS"] == "1"
+    finally:
+        dht.shutdown()
