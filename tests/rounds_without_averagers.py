@@ -30,7 +30,7 @@ class FakeRound(Future):
     def __init__(self, stage: AveragingStage = AveragingStage.LOOKING_FOR_GROUP, epoch: float = 0):
         super().__init__()
         self.stage, self.epoch = stage, epoch
-        self.weight, self.triggered, self.is_deserted = 1.0, False, False
+        self.weight, self.triggered, self.is_deserted, self.offers_early = 1.0, False, False, False
 
     def allow_allreduce(self) -> None:
         self.triggered = True
@@ -47,11 +47,20 @@ class FakeAverager:
         self.given_up: list[float] = []
         self.told: list[SampleReports] = []
         self.accounts: list[Account] = []
+        self.exchanged_early: list[FakeRound] = []
         self.waited = 0
 
-    def schedule_step(self, gather: int, timeout: float) -> FakeRound:
+    def schedule_step(self, gather: int, timeout: float, offers_early: bool = False) -> FakeRound:
         self.scheduled.append(FakeRound(epoch=gather))
+        self.scheduled[-1].offers_early = offers_early
         return self.scheduled[-1]
+
+    @property
+    def has_begun_early(self) -> bool:
+        return bool(self.exchanged_early)
+
+    def exchange_early(self, control: FakeRound, timeout: float) -> None:
+        self.exchanged_early.append(control)
 
     def expect_peers(self, peers: ExpectedPeers) -> None:
         self.expected.append(peers)
@@ -75,7 +84,7 @@ class FakeAverager:
 
 
 def participant(**changes: Any) -> Any:
-    """An optimizer that is at epoch 4 with one other peer, and whose epoch is about to end."""
+    """An optimizer that is at epoch 4 with one other peer far away, and whose epoch is about to end."""
     settings: dict[str, Any] = {
         "dht": SimpleNamespace(blocked_peers=BlockedPeers()),
         "averaging_timeout": 0.2,
@@ -85,6 +94,7 @@ def participant(**changes: Any) -> Any:
         "delay_grad_averaging": False,
         "delay_state_averaging": False,
         "delay_optimizer_step": False,
+        "use_local_updates": False,
         "state_averager": FakeAverager(),
         "grad_averager": FakeAverager(),
         "local_epoch": 4,
@@ -93,6 +103,7 @@ def participant(**changes: Any) -> Any:
             global_epoch=4,
             target_batch_size=64,
             global_progress=SimpleNamespace(num_peers=2),
+            list=SimpleNamespace(round_trip=0.1),
             local_progress=LocalTrainingProgress(
                 peer_id=OWN, epoch=4, samples_accumulated=0, samples_per_second=1.0, time=1.0, client_mode=False
             ),

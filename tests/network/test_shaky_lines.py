@@ -45,10 +45,12 @@ class Told:
 
     :param groups: how many have averaged gradients, by epochs
     :param gone: names of those whom it has ever taken for gone
+    :param early: epochs whose state was averaged beside the gradients
     """
 
     groups: dict[int, int] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
+    early: set[int] = field(default_factory=set)
 
 
 def train(enter: Callable[[], None], connection: Connection, name: str, invite: str | None) -> None:
@@ -66,6 +68,8 @@ def train(enter: Callable[[], None], connection: Connection, name: str, invite: 
 
         def note(report: EpochReport) -> None:
             tell(report)
+            if not told.groups:
+                note_early(run, told.early)
             told.groups[report.epoch] = report.group_size
 
         run.strategy.on_epoch = note
@@ -74,8 +78,20 @@ def train(enter: Callable[[], None], connection: Connection, name: str, invite: 
             if connection.poll(0.1):
                 if connection.recv() == "end":
                     break
-                connection.send(Told(dict(told.groups), set(told.gone)))
+                connection.send(Told(dict(told.groups), set(told.gone), set(told.early)))
         run.stop()
+
+
+def note_early(run: hivenb.TrainingRun, epochs: set[int]) -> None:
+    """Have it noted which epochs had their state averaged before their step."""
+    averager = run.strategy.optimizer.state_averager
+    take_over = averager._take_over
+
+    def noting(control: Any, timeout: float) -> None:
+        take_over(control, timeout)
+        epochs.add(int(control.epoch) - 1)
+
+    averager._take_over = noting
 
 
 def ask(connection: Connection) -> Told:
@@ -137,3 +153,12 @@ def test_stalls_of_two_seconds_make_nobody_a_ghost(three: tuple[Internet, list[C
     told = [ask(one) for one in peers]
     print(told)
     assert [one.gone for one in told] == [set()] * 3
+
+
+def test_the_state_is_averaged_in_the_round_trip_of_the_gradients(three: tuple[Internet, list[Connection]]) -> None:
+    _, peers = three
+    first = max(ask(peers[ANN]).groups)
+    wait_for_groups(peers[ANN], 3, 3, after=first)
+    told = [ask(one) for one in peers]
+    print(told)
+    assert all(any(epoch > first for epoch in one.early) for one in told)

@@ -8,7 +8,8 @@ import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 from hivemind.optim.state_averager import dump_optimizer_state
 
-from hivenb.engine.averagers.buffer_averaging import AveragesBuffers, DownloadsBuffers
+from hivenb.engine.averagers.buffer_averaging import DownloadsBuffers
+from hivenb.engine.averagers.early_state import AveragesStateEarly
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
 from hivenb.engine.averagers.pseudo_gradients import AveragesPseudoGradients, OuterStateApart
 from hivenb.engine.averagers.state_download import DownloadsStates
@@ -56,7 +57,7 @@ class _CheckedDownload(AveragerBase):
 
 class TrainingStateAverager(
     AveragesPseudoGradients,
-    AveragesBuffers,
+    AveragesStateEarly,
     FailsWithItsSteps,
     PartsCutAlike,
     FaultTolerantAllReduce,

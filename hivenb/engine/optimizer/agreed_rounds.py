@@ -19,6 +19,9 @@ from hivenb.engine.rounds.expected_peers import AttendanceList, ExpectedPeers
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING, Round
 from hivenb.engine.rounds.sender_weights import SampleReports
 
+#: Seconds there and back from which on an exchange less is worth that peers differ by what one step makes of a codec.
+LONG_LINE = 0.03
+
 
 class AgreedRounds:
     """The next round of gradients and the next one of the state, of one optimizer.
@@ -144,11 +147,25 @@ class AgreedRounds:
         if own.state_averager.finished_averaging_round.is_set():
             return  # what this peer says of its state to those whom it meets is what it was before that round
         if self.state.control is None and self.is_due:
-            self._schedule(self.state, own.state_averager, next_epoch)
+            self._schedule(self.state, own.state_averager, next_epoch, offers_early=self._may_average_state_early)
 
-    def _schedule(self, agreed: AgreedRound, averager: Any, epoch: int) -> None:
+    @property
+    def _may_average_state_early(self) -> bool:
+        """Whether the state can be averaged before the step: it is there by then, and all make the same step.
+
+        Not on short lines: a difference between peers, such as what a codec makes of the gradients, then stays for an
+        epoch, and there is next to nothing to be gained.
+        """
+        own = self._participant
+        if own.tracker.list.round_trip < LONG_LINE:
+            return False
+        is_delayed = own.delay_grad_averaging or own.delay_optimizer_step or own.delay_state_averaging
+        is_in_several_groups = own.state_averager.group_size_is_fixed
+        return not (is_delayed or own.use_local_updates or own.auxiliary or is_in_several_groups)
+
+    def _schedule(self, agreed: AgreedRound, averager: Any, epoch: int, **kwargs: Any) -> None:
         timeout = self._participant.averaging_timeout
-        agreed.look_for(partial(averager.schedule_step, gather=epoch, timeout=timeout))
+        agreed.look_for(partial(averager.schedule_step, gather=epoch, timeout=timeout, **kwargs))
 
     def be_ready_for_gradients(self) -> None:
         """Have a round of gradients to begin, whether it was looked for before or not; none if this peer is alone."""
@@ -160,6 +177,13 @@ class AgreedRounds:
             self._schedule(self.gradients, self._participant.grad_averager, self._participant.local_epoch)
             self.take(wait=True)
         self._state_to_come = self.state.control
+
+    def begin_state_early(self) -> None:
+        """Exchange the state beside the gradients, if this peer has offered that, and its group agrees."""
+        control = self.state.control
+        if control is not None and control.offers_early and not self.is_alone:
+            self.state.control = None
+            self._participant.state_averager.exchange_early(control, self._participant.averaging_timeout)
 
     def note_none_began(self) -> None:
         """No round of gradients has begun, maybe since there is nobody, or this peer is about to end."""
@@ -188,7 +212,8 @@ class AgreedRounds:
         self.last = outcome_of(control, own.averaging_timeout)
         have_gone_on = is_in_one_group and self.attendance.newest_epoch > own.local_epoch
         if self.last.failed and (have_gone_on or left_out):
-            if have_gone_on and not own.delay_grad_averaging:
+            # where the state was averaged before the step, no round after it mends what this peer has not got
+            if (have_gone_on or own.state_averager.has_begun_early) and not own.delay_grad_averaging:
                 raise MissedRound
             self._catching_up.was_left_out = True
             if self._state_to_come is not None:

@@ -73,6 +73,10 @@ def outcome_of(control: Round, timeout: float) -> RoundOutcome:
         return RoundOutcome(failed=repr(e))
 
 
+def _has_succeeded(control: Round) -> bool:
+    return control.done() and not control.cancelled() and control.exception() is None
+
+
 def is_left_out(
     control: Round, averager: CanBeAlone, state_round: Round | None, oldest_epoch: Callable[[], int], timeout: float
 ) -> bool:
@@ -94,7 +98,8 @@ def is_left_out(
             control.result(seconds)
         if control.stage is not AveragingStage.LOOKING_FOR_GROUP:
             return False
-        are_waiting = state_round is not None and state_round.stage is AveragingStage.AWAITING_TRIGGER
+        have_met = (AveragingStage.AWAITING_TRIGGER, AveragingStage.RUNNING_ALLREDUCE)
+        are_waiting = state_round is not None and (state_round.stage in have_met or _has_succeeded(state_round))
         is_over = oldest_epoch() > control.epoch
         return (are_waiting or is_over) and averager.is_alone(control.epoch)
 

@@ -267,6 +267,7 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
         self.rounds.be_ready_for_gradients()
         began: bool = super()._begin_averaging_gradients(grad_scaler)
+        self.rounds.begin_state_early()
         if not began:
             self.rounds.note_none_began()
             # hivemind/optim/optimizer.py:_update_global_epoch would step with the gradients of the last batch alone

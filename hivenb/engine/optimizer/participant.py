@@ -17,6 +17,7 @@ class Participant(Protocol):
     delay_grad_averaging: bool
     delay_state_averaging: bool
     delay_optimizer_step: bool
+    use_local_updates: bool
     state_averager: Any
     #: ``None`` with local updates
     grad_averager: Any

@@ -155,6 +155,11 @@ class FailureDetector:
         return sum(one.was_reached for one in self._sightings.values())
 
     @property
+    def round_trip(self) -> float:
+        """Seconds there and back on the longest line to a peer that is there; 0 if none is known."""
+        return max((one.round_trips.line for one in self._sightings.values() if not one.is_gone), default=0.0)
+
+    @property
     def _unreached(self) -> list[bytes]:
         return [peer for peer, one in self._sightings.items() if not one.was_reached]
 
@@ -172,7 +177,7 @@ class FailureDetector:
             sighting.answer = None
         is_in_doubt = not sighting.was_reached and sighting.failures >= MOST_FAILURES
         pause = TRY_AGAIN_AFTER if sighting.is_gone or is_in_doubt else ASK_AFTER
-        is_to_be_asked = silence >= ASK_AFTER or not sighting.was_reached
+        is_to_be_asked = silence >= ASK_AFTER or not sighting.round_trips.is_known
         if sighting.answer is None and is_to_be_asked and now - sighting.asked_at >= pause:
             self._ask(report, sighting, sighting.answers_within(gone_after))
 

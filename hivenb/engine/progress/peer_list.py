@@ -34,6 +34,8 @@ class PeerList:
         self._keys: dict[bytes, Any] = {}
         #: the newest look at the swarm; ``None`` before the first
         self.look: Look | None = None
+        #: seconds there and back on the longest line to another peer; 0 if that is not known. Any thread may read it
+        self.round_trip = 0.0
         #: called each time the swarm was looked at, with the newest reports of the others whom rounds may wait for, and
         #: the ids of those that have gone without a goodbye; says whose reports do not count
         self.on_look: OnLook | None = None
@@ -48,6 +50,7 @@ class PeerList:
         reports = self._one_of_each(reports_in(record))
         others = [report for key, report in reports.items() if key != own_key]
         gone, too_many = self._detector.find_gone(others, gone_after), self._detector.too_many()
+        self.round_trip = self._detector.round_trip
         reports = {key: report for key, report in reports.items() if report.peer_id not in too_many}
         self._others = [report for report in others if report.peer_id not in too_many]
         self._tell_who_is_there(Look(time.monotonic(), as_infos(reports.values(), self._own_id)), gone)

@@ -26,7 +26,7 @@ from hivenb.engine.rounds.account import Account, AccountBook
 from hivenb.engine.rounds.download_pace import DownloadPace
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
 from hivenb.engine.rounds.gathered import marked
-from hivenb.engine.rounds.kept_tasks import complain_unless_cancelled, keep_tasks_alive
+from hivenb.engine.rounds.kept_tasks import keep_tasks_alive
 from hivenb.engine.rounds.leaving import LeavingAverager
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.round import Round
@@ -188,6 +188,15 @@ class AveragerBase(WatchedProcess, LeavingAverager):
         except (TimeoutError, concurrent.futures.TimeoutError, ProcessEndedError):
             return False
 
+    def begin_early(self, epoch: int) -> MPFuture[bool]:
+        """Let the round of an epoch begin without its trigger, as soon as it has a group, if all in that offer it.
+
+        :returns: whether it does; not set if it was over already
+        """
+        answer: MPFuture[bool] = MPFuture()
+        self._outer_pipe.send(("_begin_early", [epoch], {"answer": answer}))
+        return answer
+
     def _searches(self, before: float = math.inf) -> list[Round]:
         return [
             one for one in self._known_rounds() if one.stage is AveragingStage.LOOKING_FOR_GROUP and one.epoch < before
@@ -221,6 +230,7 @@ class AveragerBase(WatchedProcess, LeavingAverager):
 
     @_matchmaking.setter
     def _matchmaking(self, made: Matchmaking) -> None:
+        keep_tasks_alive()  # a client has no handlers
         # hivemind/averaging/averager.py:_run_internal knows its own class only; what it has made is at rest still
         self._own_matchmaking = EpochMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
@@ -238,6 +248,9 @@ class AveragerBase(WatchedProcess, LeavingAverager):
 
     async def _tell_whether_alone(self, epoch: float, answer: Any) -> None:
         answer.set_result(self._matchmaking.is_alone(epoch))
+
+    async def _begin_early(self, epoch: int, answer: Any) -> None:
+        self._matchmaking.let_begin_early(epoch, answer)
 
     async def _set_live(
         self, attributes: dict[str, Any], matchmaking: dict[str, Any], allreduce: dict[str, Any], done: Any
@@ -262,7 +275,6 @@ class AveragerBase(WatchedProcess, LeavingAverager):
         # (_run, in _run_internal, is the loop that waits for this very task)
         others = {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") != "_run"}
         others -= {asyncio.current_task()}
-        asyncio.get_running_loop().set_exception_handler(complain_unless_cancelled)
         for task in others:
             task.cancel()
         if others:
@@ -291,7 +303,6 @@ class AveragerBase(WatchedProcess, LeavingAverager):
         return stub
 
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
-        keep_tasks_alive()  # a client has no handlers
         step._data_for_gather = marked(step.data_for_gather)
         try:
             await super()._step(step=step, future_for_init=future_for_init)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hivemind.averaging.allreduce import AveragingMode
@@ -12,6 +13,9 @@ UPSTREAM_FIELDS = 3
 
 #: What ours add to it; a peer of plain hivemind reads the fields that it knows and no further.
 MARK = "hivenb"
+
+#: What a peer adds that may begin its round before the trigger, as the others may.
+EARLY = "early"
 
 #: Bytes of what a peer sends to its group; each of them gets all.
 LONGEST_GATHER = 1 << 16
@@ -28,6 +32,17 @@ def marked(gather: bytes) -> bytes:
 def is_marked(record: list[Any]) -> bool:
     """Whether a peer of ours has sent that record."""
     return MARK in record[UPSTREAM_FIELDS:]
+
+
+def offering_early(gather: bytes) -> bytes:
+    """What a peer sends to its group that may begin early; before it is marked."""
+    return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), EARLY])
+
+
+def all_offer_early(gathered: Sequence[bytes]) -> bool:
+    """Whether a group is of ours alone that may begin early; they are readable."""
+    records = [MSGPackSerializer.loads(gather) for gather in gathered]
+    return all(is_marked(record) and EARLY in record[UPSTREAM_FIELDS:] for record in records)
 
 
 def epoch_of(gather: bytes) -> int | None:

@@ -1,4 +1,4 @@
-"""Tasks of an averager's loop: held until they are done, and no complaint of those that are cancelled."""
+"""Tasks of an averager's loop: held until they are done, and no complaint of those that ended as they should."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import asyncio
 from typing import Any
 
 
-def complain_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def complain_unless_ended(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Of an error that nobody else has seen.
 
-    Before Python 3.12, asyncio/streams.py takes a request that is cancelled for such an error.
+    Before Python 3.12, asyncio/streams.py takes a request that is cancelled for such an error; and
+    hivemind/p2p/p2p_daemon.py does not look at the end of a stream that comes while the answer to it ends.
     """
-    if not isinstance(context.get("exception"), asyncio.CancelledError):
+    if not isinstance(context.get("exception"), (asyncio.CancelledError, asyncio.IncompleteReadError)):
         loop.default_exception_handler(context)
 
 
 def keep_tasks_alive() -> None:
-    """Let the running loop hold each of its tasks until it is done; may be called again.
+    """Let the running loop hold each of its tasks until it is done, and complain of no end; may be called again.
 
     asyncio holds them weakly, and hivemind/averaging/averager.py:_run_internal only the newest one. A round that has
     met its peers and waits for its trigger, or a peer's request that waits for that round, would be collected as
     garbage: the peer then waits for averaging_timeout, and the others for a peer that has never really left.
     """
-    asyncio.get_running_loop().set_task_factory(_make_kept_task)
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(_make_kept_task)
+    loop.set_exception_handler(complain_unless_ended)
 
 
 _kept_tasks: set[asyncio.Task[Any]] = set()

@@ -14,14 +14,16 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking, MatchmakingException
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
+from hivemind.utils import MPFuture
 
 from hivenb.engine.rounds.account import NOTABLE, Account
+from hivenb.engine.rounds.early_beginnings import EarlyBeginnings
 from hivenb.engine.rounds.exchange_notes import ExchangeNotes
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
 from hivenb.engine.rounds.gathered import epoch_of, is_readable, marked
 from hivenb.engine.rounds.given_up_search import ANSWERED_WITHIN, has_begun
-from hivenb.engine.rounds.paced_group_key_manager import SEARCH_EVERY, PacedGroupKeyManager
-from hivenb.engine.rounds.search import LeadersOfASearch, Waiting
+from hivenb.engine.rounds.paced_group_key_manager import PacedGroupKeyManager
+from hivenb.engine.rounds.search import LeadersOfASearch, Waiting, give_up
 from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, left_open
 
 #: Groups of which it is remembered who has left them.
@@ -54,6 +56,7 @@ class EpochMatchmaking(Matchmaking):
         self.news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: groups that this peer is in and that it has not begun to average with, by their ids
         self._awaiting_trigger: dict[bytes, tuple[StepControl, asyncio.Event, GroupInfo]] = {}
+        self._early = EarlyBeginnings()
         #: ids of groups that this peer was in and has left before it began to average with them
         self._left: deque[bytes] = deque(maxlen=REMEMBERED)
         #: groups that others have left so, by their ids
@@ -179,7 +182,7 @@ class EpochMatchmaking(Matchmaking):
         self._expected = peers
         self._tell_news()
         if self._following is not None and self._has_gone(self._following[0]):
-            await _give_up(self._following[1])
+            await give_up(self._following[1])
         async with self.lock_request_join_group:
             # hivemind looks at the size only when somebody joins, so one that has shrunk is looked at here
             if not self.is_looking_for_group or self.assembled_group.done():
@@ -202,7 +205,7 @@ class EpochMatchmaking(Matchmaking):
                 await self._take_leave(following)
             raise
         finally:
-            await _give_up(following)
+            await give_up(following)
         if following.cancelled():
             return None
         if (seconds := request.stalled_for(following)) is not None:
@@ -256,6 +259,7 @@ class EpochMatchmaking(Matchmaking):
 
     def _await_trigger(self, group: GroupInfo) -> GroupInfo:
         self._awaiting_trigger[group.group_id] = self.step_control, asyncio.Event(), group
+        self._early.note_group(self.step_control, group)
         sent = zip(group.peer_ids, group.gathered, strict=True)
         self._peers_of_ours.update(peer for peer, gather in sent if epoch_of(gather) is not None)
         return group
@@ -278,6 +282,11 @@ class EpochMatchmaking(Matchmaking):
             _, begun, _ = self._awaiting_trigger.pop(group_id)
             begun.set()
 
+    def let_begin_early(self, epoch: int, answer: MPFuture[bool]) -> None:
+        """Let the round of an epoch begin without its trigger, if its group agrees, and tell whether it does."""
+        have_met = [(step, group) for step, _, group in self._awaiting_trigger.values()]
+        self._early.allow(epoch, answer, have_met)
+
     async def leave(self, step: StepControl) -> list[GroupInfo]:
         """Send those away who wait for a group of that round: it is over, or it has failed.
 
@@ -285,6 +294,7 @@ class EpochMatchmaking(Matchmaking):
         """
         if step in self._searches:
             await self._searches[step].wait()
+        self._early.note_end(step)
         left = [group for own, _, group in self._awaiting_trigger.values() if own is step]
         for group in left:
             self._left.append(group.group_id)
@@ -329,22 +339,3 @@ class EpochMatchmaking(Matchmaking):
 
 def _ids(peers: Collection[PeerID]) -> frozenset[bytes]:
     return frozenset(peer.to_bytes() for peer in peers)
-
-
-async def _give_up(following: asyncio.Task[Any]) -> None:
-    """Cancel it until it has ended, whoever gives up waiting for that meanwhile.
-
-    Before Python 3.12, ``asyncio.wait_for`` forgets that it was cancelled if what it waits for has arrived at that
-    moment; a peer would search on, and no later search of its would ever begin.
-    """
-    is_cancelled = False
-    while not following.done():
-        following.cancel()
-        try:
-            await asyncio.wait({following}, timeout=SEARCH_EVERY)
-        except asyncio.CancelledError:
-            is_cancelled = True
-    if not following.cancelled():
-        following.exception()  # else asyncio complains that nobody has asked for it
-    if is_cancelled:
-        raise asyncio.CancelledError

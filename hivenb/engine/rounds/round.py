@@ -23,6 +23,9 @@ class Round(StepControl):
     #: the epoch that it is a round of, which is what ours gather; infinite if it is of none
     epoch: float
 
+    #: whether this peer has offered its group to begin before its trigger
+    offers_early = False
+
     #: whether it was given up since this peer has left, or all others have
     is_deserted = False
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
@@ -15,6 +16,9 @@ from hivemind.utils import get_dht_time
 
 #: Times in a search that a leader is asked which does not answer; two that ask each other let each other wait once.
 ASKED_IN_VAIN = 2
+
+#: Seconds after which a request that is given up is cancelled once more.
+LOOKED_AT_EVERY = 0.1
 
 #: What hivemind raises where a leader's answer is of no use.
 _USELESS = (AssertionError, MatchmakingException, TypeError, ValueError)
@@ -115,3 +119,22 @@ class LeadersOfASearch:
     def give_up(self, leader: PeerID) -> None:
         """Do not ask a leader again in this search."""
         self._silent[leader] = ASKED_IN_VAIN
+
+
+async def give_up(following: asyncio.Task[Any]) -> None:
+    """Cancel it until it has ended, whoever gives up waiting for that meanwhile.
+
+    Before Python 3.12, ``asyncio.wait_for`` forgets that it was cancelled if what it waits for has arrived at that
+    moment; a peer would search on, and no later search of its would ever begin.
+    """
+    is_cancelled = False
+    while not following.done():
+        following.cancel()
+        try:
+            await asyncio.wait({following}, timeout=LOOKED_AT_EVERY)
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if not following.cancelled():
+        following.exception()  # else asyncio complains that nobody has asked for it
+    if is_cancelled:
+        raise asyncio.CancelledError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hivemind.averaging.control import AveragingStage
@@ -225,6 +225,73 @@ class TestOutcome:
         rounds, control = self.begun(own, ahead=1)
         control.set_exception(OSError("the daemon is gone"))
         assert rounds.average_gradients(control).failed
+
+    def test_one_whose_state_was_averaged_before_the_step_has_missed_it(self) -> None:
+        own = participant()
+        own.grad_averager.finds_nobody = True
+        rounds, control = self.begun(own)
+        rounds.state.control = state = FakeRound(AveragingStage.RUNNING_ALLREDUCE, 5)  # type: ignore[assignment]
+        state.offers_early = True
+        rounds.be_ready_for_gradients()
+        rounds.begin_state_early()
+        control.stage = AveragingStage.LOOKING_FOR_GROUP
+        with pytest.raises(MissedRound):
+            rounds.average_gradients(control)
+        assert state.weight == 1.0, "what it has put in was of before the step, as the others' was"
+
+
+class TestTheStateBeforeTheStep:
+    OFFERING: ClassVar = [
+        ({}, True),
+        ({"delay_state_averaging": True}, False),
+        ({"delay_grad_averaging": True}, False),
+        ({"delay_optimizer_step": True}, False),
+        ({"use_local_updates": True}, False),
+        ({"auxiliary": True}, False),
+    ]
+
+    @pytest.mark.parametrize(("options", "offers"), OFFERING)
+    def test_is_offered_where_it_is_there_by_then(self, options: dict[str, Any], offers: bool) -> None:
+        own = participant(**options)
+        rounds = rounds_of(own)
+        rounds.look_for_state()
+        rounds.take(wait=True)
+        assert [one.offers_early for one in own.state_averager.scheduled] == [offers]
+
+    def test_is_not_offered_where_lines_are_short(self) -> None:
+        own = participant()
+        own.tracker.list.round_trip = 0.01
+        rounds = rounds_of(own)
+        rounds.look_for_state()
+        rounds.take(wait=True)
+        assert [one.offers_early for one in own.state_averager.scheduled] == [False]
+
+    def test_is_not_offered_where_peers_average_gradients_in_several_groups(self) -> None:
+        own = participant()
+        own.state_averager.group_size_is_fixed = True
+        rounds = rounds_of(own)
+        rounds.look_for_state()
+        rounds.take(wait=True)
+        assert [one.offers_early for one in own.state_averager.scheduled] == [False]
+
+    @pytest.mark.parametrize("offers", [True, False])
+    def test_is_exchanged_beside_the_gradients_if_it_was_offered(self, offers: bool) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        rounds.state.control = state = FakeRound(AveragingStage.AWAITING_TRIGGER, 5)  # type: ignore[assignment]
+        state.offers_early = offers
+        rounds.begin_state_early()
+        assert own.state_averager.exchanged_early == ([state] if offers else [])
+        assert rounds.state.control is (None if offers else state), "the step holds it"
+
+    def test_of_one_that_is_alone_is_not(self) -> None:
+        own = participant()
+        own.tracker.global_progress.num_peers = 1
+        rounds = rounds_of(own)
+        rounds.state.control = state = FakeRound(epoch=5)  # type: ignore[assignment]
+        state.offers_early = True
+        rounds.begin_state_early()
+        assert own.state_averager.exchanged_early == []
 
 
 class TestLeaving:

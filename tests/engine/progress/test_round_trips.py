@@ -31,6 +31,11 @@ def test_an_uneven_line_is_given_more_than_its_longest_answer() -> None:
     assert max(uneven) < of(*uneven).longest < 3 * max(uneven)
 
 
+def test_a_line_is_as_long_as_its_quickest_answer_says_once_there_were_enough() -> None:
+    assert RoundTrips().line == of(0.1, 0.1).line == 0
+    assert of(2.0, 0.1, 0.4).line == 0.1  # the first one of which made the connection
+
+
 def test_a_peer_is_given_what_its_line_takes_and_not_for_ever() -> None:
     sighting = _Sighting()
     assert sighting.answers_within(3.0) == 3.0

@@ -24,7 +24,8 @@ from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
 from hivenb.engine.rounds.gathered import epoch_of, is_marked, marked
-from hivenb.engine.rounds.matchmaking import SEARCH_EVERY, EpochMatchmaking
+from hivenb.engine.rounds.matchmaking import EpochMatchmaking
+from hivenb.engine.rounds.paced_group_key_manager import SEARCH_EVERY
 
 Make = Callable[..., Any]
 
