@@ -45,6 +45,7 @@ class FakeAverager:
         self.scheduled: list[FakeRound] = []
         self.expected: list[ExpectedPeers] = []
         self.given_up: list[float] = []
+        self.given_up_if_alone: list[float] = []
         self.told: list[SampleReports] = []
         self.accounts: list[Account] = []
         self.exchanged_early: list[FakeRound] = []
@@ -75,6 +76,9 @@ class FakeAverager:
     def give_up_searches(self, before: float) -> bool:
         self.given_up.append(before)
         return any(one.epoch < before and not one.done() and one.cancel() for one in self.scheduled)
+
+    def give_up_if_alone(self, epoch: float) -> None:
+        self.given_up_if_alone.append(epoch)
 
     def is_alone(self, epoch: float) -> bool:
         return self.finds_nobody

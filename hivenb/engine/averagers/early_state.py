@@ -79,12 +79,13 @@ class AveragesStateEarly(AveragesBuffers, _TrainingStateAverager):
         (control, answer, timeout), self._early = self._early, None
         if _has_begun(control, answer, timeout):
             self._take_over(control, timeout)
-            kwargs |= {"averaging_round": False, "averaging_control": None, "averaging_opts": None}
         elif kwargs.get("averaging_round") and not control.done():
-            kwargs["averaging_control"] = control
+            return super().step(*args, **kwargs | {"averaging_control": control})
         else:
             control.cancel()
-        return super().step(*args, **kwargs)
+        return super().step(
+            *args, **kwargs | {"averaging_round": False, "averaging_control": None, "averaging_opts": None}
+        )
 
     def _take_over(self, control: Round, timeout: float) -> None:
         try:

@@ -69,6 +69,8 @@ class AgreedRounds:
             if averager is not None:
                 if not averager.group_size_is_fixed:
                     averager.give_up_searches(before=over + min(ahead, 0))
+                    if ahead > 0:  # the others have had the round that is named after the epoch they are in
+                        averager.give_up_if_alone(over)
                 if own.tracker.local_progress.epoch >= newest - 1:
                     averager.expect_peers(ExpectedPeers(present, gone, ahead, follows, names, avoided))
         self._tell_samples(reports)

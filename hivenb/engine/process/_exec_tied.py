@@ -17,4 +17,4 @@ if __name__ == "__main__":
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before the death signal was set
         sys.exit(1)
-    os.execv(program, sys.argv[2:])
+    os.execvp(program, sys.argv[2:])

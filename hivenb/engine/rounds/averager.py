@@ -179,6 +179,11 @@ class AveragerBase(WatchedProcess, LeavingAverager):
             search.cancel()
         return bool(searches)
 
+    def give_up_if_alone(self, epoch: float) -> None:
+        """Cancel the search for the group of an epoch's round unless this peer has met somebody, or asks somebody."""
+        if any(search.epoch == epoch for search in self._searches()):
+            self._outer_pipe.send(("_give_up_if_alone", [epoch], {}))
+
     def is_alone(self, epoch: float) -> bool:
         """Whether it looks for a group for the round of an epoch, and has met nobody, as far as its process answers."""
         answer: MPFuture[bool] = MPFuture()
@@ -248,6 +253,9 @@ class AveragerBase(WatchedProcess, LeavingAverager):
 
     async def _tell_whether_alone(self, epoch: float, answer: Any) -> None:
         answer.set_result(self._matchmaking.is_alone(epoch))
+
+    async def _give_up_if_alone(self, epoch: float) -> None:
+        self._matchmaking.give_up_if_alone(epoch)
 
     async def _begin_early(self, epoch: int, answer: Any) -> None:
         self._matchmaking.let_begin_early(epoch, answer)

@@ -6,6 +6,8 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
 from typing import Any
 
 import hivemind
@@ -271,6 +273,13 @@ class EpochMatchmaking(Matchmaking):
         is_looking = is_looking and step is not None and epoch_of(step.data_for_gather) == epoch
         has_met = self.assembled_group.done() or self.current_leader or self.current_followers
         return is_looking and not has_met and not self.lock_request_join_group.locked()  # else it is being answered
+
+    def give_up_if_alone(self, epoch: float) -> None:
+        """End the search for the round of an epoch if nobody was met, and nobody is being asked."""
+        step, is_asking = self.step_control, self._following is not None and not self._following[1].done()
+        if step is not None and self.is_alone(epoch) and not is_asking:
+            with suppress(InvalidStateError):  # it was cancelled just now
+                step.cancel()
 
     def is_of_ours(self, peer: PeerID) -> bool:
         """Whether a peer is known not to be one of plain hivemind, since it has been in a group with this one."""

@@ -108,6 +108,19 @@ class TestWhoIsThere:
         assert gradients.gone == {b"dead"}
         assert own.grad_averager.given_up == [4], "searches of epochs that all others have ended"
 
+    def test_nobody_looks_alone_for_a_round_of_the_state_that_all_others_have_had(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        rounds.see_swarm([report(b"a", 4), report(b"b", 5)], frozenset())
+        rounds.see_swarm([report(b"a", 5), report(b"b", 5)], frozenset())
+        assert own.state_averager.given_up_if_alone == [4, 5]
+        assert own.grad_averager.given_up_if_alone == []
+
+    def test_in_the_background_it_does(self) -> None:
+        own = participant(delay_state_averaging=True)
+        rounds_of(own).see_swarm([report(b"a", 5)], frozenset())
+        assert own.state_averager.given_up_if_alone == [], "the others may look for it as well"
+
     def test_with_gradients_in_the_background_peers_report_an_epoch_more(self) -> None:
         own = participant(delay_grad_averaging=True, delay_optimizer_step=True, delay_state_averaging=True)
         rounds = rounds_of(own)
