@@ -40,6 +40,28 @@ def test_only_who_follows_nobody_and_leads_nobody_is_alone(
         search.cancel()
 
 
+def test_who_has_met_nobody_gives_its_search_up(
+    dht: DHT, joining_dht: DHT, make_averager: Make, eventually: Callable[..., None]
+) -> None:
+    one, other = (make_averager(own, min_matchmaking_time=30.0) for own in (dht, joining_dht))
+    for averager in (one, other):  # so that a group of two is not complete
+        averager.expect_peers(ExpectedPeers(frozenset({Attendance(b"a third one", 0, 3)})))
+    lonely = one.schedule_step(gather=3, timeout=60.0)
+    eventually(lambda: one.is_alone(3))
+    one.give_up_if_alone(2)
+    eventually(lambda: one.is_alone(3))
+    assert not lonely.done()
+    # again and again, as it is asked at each look at the swarm: it may have looked last a while ago
+    eventually(lambda: one.give_up_if_alone(3) or lonely.cancelled())
+    searches = [averager.schedule_step(gather=3, timeout=60.0) for averager in (one, other)]
+    eventually(lambda: not one.is_alone(3) and not other.is_alone(3))
+    one.give_up_if_alone(3)
+    assert not one.is_alone(3), "its process has taken that in"
+    assert not any(search.done() for search in searches)
+    for search in searches:
+        search.cancel()
+
+
 @pytest.fixture
 def optimizer(make_optimizer: Callable[..., Optimizer]) -> Optimizer:
     made = make_optimizer(TinyModel().parameters(), averaging_timeout=60.0)
