@@ -22,6 +22,7 @@ from hivenb.engine.dht.door import Door
 from hivenb.engine.dht.guard import Guard
 from hivenb.engine.dht.guarded_client import GuardedClient, WatchfulClient
 from hivenb.engine.dht.identity import identity_file, same_ports
+from hivenb.engine.dht.listening_peers import KnowsWhereTheyListen
 from hivenb.engine.dht.message_limits import LimitsMessages
 from hivenb.engine.dht.passes import Membership
 from hivenb.engine.dht.protocol import caller
@@ -78,7 +79,7 @@ class Earlier:
     neighbours: tuple[str, ...] = ()
 
 
-class TiedP2P(RefusesBlocked, LimitsMessages, LimitsStreams, P2P):
+class TiedP2P(RefusesBlocked, KnowsWhereTheyListen, LimitsMessages, LimitsStreams, P2P):
     """A libp2p daemon in a session of its own that dies with the process that started it.
 
     All that a peer sends and receives goes through this class: the DHT makes one, and each averager a replica of it.

@@ -43,7 +43,7 @@ MOST_REMEMBERED, AT_A_TIME = 64, 8
 class Acquaintance:
     """A peer that this node has known.
 
-    :param addresses: at which it was connected
+    :param addresses: at which it listened
     :param seen_at: when it was last in the routing table
     :param is_joined: whether its address was given to this peer at its start
     :param tried_at: when it was last looked for since then
@@ -114,7 +114,7 @@ async def find_lost_peers(node: DHTNode, initial_peers: Iterable[str]) -> None:
 
 async def _look(node: DHTNode, acquaintances: Acquaintances) -> None:
     present = set(node.protocol.routing_table.peer_id_to_uid)
-    for connected in await node.p2p.list_peers():
+    for connected in await node.p2p.listening_peers():
         if connected.peer_id in present:
             acquaintances.see(connected.peer_id, connected.addrs)
     lost = acquaintances.lost({*present, node.peer_id})

@@ -49,7 +49,9 @@ class Restarting(WatchedProcess):
         self._daemon = DaemonRecord()
         self._earlier: Earlier | None = None
         self._neighbours: MPFuture | None = None
+        #: addresses of connections to other peers, and those at which these listen
         self._last_neighbours: tuple[str, ...] = ()
+        self._last_listeners: tuple[str, ...] = ()
         self._dependents: weakref.WeakSet[WatchedProcess] = weakref.WeakSet()
         super().__init__(*args, **kwargs)
 
@@ -112,7 +114,9 @@ class Restarting(WatchedProcess):
         """Note with whom it is connected, to find them again."""
         if self._neighbours is not None and self._neighbours.done():
             with contextlib.suppress(Exception):
-                self._last_neighbours = self._neighbours.result() or self._last_neighbours
+                neighbours, listeners = self._neighbours.result()
+                self._last_neighbours = neighbours or self._last_neighbours
+                self._last_listeners = listeners or self._last_listeners
             self._neighbours = None
         if self._neighbours is None and self._daemon.pid:
             # it is being closed; or torch's manager of shared memory does not answer, as on an overloaded machine
@@ -160,13 +164,13 @@ class Restarting(WatchedProcess):
     def _start_anew(self) -> None:
         got = tuple(self._ready.result(0) or ()) if self._earlier is None else self._earlier.addresses
         try:
-            self._start_as(Earlier(got, self._last_neighbours))
+            self._start_as(Earlier(got, self._last_listeners))
         except Exception as e:
             if self._is_dismissed:
                 raise
             logger.warning(f"The DHT could not be started anew at its ports: {e}")
-            self._start_as(Earlier((), self._last_neighbours))
-            self._earlier = Earlier(tuple(self._ready.result(0) or ()), self._last_neighbours)
+            self._start_as(Earlier((), self._last_listeners))
+            self._earlier = Earlier(tuple(self._ready.result(0) or ()), self._last_listeners)
 
     def _start_as(self, earlier: Earlier) -> None:
         """Start the process again, which no process of multiprocessing's is meant for."""
@@ -229,6 +233,8 @@ def _not_started_anew(error: ProcessEndedError, reason: Exception) -> ProcessEnd
     return ProcessEndedError(f"{error}. It could not be started anew: {str(reason) or repr(reason)}")
 
 
-async def _list_neighbours(dht: hivemind.DHT, node: DHTNode) -> tuple[str, ...]:
+async def _list_neighbours(dht: hivemind.DHT, node: DHTNode) -> tuple[tuple[str, ...], tuple[str, ...]]:
     known = set(node.protocol.routing_table.peer_id_to_uid)
-    return addresses_of([peer for peer in await node.p2p.list_peers() if peer.peer_id in known])
+    connections = [peer for peer in await node.p2p.list_peers() if peer.peer_id in known]
+    listeners = [peer for peer in await node.p2p.listening_peers() if peer.peer_id in known]
+    return addresses_of(connections), addresses_of(listeners)

@@ -95,12 +95,12 @@ def test_a_daemon_that_does_not_answer_is_asked_again_and_any_other_error_is_sai
     monkeypatch.setattr(module, "LOOK_EVERY", 0.0)
     raised = iter([P2PDaemonError("away"), EOFError(), TimeoutError(), TypeError("wrong")])
 
-    async def list_peers() -> None:
+    async def listening_peers() -> None:
         raise next(raised)
 
     node = SimpleNamespace(
         peer_id=peer(1),
-        p2p=SimpleNamespace(list_peers=list_peers),
+        p2p=SimpleNamespace(listening_peers=listening_peers),
         protocol=SimpleNamespace(routing_table=SimpleNamespace(peer_id_to_uid={})),
     )
     with caplog.at_level(logging.WARNING, "hivenb"):
