@@ -67,7 +67,8 @@ def averaging(connection: Any, initial_peers: Sequence[str], work: Work, count: 
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, value)
         averager.accumulate_grads_(batch_size=work.batch)
-        control = averager.schedule_step(scheduled_time=get_dht_time(), timeout=PATIENCE)
+        # the number lets the others know it for a peer of ours, to whom streams are left open until it closes them
+        control = averager.schedule_step(scheduled_time=get_dht_time(), gather=number, timeout=PATIENCE)
         while control.stage is not AveragingStage.AWAITING_TRIGGER and not control.done():
             time.sleep(0.002)
         connection.send((f"met {number}", None))
