@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hivenb.view.display import require_ipywidgets
+from hivenb.view.help import HELPED
 
 #: Closed dashboards that are still widgets. What a notebook that is run again and again has left before is not in the
 #: page any more, or is a picture there.
@@ -68,6 +69,8 @@ def _leave_what_is_read(widget: Any) -> bool:
     widgets = require_ipywidgets()
     if not isinstance(widget, widgets.Box):
         return isinstance(widget, (widgets.HTML, widgets.Image))
+    if HELPED in widget._dom_classes:  # what a field means tells nothing without the field
+        return False
     left = [child for child in widget.children if _leave_what_is_read(child)]
     gone = [child for child in widget.children if child not in left]
     if gone:

@@ -15,8 +15,9 @@ from hivenb.view.horizontal_axis import to_axis
 from hivenb.view.panel_drawing import PanelDrawing
 from hivenb.view.panels import Line, Panel, Points
 
-#: Of the options in the order in which they were given, in the table and in the picture; every other line is dashed.
-COLORS = (theme.BLUE, theme.VERMILLION, theme.GREEN, theme.ORANGE, theme.PURPLE, theme.GREY)
+#: Of the options in the order in which they were given, in the table and in the picture; every other line is dashed,
+#: and hues that are near each other differ in that.
+COLORS = (theme.BLUE, theme.VERMILLION, theme.GREEN, theme.PURPLE, theme.ORANGE, theme.GREY)
 
 _WIDTH, _ROW, _DPI = 9.0, 2.5, 130  # inches, pixels an inch
 _LEGEND_ROW, _SAMPLE, _MARGIN = 0.26, 0.30, 0.14  # inches

@@ -12,6 +12,9 @@ from typing import Any
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.style import safe
 
+#: The class of a field with its question mark.
+HELPED = "hivenb-helped"
+
 
 def with_help(field: Any, text: str, *below: Any) -> Any:
     """A field with its question mark, as one widget.
@@ -23,7 +26,7 @@ def with_help(field: Any, text: str, *below: Any) -> Any:
     widgets = require_ipywidgets()
     mark = widgets.HTML(help_html(text), layout=widgets.Layout(margin="0", width="auto"))
     whole = widgets.VBox([field, mark, *below], layout=widgets.Layout(overflow="visible", min_width="0"))
-    whole.add_class("hivenb-helped")
+    whole.add_class(HELPED)
     return whole
 
 

@@ -219,7 +219,7 @@ class PanelDrawing:
 
     def _write_legend(self, line: Line, text: str, start: tuple[float, float], size: float) -> Box:
         """One that is switched off is struck through."""
-        color = self._colors.faint_ink if line.hidden else self._colors.hue(line.color)
+        color = self._colors.faint_ink if line.hidden else self._colors.word(line.color)
         box = self._surface.write(text, *start, TextStyle(size, color)).box
         if line.hidden:
             self._surface.segments([(box.left, start[1])], [(box.right, start[1])], color, width=1.0)

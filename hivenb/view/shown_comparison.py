@@ -37,7 +37,7 @@ class ShownComparison(Comparison):
         if isinstance(entry, Outcome):
             cells = [
                 f"{entry.seconds_per_epoch:.2f} s",
-                f"{entry.stalled_share:.0%}",
+                words.share(entry.stalled_share),
                 "not measured" if entry.bytes_per_epoch is None else words.size(entry.bytes_per_epoch),
                 words.size(entry.peak_memory),
             ]

@@ -36,7 +36,11 @@ STATES = {
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of paper and ink, and what becomes of the others on such paper."""
+    """The colours of paper and ink, and what becomes of the others on such paper.
+
+    :param hues: other shades of them, for what is drawn
+    :param words: other shades of them, for small words, which need more contrast than lines and areas do
+    """
 
     paper: str
     ink: str
@@ -44,15 +48,25 @@ class Theme:
     grid: str
     frame: str
     hues: Mapping[str, str]
+    words: Mapping[str, str]
 
     def hue(self, color: str) -> str:
         """The colour of the same meaning."""
         return self.hues.get(color, color)
 
+    def word(self, color: str) -> str:
+        """The colour of a word about what is drawn in :meth:`hue`."""
+        return self.words.get(color, self.hue(color))
 
-LIGHT = Theme(PAPER, INK, FAINT_INK, GRID, FRAME, {})
+
+#: Small words on it have the contrast of 4.5 that https://www.w3.org/TR/WCAG22/#contrast-minimum asks for.
+LIGHT = Theme(
+    PAPER, INK, FAINT_INK, GRID, FRAME, {},
+    {SKY: "#1A7BB8", GREEN: "#00805D", ORANGE: "#956700", VERMILLION: "#BF5400", PURPLE: "#B0568A", GREY: FAINT_INK},
+)  # fmt: skip
 #: The same hues; those that are dark themselves are lighter here.
 DARK = Theme(
     "#161A1F", "#E6E9ED", "#9AA3AF", "#272D35", "#4A525D",
     {BLUE: "#3FA2E0", GREEN: "#1FBF92", VERMILLION: "#F27A26", GREY: "#A3A9B3"},
+    {},
 )  # fmt: skip

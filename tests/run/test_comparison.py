@@ -160,7 +160,7 @@ class TestView:
         live.finish(ShownComparison((done, Unfinished("b", OPTIONS, "interrupted (opens a swarm)"))))
         first, outcome, second, last = written.getvalue().splitlines()
         assert first == "a: epoch 1 of 4, training loss 0.250"
-        assert outcome.startswith("a: time/epoch 2.00 s, stalled 5%")
+        assert outcome.startswith("a: time/epoch 2.00 s, stalled 5 %")
         assert second == "b: opens a swarm"
         assert last == "b: interrupted (opens a swarm)"
 

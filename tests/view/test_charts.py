@@ -155,7 +155,7 @@ def test_ink_can_be_read_on_its_paper(whole: History, dark: bool, theme: Any) ->
     picture = pixels(ChartImage(dpi=60).png(whole.snapshot(), dark=dark))
     assert np.allclose(picture[0, 0, :3], mpl.colors.to_rgb(theme.paper), atol=0.01)
     for word in words_of(whole, dark=dark):
-        assert contrast(word.style.color, theme.paper) > 2.2, word.text
+        assert contrast(word.style.color, theme.paper) > 4.5, word.text
     assert contrast(theme.ink, theme.paper) > 12
     assert contrast(theme.faint_ink, theme.paper) > 4.5
 

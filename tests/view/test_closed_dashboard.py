@@ -66,6 +66,7 @@ def test_what_can_be_read_stays_and_what_can_be_pressed_goes(scene: Any) -> None
     assert "ready to start" in words
     assert "the last line of the log" in words
     assert "This dashboard is closed" in words
+    assert "<details" not in words, "no question mark beside a field that is gone"
     assert all(isinstance(one, (ipywidgets.Box, ipywidgets.HTML, ipywidgets.Image)) for one in left)
     assert all(one.comm is not None for one in left), "they are in the page"
     assert all(one.comm is None for one in before if one not in left), "and the others are not"
