@@ -95,7 +95,8 @@ def test_links_lead_to_the_page_that_shows_the_file() -> None:
     )
     assert relinked("[a](hivenb/SECURITY.md)", "README.md", "book/x.md") == "[a](/book/security.md)"
     assert relinked("[a](#what-is-held-off)", "hivenb/SECURITY.md", "book/security.md") == "[a](#what-is-held-off)"
-    assert relinked("![a](notebooks/dashboard.png)", "README.md", "book/x.md") == "![a](/dashboard.png)"
+    picture = "pictures/dashboard.png"
+    assert relinked(f"![a](notebooks/{picture})", "README.md", "book/x.md") == f"![a](/{picture})"
     assert relinked("[a](tests/tiny.py)", "README.md", "book/x.md") == "[a](../../tests/tiny.py)"
     assert relinked("[a](https://example.org)", "README.md", "book/x.md") == "[a](https://example.org)"
     assert relinked("`[a](nowhere.md)`", "README.md", "book/x.md") == "`[a](nowhere.md)`"

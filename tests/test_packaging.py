@@ -48,7 +48,7 @@ def test_the_wheel_carries_every_module_and_the_licence(wheel):
     assert {"hivenb/py.typed", "hivenb/view/chart_pointer.js"} <= carried
     assert any(name.endswith("licenses/LICENSE") for name in carried)
     assert not any(name.startswith(("tests/", "notebooks/")) for name in carried)
-    assert {Path(name).suffix for name in carried if name.startswith("hivenb/_notebooks/")} == {".ipynb", ".png"}
+    assert {Path(name).suffix for name in carried if name.startswith("hivenb/_notebooks/")} == {".ipynb"}
 
 
 def test_the_wheel_installs_the_command(wheel):
@@ -101,6 +101,19 @@ def test_ci_and_readme_give_the_same_commands():
     assert f"{build_book}\n" in ci
     assert 'pip install -e ".[demo]" -c binder/constraints.txt && hivenb demo' in readme
     assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_readmes_pictures_are_those_of_the_gallery_described_and_small():
+    there = {path.stem: path for path in (ROOT / "notebooks" / "pictures").iterdir()}
+    readme = (ROOT / "README.md").read_text()
+    shown = dict(re.findall(r"!\[([^\]]*)\]\(notebooks/pictures/(\w+)\.png\)", readme))
+    assert set(shown.values()) == set(there)
+    assert all(len(text) > 40 for text in shown), "who cannot see them is told what is on them"
+    assert sum(path.stat().st_size for path in there.values()) < 600_000
+    pytest.importorskip("playwright", reason="playwright is not installed")
+    from look_at_notebooks import GALLERY
+
+    assert set(GALLERY) == set(there)
 
 
 def test_the_changelog_knows_this_version_or_has_what_is_unreleased():

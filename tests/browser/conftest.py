@@ -83,12 +83,16 @@ def serving(
             server.wait()
 
 
-@pytest.fixture(scope="package")
-def lab(tmp_path_factory):
-    pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
-    folder = tmp_path_factory.mktemp("lab")
+@contextlib.contextmanager
+def jupyterlab(folder: Path, own: Path, *arguments: str) -> Iterator[Lab]:
+    """JupyterLab as somebody has it who has just installed it, without news.
+
+    :param folder: what it shows
+    :param own: an empty folder for its settings and messages
+    :param arguments: more of them
+    """
     private = {
-        name: str(tmp_path_factory.mktemp(name.lower()))
+        name: str(own / name.lower())
         for name in (
             "JUPYTER_CONFIG_DIR",
             "JUPYTER_RUNTIME_DIR",
@@ -101,11 +105,18 @@ def lab(tmp_path_factory):
     quiet = {"fetchNews": "false", "checkForUpdates": False}
     (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
     options = ["--IdentityProvider.token=", "--ServerApp.password=", f"--ServerApp.root_dir={folder}"]
-    arguments = ["--allow-root", "--ip=127.0.0.1", *options]
-    log, env = folder.parent / "lab.log", {**os.environ, **private}
-    with serving("jupyterlab", *arguments, log=log, end=signal.SIGTERM, env=env) as url:
+    given = ["--allow-root", "--ip=127.0.0.1", *options, *arguments]
+    log, env = own / "lab.log", {**os.environ, **private}
+    with serving("jupyterlab", *given, log=log, end=signal.SIGTERM, env=env) as url:
         wait_for(lambda: answers(url + "/api"), 60, f"JupyterLab did not answer; see {log}")
         yield Lab(url, folder)
+
+
+@pytest.fixture(scope="package")
+def lab(tmp_path_factory):
+    pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
+    with jupyterlab(tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("jupyter")) as running:
+        yield running
 
 
 @pytest.fixture(scope="package")
