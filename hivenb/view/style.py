@@ -59,9 +59,9 @@ _CSS = """
 .hivenb-copy:hover { box-shadow: 0 1px 3px rgba(0, 0, 0, .35); }
 .hivenb-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 .hivenb-table th
-  { text-align: left; font-weight: 600; color: var(--jp-ui-font-color2, #6b7280);
+  { font-weight: 600; color: var(--jp-ui-font-color2, #6b7280);
     border-bottom: 1px solid var(--jp-border-color2, #d7dbe0); }
-.hivenb-table th, .hivenb-table td { padding: 3px 16px 3px 0; white-space: nowrap; }
+.hivenb-table th, .hivenb-table td { padding: 3px 16px 3px 0; text-align: left; white-space: nowrap; }
 .hivenb-table .name
   { display: inline-block; max-width: 22ch; overflow: hidden; text-overflow: ellipsis; vertical-align: bottom; }
 .hivenb-table .number { text-align: right; }
