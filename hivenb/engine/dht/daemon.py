@@ -39,7 +39,7 @@ _REACHED_WITHIN = 3.0
 #: within the time that a packet takes would have one connection that both have begun (a simultaneous open; RFC 9293,
 #: section 3.5). It fails, and both refuse to dial again for six seconds: on a line of 100 ms, peers that had come
 #: together did not know each other for some epochs (go-libp2p, p2p/transport/tcp).
-_DIALS_FROM_ANY_PORT = ("env", "LIBP2P_TCP_REUSEPORT=false")
+_DIALS_FROM_ANY_PORT = "LIBP2P_TCP_REUSEPORT=false"
 
 
 class Relaying(Enum):
@@ -117,7 +117,7 @@ class TiedP2P(RefusesBlocked, KnowsWhereTheyListen, LimitsMessages, LimitsStream
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
         if not kwargs.get("trustedRelays"):
-            return tied_to_parent([*_DIALS_FROM_ANY_PORT, *P2P._make_process_args(*args, **kwargs)])
+            return tied_to_parent(P2P._make_process_args(*args, **kwargs), _DIALS_FROM_ANY_PORT)
         # Behind a firewall it has to dial from the port at which it listens: what comes back to that is let in. And no
         # other relays than those that it is told of: each daemon is one, most of them for 128 KiB and two minutes.
         return tied_to_parent(P2P._make_process_args(*args, **kwargs, relayDiscovery=False))

@@ -78,6 +78,7 @@ async def start_relay(start: Callable[[], Awaitable[tuple[Any, Any]]], listens_a
             return p2p, further
         logger.debug(f"The daemon relays {limit} bytes for each connection; it is started again")
         await p2p.shutdown()
+        await p2p._child.wait()  # the next one listens where it does
     raise P2PDaemonError(f"the daemon relays {limit} bytes and no more, however often it is started")
 
 

@@ -24,10 +24,12 @@ def _exit_with(pid: int) -> None:
     os._exit(1)
 
 
-def tied_to_parent(command: list[str]) -> list[str]:
+def tied_to_parent(command: list[str], settings: str = "") -> list[str]:
     """The same command, in a session of its own and killed by the kernel when the calling process dies.
 
     For a program that is not ours, and so can neither ignore SIGINT nor watch its parent.
+
+    :param settings: for its environment, ``NAME=VALUE``, with spaces between several
     """
     # -I and -S: no site packages and no environment, so that the interpreter in between is there for milliseconds
     return [
@@ -36,5 +38,6 @@ def tied_to_parent(command: list[str]) -> list[str]:
         "-S",
         str(Path(__file__).with_name("_exec_tied.py")),
         str(os.getpid()),
+        settings,
         *command,
     ]

@@ -76,5 +76,6 @@ def test_a_program_whose_parent_is_gone_already_does_not_start() -> None:
 
 def test_a_program_gets_its_arguments_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIVENB_TEST", "a value")
-    command = tied_to_parent(["/bin/sh", "-c", 'echo "$0|$1|$HIVENB_TEST"', "x y", "--flag"])
-    assert subprocess.run(command, capture_output=True, text=True, timeout=20).stdout == "x y|--flag|a value\n"
+    script = 'echo "$0|$1|$HIVENB_TEST|$HIVENB_SETTING"'
+    command = tied_to_parent(["/bin/sh", "-c", script, "x y", "--flag"], "HIVENB_SETTING=as=told OTHER=1")
+    assert subprocess.run(command, capture_output=True, text=True, timeout=20).stdout == "x y|--flag|a value|as=told\n"
