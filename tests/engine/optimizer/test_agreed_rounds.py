@@ -263,29 +263,28 @@ class TestTheStateBeforeTheStep:
         ({"auxiliary": True}, False),
     ]
 
-    @pytest.mark.parametrize(("options", "offers"), OFFERING)
-    def test_is_offered_where_it_is_there_by_then(self, options: dict[str, Any], offers: bool) -> None:
-        own = participant(**options)
+    @staticmethod
+    def offers_of(own: Any) -> list[bool]:
+        """Whether the rounds of the state are offered early for which a peer looks."""
         rounds = rounds_of(own)
         rounds.look_for_state()
         rounds.take(wait=True)
-        assert [one.offers_early for one in own.state_averager.scheduled] == [offers]
+        return [one.offers_early for one in own.state_averager.scheduled]
+
+    @pytest.mark.parametrize(("options", "offers"), OFFERING)
+    def test_is_offered_where_it_is_there_by_then(self, options: dict[str, Any], offers: bool) -> None:
+        own = participant(**options)
+        assert self.offers_of(own) == [offers]
 
     def test_is_not_offered_where_lines_are_short(self) -> None:
         own = participant()
         own.tracker.list.round_trip = 0.01
-        rounds = rounds_of(own)
-        rounds.look_for_state()
-        rounds.take(wait=True)
-        assert [one.offers_early for one in own.state_averager.scheduled] == [False]
+        assert self.offers_of(own) == [False]
 
     def test_is_not_offered_where_peers_average_gradients_in_several_groups(self) -> None:
         own = participant()
         own.state_averager.group_size_is_fixed = True
-        rounds = rounds_of(own)
-        rounds.look_for_state()
-        rounds.take(wait=True)
-        assert [one.offers_early for one in own.state_averager.scheduled] == [False]
+        assert self.offers_of(own) == [False]
 
     @pytest.mark.parametrize("offers", [True, False])
     def test_is_exchanged_beside_the_gradients_if_it_was_offered(self, offers: bool) -> None:
