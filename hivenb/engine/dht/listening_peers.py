@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hivemind.p2p import P2P, PeerID
@@ -22,14 +23,16 @@ class KnowsWhereTheyListen(P2P):
     #: the addresses of connections that were looked up, and what was found, by peers
     _looked_up: dict[PeerID, tuple[tuple[Multiaddr, ...], tuple[Multiaddr, ...]]] | None = None
 
-    async def listening_peers(self) -> list[PeerInfo]:
+    async def listening_peers(self, connected: Sequence[PeerInfo] | None = None) -> list[PeerInfo]:
         """Who is connected, and where each can be dialled; at the address of its connection if nothing else is known.
 
         libp2p asks each new peer where it listens (https://github.com/libp2p/specs/blob/master/identify/README.md).
+
+        :param connected: as :meth:`list_peers` has just told; by default it is asked
         """
         before, now = self._looked_up or {}, {}
         found = []
-        for one in await self.list_peers():
+        for one in await self.list_peers() if connected is None else connected:
             own = tuple(one.addrs)
             known, listens = before.get(one.peer_id, ((), ()))
             if known != own:

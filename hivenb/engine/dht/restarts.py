@@ -235,6 +235,7 @@ def _not_started_anew(error: ProcessEndedError, reason: Exception) -> ProcessEnd
 
 async def _list_neighbours(dht: hivemind.DHT, node: DHTNode) -> tuple[tuple[str, ...], tuple[str, ...]]:
     known = set(node.protocol.routing_table.peer_id_to_uid)
-    connections = [peer for peer in await node.p2p.list_peers() if peer.peer_id in known]
-    listeners = [peer for peer in await node.p2p.listening_peers() if peer.peer_id in known]
-    return addresses_of(connections), addresses_of(listeners)
+    connected = await node.p2p.list_peers()
+    listeners = await node.p2p.listening_peers(connected)
+    ours = [[peer for peer in peers if peer.peer_id in known] for peers in (connected, listeners)]
+    return addresses_of(ours[0]), addresses_of(ours[1])
