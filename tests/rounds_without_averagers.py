@@ -14,6 +14,7 @@ from hivemind.utils import get_dht_time
 from hivenb.engine.dht.blocked_peers import BlockedPeers
 from hivenb.engine.rounds.account import Account
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
+from hivenb.engine.rounds.round import Round
 from hivenb.engine.rounds.sender_weights import SampleReports
 
 #: Id of the peer whose rounds they are.
@@ -31,6 +32,9 @@ class FakeRound(Future):
         super().__init__()
         self.stage, self.epoch = stage, epoch
         self.weight, self.triggered, self.is_deserted, self.offers_early = 1.0, False, False, False
+        self.begins_early: Future[bool] | None = None
+
+    is_to_come = Round.is_to_come
 
     def allow_allreduce(self) -> None:
         self.triggered = True
@@ -49,6 +53,7 @@ class FakeAverager:
         self.told: list[SampleReports] = []
         self.accounts: list[Account] = []
         self.exchanged_early: list[FakeRound] = []
+        self.was_made_ready = 0
         self.waited = 0
 
     def schedule_step(self, gather: int, timeout: float, offers_early: bool = False) -> FakeRound:
@@ -59,6 +64,9 @@ class FakeAverager:
     @property
     def has_begun_early(self) -> bool:
         return bool(self.exchanged_early)
+
+    def be_ready_early(self) -> None:
+        self.was_made_ready += 1
 
     def exchange_early(self, control: FakeRound, timeout: float) -> None:
         self.exchanged_early.append(control)

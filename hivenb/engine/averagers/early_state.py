@@ -1,7 +1,9 @@
-"""A round of the state that is held beside that of the gradients, in the same round trip, and not after it.
+"""A round of the state that is held before the step of its epoch, and not after it.
 
 What is averaged are the parameters from before the step. All in the group then step from the same parameters, with the
 same gradients; what is left of a difference, such as what a codec makes of the gradients, is averaged an epoch later.
+Nothing changes them in an epoch, so that they are exchanged as soon as the group has met, while all compute. A module's
+buffers change with each batch: where there are some, all is exchanged when the epoch is over, beside the gradients.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from typing import Any
 import torch
 from hivemind.averaging.control import StepControl
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
-from hivemind.utils import MPFuture, get_logger
+from hivemind.utils import get_logger
 
 from hivenb.engine.averagers.buffer_averaging import AveragesBuffers
-from hivenb.engine.rounds.gathered import offering_early
+from hivenb.engine.rounds.gathered import AT_ONCE, EARLY, offering_early
 from hivenb.engine.rounds.round import Round
 from hivenb.errors import ProcessEndedError
 
@@ -33,8 +35,8 @@ class AveragesStateEarly(AveragesBuffers, _TrainingStateAverager):
     averages in the background, the round is held after the step, as hivemind does.
     """
 
-    #: a round that may have begun early, whether it has, and the seconds that it may take
-    _early: tuple[Round, MPFuture[bool], float] | None = None
+    #: a round that may have begun early, and the seconds that it may take
+    _early: tuple[Round, float] | None = None
     begin_early: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -47,12 +49,31 @@ class AveragesStateEarly(AveragesBuffers, _TrainingStateAverager):
     def schedule_step(self, *args: Any, offers_early: bool = False, **kwargs: Any) -> StepControl:
         """As hivemind's.
 
-        :param offers_early: whether this peer may hold the round before its step, if the others may
+        :param offers_early: whether this peer may hold the round before its step, if the others may. Unless there are
+          buffers, it begins as soon as its group has met, for which :meth:`be_ready_early` is to be called before
         """
         self._offers_early.fill_(offers_early)
         control = super().schedule_step(*args, **kwargs)
         control.offers_early = offers_early
+        if offers_early and self._may_begin_at_once:
+            control.begins_early = self.begin_early(int(control.epoch))
         return control
+
+    @property
+    def _may_begin_at_once(self) -> bool:
+        return self.module_buffers is None
+
+    def be_ready_early(self) -> None:
+        """Know what to exchange in a round that is about to be scheduled, and may begin as soon as it has a group."""
+        if self._may_begin_at_once:
+            self._load_state()
+
+    def _load_state(self) -> None:
+        self.step(wait_for_delayed_updates=True)
+        if self.module_buffers is not None:
+            self._load_buffers(self.module_buffers)
+        if not self.reuse_tensors:
+            self._load_local_tensors_into_averager_()
 
     @property
     def has_begun_early(self) -> bool:
@@ -60,24 +81,22 @@ class AveragesStateEarly(AveragesBuffers, _TrainingStateAverager):
         return self._early is not None
 
     def exchange_early(self, control: Round, timeout: float) -> None:
-        """Let a round begin with the state as it is now; the next :meth:`step` waits for it.
+        """Let a round begin with the state as it is now, unless it has begun; the next :meth:`step` waits for it.
 
         If its group does not agree, the step itself holds it, as if this had not been called.
 
         :param timeout: seconds that the step waits for its averages
         """
-        self.step(wait_for_delayed_updates=True)
-        if self.module_buffers is not None:
-            self._load_buffers(self.module_buffers)
-        if not self.reuse_tensors:
-            self._load_local_tensors_into_averager_()
-        self._early = control, self.begin_early(int(control.epoch)), timeout
+        if control.begins_early is None:
+            self._load_state()
+            control.begins_early = self.begin_early(int(control.epoch))
+        self._early = control, timeout
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         if self._early is None:
             return super().step(*args, **kwargs)
-        (control, answer, timeout), self._early = self._early, None
-        if _has_begun(control, answer, timeout):
+        (control, timeout), self._early = self._early, None
+        if _has_begun(control, timeout):
             self._take_over(control, timeout)
         elif kwargs.get("averaging_round") and not control.done():
             return super().step(*args, **kwargs | {"averaging_control": control})
@@ -103,18 +122,19 @@ class AveragesStateEarly(AveragesBuffers, _TrainingStateAverager):
 
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
         if bool(self._offers_early):
-            step._data_for_gather = offering_early(step.data_for_gather)
+            word = AT_ONCE if self._may_begin_at_once else EARLY
+            step._data_for_gather = offering_early(step.data_for_gather, word)
         await super()._step(step=step, future_for_init=future_for_init)
 
 
-def _has_begun(control: Round, answer: MPFuture[bool], timeout: float) -> bool:
+def _has_begun(control: Round, timeout: float) -> bool:
     """Whether a round has begun early, once that is known.
 
-    :param answer: of its averager; there is none if the round is over, or has found no group yet
+    :param control: its averager was asked; there is no answer if it was over, or has found no group yet
     :param timeout: seconds after which a round without a group is given up
     """
-    deadline = time.monotonic() + timeout
-    while not control.done() or answer.done():
+    answer, deadline = control.begins_early, time.monotonic() + timeout
+    while answer is not None and (not control.done() or answer.done()):
         try:
             return bool(answer.result(_LOOK_AGAIN))
         except (TimeoutError, concurrent.futures.TimeoutError):

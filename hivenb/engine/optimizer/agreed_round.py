@@ -32,6 +32,11 @@ class AgreedRound:
         if self._scheduling is None:
             self._scheduling = _in_thread(schedule)
 
+    @property
+    def is_looked_for(self) -> bool:
+        """Whether a round is being scheduled."""
+        return self._scheduling is not None
+
     def take(self, wait: bool = False) -> Round | None:
         """Know of the round that was scheduled meanwhile, and no longer of one that has begun or was given up.
 
@@ -45,7 +50,7 @@ class AgreedRound:
             except ProcessEndedError:
                 self.control = None  # nobody looks for it any more; before the next batch, a successor is made
             self._scheduling = None
-        if self.control is not None and (self.control.triggered or self.control.done()):
+        if self.control is not None and not self.control.is_to_come:
             self.control = None
         return self.control
 

@@ -148,8 +148,11 @@ class AgreedRounds:
             return
         if own.state_averager.finished_averaging_round.is_set():
             return  # what this peer says of its state to those whom it meets is what it was before that round
-        if self.state.control is None and self.is_due:
-            self._schedule(self.state, own.state_averager, next_epoch, offers_early=self._may_average_state_early)
+        if self.state.control is None and not self.state.is_looked_for and self.is_due:
+            offers = self._may_average_state_early
+            if offers:
+                own.state_averager.be_ready_early()
+            self._schedule(self.state, own.state_averager, next_epoch, offers_early=offers)
 
     @property
     def _may_average_state_early(self) -> bool:
@@ -181,7 +184,7 @@ class AgreedRounds:
         self._state_to_come = self.state.control
 
     def begin_state_early(self) -> None:
-        """Exchange the state beside the gradients, if this peer has offered that, and its group agrees."""
+        """Have the state exchanged beside the gradients at the latest, if this peer has offered that, and all agree."""
         control = self.state.control
         if control is not None and control.offers_early and not self.is_alone:
             self.state.control = None
@@ -243,5 +246,6 @@ class AgreedRounds:
         self.take(wait=True)
         left = [control for agreed in (self.gradients, self.state) if (control := agreed.leave()) is not None]
         for control in left:
-            if wait and not control.done():
+            # one that has begun may write into what is to be replaced
+            if (wait or control.begins_early is not None) and not control.done():
                 outcome_of(control, self._participant.averaging_timeout)

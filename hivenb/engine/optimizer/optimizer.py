@@ -232,6 +232,7 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` gave, or the state of a plain torch optimizer of the same class."""
         self.finish_delayed_updates()
+        self.rounds.leave()  # what has begun already is of the former state
         epoch = restore_optimizer_state(self.state_averager, state_dict)
         if epoch is not None:
             with self.tracker.pause_updates():

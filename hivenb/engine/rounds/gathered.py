@@ -14,8 +14,8 @@ UPSTREAM_FIELDS = 3
 #: What ours add to it; a peer of plain hivemind reads the fields that it knows and no further.
 MARK = "hivenb"
 
-#: What a peer adds that may begin its round before the trigger, as the others may.
-EARLY = "early"
+#: What a peer adds that may begin its round before the trigger: when it is ready, or as soon as its group has met.
+EARLY, AT_ONCE = "early", "at once"
 
 #: Bytes of what a peer sends to its group; each of them gets all.
 LONGEST_GATHER = 1 << 16
@@ -34,15 +34,16 @@ def is_marked(record: list[Any]) -> bool:
     return MARK in record[UPSTREAM_FIELDS:]
 
 
-def offering_early(gather: bytes) -> bytes:
+def offering_early(gather: bytes, word: str = EARLY) -> bytes:
     """What a peer sends to its group that may begin early; before it is marked."""
-    return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), EARLY])
+    return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), word])
 
 
 def all_offer_early(gathered: Sequence[bytes]) -> bool:
-    """Whether a group is of ours alone that may begin early; they are readable."""
+    """Whether a group is of ours alone that may all begin equally early; they are readable."""
     records = [MSGPackSerializer.loads(gather) for gather in gathered]
-    return all(is_marked(record) and EARLY in record[UPSTREAM_FIELDS:] for record in records)
+    words = [record[UPSTREAM_FIELDS:] for record in records if is_marked(record)]
+    return len(words) == len(records) and any(all(word in said for said in words) for word in (EARLY, AT_ONCE))
 
 
 def epoch_of(gather: bytes) -> int | None:

@@ -26,6 +26,9 @@ class Round(StepControl):
     #: whether this peer has offered its group to begin before its trigger
     offers_early = False
 
+    #: whether it does, once its averager, which was told to let it, knows that; ``None`` if it was not told
+    begins_early: MPFuture[bool] | None = None
+
     #: whether it was given up since this peer has left, or all others have
     is_deserted = False
 
@@ -49,6 +52,11 @@ class Round(StepControl):
             MPFuture.__del__(self)  # hivemind complains of one that was never triggered, whatever has become of it
         else:
             super().__del__()
+
+    @property
+    def is_to_come(self) -> bool:
+        """Whether whoever waits for it has not had it yet: it has not begun, or did so by itself."""
+        return self.begins_early is not None if self.triggered else not self.done()
 
     def desert(self) -> None:
         """Cancel it since there is nobody to average with."""

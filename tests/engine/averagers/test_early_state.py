@@ -29,12 +29,20 @@ PATIENCE = 60.0
 class Peer:
     """A parameter, and an averager of its state."""
 
-    def __init__(self, number: int, dht: DHT, run_id: str, kind: type = TrainingStateAverager, **options: Any):
+    def __init__(
+        self,
+        number: int,
+        dht: DHT,
+        run_id: str,
+        kind: type = TrainingStateAverager,
+        has_buffers: bool = True,
+        **options: Any,
+    ):
         self.model = nn.BatchNorm1d(1, affine=False)
         self.parameter = nn.Parameter(torch.full((3,), BEFORE[number]))
         self.model.running_mean.fill_(10.0 * BEFORE[number])
         self.parameter.grad = torch.full((3,), GRADIENTS[number])
-        if kind is TrainingStateAverager:
+        if kind is TrainingStateAverager and has_buffers:
             options["module_buffers"] = ModuleBuffers(self.model)
         handlers = signal.getsignal(signal.SIGINT)
         self.averager = kind(
@@ -51,6 +59,8 @@ class Peer:
         signal.signal(signal.SIGINT, handlers)  # which plain hivemind has set to be ignored
 
     def look_for_others(self, **kwargs: Any) -> Any:
+        if kwargs:
+            self.averager.be_ready_early()
         self.round = self.averager.schedule_step(gather=1, timeout=PATIENCE, **kwargs)
         return self.round
 
@@ -116,6 +126,36 @@ def test_what_all_offer_is_averaged_before_the_step(
         assert peer.value == pytest.approx(1.5 - gradient)
         assert float(peer.model.running_mean) == pytest.approx(15.0), "the statistics, too"
         assert peer.averager.local_epoch == 1
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_without_buffers_it_is_averaged_as_soon_as_all_have_met(
+    make_peer: Callable[..., Peer], offloaded: bool
+) -> None:
+    peers = [make_peer(has_buffers=False, offload_optimizer=offloaded) for _ in BEFORE]
+    for peer in peers:
+        peer.look_for_others(offers_early=True)
+    for peer in peers:
+        assert len(peer.round.result(PATIENCE)) == 2, "nobody has told it to begin"
+        assert peer.round.is_to_come, "the step takes it over"
+        assert peer.value == BEFORE[peers.index(peer)], "the model has nothing of it until its step"
+    for peer, gradient in zip(peers, GRADIENTS, strict=True):
+        peer.exchange_early()
+        peer.end_epoch()
+        assert peer.value == pytest.approx(1.5 - gradient)
+        assert peer.averager.local_epoch == 1
+
+
+def test_with_one_that_has_buffers_and_one_that_has_none_it_is_averaged_after_the_step(
+    make_peer: Callable[..., Peer],
+) -> None:
+    peers = [make_peer(has_buffers=has) for has in (True, False)]
+    for peer in peers:
+        peer.look_for_others(offers_early=True)
+    for peer in peers:
+        peer.exchange_early()
+    at_the_same_time(*(peer.end_epoch for peer in peers))
+    assert peers[0].value == peers[1].value == pytest.approx(1.0)
 
 
 def test_with_one_that_does_not_offer_it_is_averaged_after_the_step(make_peer: Callable[..., Peer]) -> None:

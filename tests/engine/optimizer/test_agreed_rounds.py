@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -275,6 +277,7 @@ class TestTheStateBeforeTheStep:
     def test_is_offered_where_it_is_there_by_then(self, options: dict[str, Any], offers: bool) -> None:
         own = participant(**options)
         assert self.offers_of(own) == [offers]
+        assert own.state_averager.was_made_ready == offers
 
     def test_is_not_offered_where_lines_are_short(self) -> None:
         own = participant()
@@ -295,6 +298,29 @@ class TestTheStateBeforeTheStep:
         rounds.begin_state_early()
         assert own.state_averager.exchanged_early == ([state] if offers else [])
         assert rounds.state.control is (None if offers else state), "the step holds it"
+
+    def test_stays_to_come_when_its_round_has_begun_by_itself(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        rounds.look_for_state()
+        rounds.take(wait=True)
+        (state,) = own.state_averager.scheduled
+        state.begins_early, state.triggered = Future(), True
+        rounds.look_for_state()
+        assert len(own.state_averager.scheduled) == 1, "there is no second one in the epoch"
+        rounds.be_ready_for_gradients()
+        rounds.begin_state_early()
+        assert own.state_averager.exchanged_early == [state]
+
+    def test_is_waited_for_by_whoever_leaves(self) -> None:
+        own = participant(averaging_timeout=20.0)
+        rounds = rounds_of(own)
+        rounds.state.control = state = FakeRound(AveragingStage.RUNNING_ALLREDUCE, 5)  # type: ignore[assignment]
+        state.begins_early, state.triggered = Future(), True
+        threading.Timer(0.1, state.set_result, [{}]).start()
+        rounds.leave(wait=False)
+        assert state.done(), "it writes nothing any more into what is to be replaced"
+        assert rounds.state.control is None
 
     def test_of_one_that_is_alone_is_not(self) -> None:
         own = participant()

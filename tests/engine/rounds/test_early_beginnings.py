@@ -11,15 +11,15 @@ from hivemind.utils import MSGPackSerializer
 from rounds_without_averagers import FakeRound
 
 from hivenb.engine.rounds.early_beginnings import EarlyBeginnings
-from hivenb.engine.rounds.gathered import all_offer_early, epoch_of, marked, offering_early
+from hivenb.engine.rounds.gathered import AT_ONCE, EARLY, all_offer_early, epoch_of, marked, offering_early
 
 EPOCH = 7
 
 
-def said(epoch: int = EPOCH, offers: bool = True) -> bytes:
+def said(epoch: int = EPOCH, offers: str | None = EARLY) -> bytes:
     """What a peer of ours sends to its group."""
     plain = MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(epoch)])
-    return marked(offering_early(plain) if offers else plain)
+    return marked(plain if offers is None else offering_early(plain, offers))
 
 
 def a_round(epoch: int = EPOCH) -> Any:
@@ -44,17 +44,19 @@ def answer_to(early: EarlyBeginnings, *have_met: Any) -> Any:
 
 
 def test_all_have_to_offer_it() -> None:
-    assert all_offer_early([said(), said()])
-    assert not all_offer_early([said(), said(offers=False)])
+    for word in (EARLY, AT_ONCE):
+        assert all_offer_early([said(offers=word), said(offers=word)])
+        assert not all_offer_early([said(offers=word), said(offers=None)])
+    assert not all_offer_early([said(offers=AT_ONCE), said(offers=EARLY)]), "one would wait for the other"
     plain = MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps("early"), "early"])
     assert not all_offer_early([said(), plain]), "without the mark of ours"
     assert epoch_of(said()) == EPOCH
 
 
 @pytest.mark.parametrize("met_first", [True, False])
-@pytest.mark.parametrize("offers", [True, False])
+@pytest.mark.parametrize("offers", [EARLY, None])
 def test_a_round_begins_when_it_is_allowed_and_has_a_group(
-    early: EarlyBeginnings, met_first: bool, offers: bool
+    early: EarlyBeginnings, met_first: bool, offers: str | None
 ) -> None:
     step, group = a_round(), group_of(said(), said(offers=offers))
     if met_first:
@@ -65,7 +67,7 @@ def test_a_round_begins_when_it_is_allowed_and_has_a_group(
         answer = answer_to(early)
         assert not answer.done()
         early.note_group(step, group)
-    assert step.triggered is answer.result(0) is offers
+    assert step.triggered is answer.result(0) is (offers is not None)
 
 
 def test_one_of_another_epoch_does_not_begin(early: EarlyBeginnings) -> None:
