@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC, is_loopback
+from hivenb.engine.dht.addresses import LOOPBACK, is_loopback, public_addresses
 from hivenb.engine.dht.dht import STARTUP_TIMEOUT
 from hivenb.engine.dht.passes import InviteKey
 from hivenb.engine.dht.secret import Secret, as_secret
@@ -56,7 +56,7 @@ class Settings:
     def dht_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of the DHT, but for what lets it in."""
         kwargs: dict[str, Any] = {
-            "host_maddrs": list(self.host_maddrs or (PUBLIC if self.is_on_network else LOOPBACK)),
+            "host_maddrs": list(self.host_maddrs or (public_addresses() if self.is_on_network else LOOPBACK)),
             "initial_peers": list(self.initial_peers) or None,
             "client_mode": self.client_mode,
             "is_walled": not detect().reachable,

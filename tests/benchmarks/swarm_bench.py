@@ -312,7 +312,8 @@ def machine() -> str:
     load = os.getloadavg()[0]
     python = platform.python_version()
     cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores of {model}, {memory:.0f} GiB, load {load:.1f}; Python {python}, {packages}"
+    tcp = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    return f"{cores} cores of {model}, {memory:.0f} GiB, load {load:.1f}, TCP by {tcp}; Python {python}, {packages}"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -138,9 +138,11 @@ def test_transports_are_compared(tmp_path: Path) -> None:
     found, printed = run("internet.py", tmp_path, "--transports")
     if reason := found.get("skipped"):
         pytest.skip(reason)
-    assert [row["transport"] for row in found["rows"]] == ["tcp", "quic"]
+    controls = [row["control"] for row in found["rows"]]
+    assert controls[0] is None, "QUIC"
+    assert "reno" in controls, "which each Linux has"
     assert all(0.1 < seconds < PATIENCE for row in found["rows"] for seconds in row["rounds"]), "two ways of 50 ms"
-    assert "times TCP" in printed
+    assert "times QUIC" in printed
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import forked
@@ -26,6 +27,9 @@ _PATIENCE = 30.0
 #: Bytes, as over a tunnel or a mobile line; what is larger is cut into pieces by whoever sends it.
 LARGEST_PACKET = 1400
 
+#: By which TCP sends, of the namespace of whoever reads or writes it.
+_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
+
 #: Where network namespaces have their names, and which of them are hosts of ours, with the process that made them.
 _NAMES, _OF_A_PROCESS = "/run/netns", re.compile(r"hn(\d+)-")
 
@@ -39,11 +43,18 @@ class Internet:
     :param seed: of what gets lost and how late packets are
     :param largest_packet: in bytes; with large ones the router, which takes each by itself, carries several hundred
       megabits a second at less of a core
+    :param congestion_control: by which TCP sends, one of :func:`congestion_controls`; else that of this machine
     """
 
-    def __init__(self, lines: Sequence[Line], seed: int = 0, largest_packet: int = LARGEST_PACKET) -> None:
+    def __init__(
+        self,
+        lines: Sequence[Line],
+        seed: int = 0,
+        largest_packet: int = LARGEST_PACKET,
+        congestion_control: str | None = None,
+    ) -> None:
         self.lines = list(lines)
-        self._seed, self._largest_packet = seed, largest_packet
+        self._seed, self._largest_packet, self._congestion_control = seed, largest_packet, congestion_control
         own = f"hn{os.getpid()}-{next(_numbers)}"
         self._spaces = [f"{own}-{number}" for number in range(len(self.lines))]
         self._router: BaseProcess | None = None
@@ -53,6 +64,8 @@ class Internet:
         try:
             for space in self._spaces:
                 _ip("netns", "add", space)
+                if self._congestion_control is not None:
+                    _ip("netns", "exec", space, "sh", "-c", f"echo {self._congestion_control} > {_CONTROL}")
             self._connection, theirs = mp.Pipe()
             router = Router([self.address(number) for number in range(len(self.lines))], self.lines, self._seed)
             self._router = forked.start(route, theirs, self._spaces, router)
@@ -115,6 +128,11 @@ class Internet:
             raise TimeoutError("the router does not answer")
         told: tuple[int, int] = self._connection.recv()
         return told
+
+
+def congestion_controls() -> list[str]:
+    """By which TCP may send here."""
+    return Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
 
 
 def why_not() -> str | None:

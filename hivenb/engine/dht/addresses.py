@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
+from pathlib import Path
 
 #: This machine alone, at whichever port is free.
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 #: Every network of this machine, at whichever ports are free.
 PUBLIC = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic-v1")
+
+_CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 #: A part of each address through a relay.
 CIRCUIT = "/p2p-circuit"
@@ -22,6 +25,19 @@ class Reach(Enum):
     DIRECTLY = "direct"
     RELAYED = "through a relay"
     NOT = "only outwards"
+
+
+def public_addresses() -> tuple[str, ...]:
+    """:data:`PUBLIC`; without QUIC where the system's TCP is quicker.
+
+    libp2p takes QUIC where it can. That is quicker than TCP as Linux has it unless told otherwise, and far slower than
+    TCP with BBR where packets get lost (``tests/benchmarks/internet.py --transports``).
+    """
+    try:
+        has_bbr = _CONGESTION_CONTROL.read_text().startswith("bbr")
+    except OSError:  # a sandbox that does not tell
+        has_bbr = False
+    return PUBLIC[:1] if has_bbr else PUBLIC
 
 
 def is_loopback(address: str) -> bool:
