@@ -53,7 +53,7 @@ class FakeAverager:
         self.told: list[SampleReports] = []
         self.accounts: list[Account] = []
         self.exchanged_early: list[FakeRound] = []
-        self.was_made_ready = 0
+        self.was_made_ready, self.may_begin_early = 0, True
         self.waited = 0
 
     def schedule_step(self, gather: int, timeout: float, offers_early: bool = False) -> FakeRound:

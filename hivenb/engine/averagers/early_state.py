@@ -27,6 +27,10 @@ logger = get_logger(__name__)
 #: Seconds between two looks whether a round is over that has not said whether it began early.
 _LOOK_AGAIN = 0.1
 
+#: Numbers of a state that is exchanged beside the gradients, at most. With more of them, the bytes take longer than the
+#: round trip that this saves, and on a slow line the one would keep the other waiting.
+MOST_BESIDE_GRADIENTS = 250_000
+
 
 class AveragesStateEarly(AveragesBuffers, _TrainingStateAverager):
     """Mixin to put *before* hivemind's averager of the state: its round may begin before the step of its epoch.
@@ -38,6 +42,7 @@ class AveragesStateEarly(AveragesBuffers, _TrainingStateAverager):
     #: a round that may have begun early, and the seconds that it may take
     _early: tuple[Round, float] | None = None
     begin_early: Any
+    numbers_in_state: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         # for both processes
@@ -62,6 +67,11 @@ class AveragesStateEarly(AveragesBuffers, _TrainingStateAverager):
     @property
     def _may_begin_at_once(self) -> bool:
         return self.module_buffers is None
+
+    @property
+    def may_begin_early(self) -> bool:
+        """Whether its rounds may begin before the step: beside the gradients, not those of large models."""
+        return self._may_begin_at_once or self.numbers_in_state() <= MOST_BESIDE_GRADIENTS
 
     def be_ready_early(self) -> None:
         """Know what to exchange in a round that is about to be scheduled, and may begin as soon as it has a group."""

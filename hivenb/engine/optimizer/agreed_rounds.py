@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,9 +20,13 @@ from hivenb.engine.rounds.conduct import Conduct, LeftOut, blocked_by_hand, put_
 from hivenb.engine.rounds.expected_peers import AttendanceList, ExpectedPeers
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING, Round
 from hivenb.engine.rounds.sender_weights import SampleReports
+from hivenb.errors import ProcessEndedError
 
 #: Seconds there and back from which on an exchange less is worth that peers differ by what one step makes of a codec.
 LONG_LINE = 0.03
+
+#: Seconds for which gradients wait for the group of the state. Whoever has just come may look for it in vain.
+MET_WITHIN = 2.0
 
 
 class AgreedRounds:
@@ -164,6 +170,8 @@ class AgreedRounds:
         own = self._participant
         if own.tracker.list.round_trip < LONG_LINE:
             return False
+        if not own.state_averager.may_begin_early:
+            return False
         is_delayed = own.delay_grad_averaging or own.delay_optimizer_step or own.delay_state_averaging
         is_in_several_groups = own.state_averager.group_size_is_fixed
         return not (is_delayed or own.use_local_updates or own.auxiliary or is_in_several_groups)
@@ -182,6 +190,19 @@ class AgreedRounds:
             self._schedule(self.gradients, self._participant.grad_averager, self._participant.local_epoch)
             self.take(wait=True)
         self._state_to_come = self.state.control
+        self._have_early_state()
+
+    def _have_early_state(self) -> None:
+        """Let a round of the state end that begins by itself, before gradients are sent.
+
+        On a slow line, the one would keep the other waiting, and peers would take that for a stall.
+        """
+        state = self.state.control
+        if state is None or state.begins_early is None or state.done() or self.is_alone:
+            return
+        with suppress(TimeoutError, concurrent.futures.TimeoutError, ProcessEndedError):
+            if state.begins_early.result(MET_WITHIN):
+                outcome_of(state, self._participant.averaging_timeout)
 
     def begin_state_early(self) -> None:
         """Have the state exchanged beside the gradients at the latest, if this peer has offered that, and all agree."""

@@ -14,6 +14,7 @@ from hivemind.averaging.control import AveragingStage
 from hivemind.optim import state_averager as upstream
 from torch import nn
 
+from hivenb.engine.averagers import early_state
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.dht.dht import DHT
@@ -144,6 +145,16 @@ def test_without_buffers_it_is_averaged_as_soon_as_all_have_met(
         peer.end_epoch()
         assert peer.value == pytest.approx(1.5 - gradient)
         assert peer.averager.local_epoch == 1
+
+
+def test_a_large_state_is_not_exchanged_beside_the_gradients(
+    make_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_buffers, without = make_peer(), make_peer(has_buffers=False)
+    assert with_buffers.averager.may_begin_early
+    monkeypatch.setattr(early_state, "MOST_BESIDE_GRADIENTS", 2)
+    assert not with_buffers.averager.may_begin_early
+    assert without.averager.may_begin_early, "it is exchanged before them"
 
 
 def test_with_one_that_has_buffers_and_one_that_has_none_it_is_averaged_after_the_step(

@@ -14,6 +14,7 @@ from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
 from rounds_without_averagers import OWN, FakeRound, participant
 
+from hivenb.engine.optimizer import agreed_rounds
 from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
 from hivenb.engine.optimizer.catching_up import CatchingUp
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
@@ -284,6 +285,11 @@ class TestTheStateBeforeTheStep:
         own.tracker.list.round_trip = 0.01
         assert self.offers_of(own) == [False]
 
+    def test_is_not_offered_where_its_bytes_would_delay_the_gradients(self) -> None:
+        own = participant()
+        own.state_averager.may_begin_early = False
+        assert self.offers_of(own) == [False]
+
     def test_is_not_offered_where_peers_average_gradients_in_several_groups(self) -> None:
         own = participant()
         own.state_averager.group_size_is_fixed = True
@@ -311,6 +317,35 @@ class TestTheStateBeforeTheStep:
         rounds.be_ready_for_gradients()
         rounds.begin_state_early()
         assert own.state_averager.exchanged_early == [state]
+
+    def test_is_there_before_gradients_are_sent(self) -> None:
+        own = participant(averaging_timeout=20.0)
+        rounds = rounds_of(own)
+        rounds.state.control = state = FakeRound(AveragingStage.RUNNING_ALLREDUCE, 5)  # type: ignore[assignment]
+        state.begins_early, state.triggered = Future(), True
+        threading.Timer(0.1, state.begins_early.set_result, [True]).start()
+        threading.Timer(0.2, state.set_result, [{}]).start()
+        rounds.be_ready_for_gradients()
+        assert state.done(), "on a slow line, one would keep the other waiting"
+        assert rounds.state.control is state, "the step takes it over"
+
+    def test_is_not_waited_for_if_its_group_does_not_begin_early(self) -> None:
+        own = participant(averaging_timeout=20.0)
+        rounds = rounds_of(own)
+        rounds.state.control = state = FakeRound(AveragingStage.AWAITING_TRIGGER, 5)  # type: ignore[assignment]
+        state.begins_early = Future()
+        state.begins_early.set_result(False)
+        rounds.be_ready_for_gradients()
+        assert not state.done()
+
+    def test_is_waited_for_in_vain_by_whoever_has_just_come_for_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(agreed_rounds, "MET_WITHIN", 0.1)
+        own = participant(averaging_timeout=20.0)
+        rounds = rounds_of(own)
+        rounds.state.control = state = FakeRound(epoch=5)  # type: ignore[assignment]
+        state.begins_early = Future()
+        rounds.be_ready_for_gradients()
+        assert rounds.state.control is state
 
     def test_is_waited_for_by_whoever_leaves(self) -> None:
         own = participant(averaging_timeout=20.0)
