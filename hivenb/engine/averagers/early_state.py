@@ -3,7 +3,8 @@
 What is averaged are the parameters from before the step. All in the group then step from the same parameters, with the
 same gradients; what is left of a difference, such as what a codec makes of the gradients, is averaged an epoch later.
 Nothing changes them in an epoch, so that they are exchanged as soon as the group has met, while all compute. A module's
-buffers change with each batch: where there are some, all is exchanged when the epoch is over, beside the gradients.
+buffers change with each batch: where there are some, all is exchanged when the epoch is over, beside the gradients, or
+after the step if it is large.
 """
 
 from __future__ import annotations
