@@ -312,7 +312,8 @@ def machine() -> str:
     load = os.getloadavg()[0]
     python = platform.python_version()
     cores = len(os.sched_getaffinity(0))
-    tcp = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    control = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    tcp = control.read_text().strip() if control.exists() else "what is not told"
     return f"{cores} cores of {model}, {memory:.0f} GiB, load {load:.1f}, TCP by {tcp}; Python {python}, {packages}"
 
 

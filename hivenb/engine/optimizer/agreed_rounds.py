@@ -190,9 +190,9 @@ class AgreedRounds:
             self._schedule(self.gradients, self._participant.grad_averager, self._participant.local_epoch)
             self.take(wait=True)
         self._state_to_come = self.state.control
-        self._have_early_state()
+        self._wait_for_early_state()
 
-    def _have_early_state(self) -> None:
+    def _wait_for_early_state(self) -> None:
         """Let a round of the state end that begins by itself, before gradients are sent.
 
         On a slow line, the one would keep the other waiting, and peers would take that for a stall.
