@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
+from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2PContext, P2PDaemonError, PeerID, StubBase
 from hivemind.proto import averaging_pb2
@@ -22,10 +23,12 @@ from hivemind.utils import get_logger
 from hivenb.engine.rounds.exact_tensors import ExactKey
 from hivenb.engine.rounds.exchange_notes import ExchangeNotes
 from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer, PartRules
+from hivenb.engine.rounds.gathered import with_bandwidth
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.refused_parts import NO_WEIGHT, CheckedParts, Gathered
 from hivenb.engine.rounds.robust_aggregation import CENTERED_CLIPPING, NONE, NORM_BOUND, NormBounds, UsualNorms
 from hivenb.engine.rounds.sender_weights import SampleReports, SenderWeights
+from hivenb.engine.rounds.sending_rate import SendingRate
 from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_parts, left_open
 
 logger = get_logger(__name__)
@@ -245,6 +248,7 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         #: when something was last said of a peer
         self._said_at: dict[PeerID, float] = {}
         self._sender_weights = SenderWeights()
+        self._sending_rate = SendingRate()
         super().__init__(*args, **kwargs)
 
     def note_reports(self, reports: SampleReports) -> None:
@@ -257,6 +261,10 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     def _largest_weights(self, senders: Sequence[PeerID]) -> list[float]:
         return self._sender_weights.largest(senders, self.peer_id)
 
+    async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
+        step._data_for_gather = with_bandwidth(step.data_for_gather, self._sending_rate.megabits)
+        await super()._step(step=step, future_for_init=future_for_init)
+
     @contextlib.contextmanager
     def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
         with super()._register_allreduce_group(group_info):
@@ -267,7 +275,8 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         notes = self._notes = ExchangeNotes()
         began = time.monotonic()
         try:
-            gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+            async with self._sending_rate.watched():
+                gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
         finally:
             overstating = partial(self._sender_weights.overstating, notes.claimed)
             self._matchmaking.note_exchange(group_info, notes, overstating, time.monotonic() - began)

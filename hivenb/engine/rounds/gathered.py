@@ -29,6 +29,12 @@ def marked(gather: bytes) -> bytes:
     return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), MARK])
 
 
+def with_bandwidth(gather: bytes, megabits: float | None) -> bytes:
+    """What a peer sends to its group, with what its line can send unless the user has said that."""
+    record = MSGPackSerializer.loads(gather)
+    return MSGPackSerializer.dumps([megabits if record[0] is None else record[0], *record[1:]])
+
+
 def is_marked(record: list[Any]) -> bool:
     """Whether a peer of ours has sent that record."""
     return MARK in record[UPSTREAM_FIELDS:]
