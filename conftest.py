@@ -6,6 +6,16 @@ from collections.abc import Generator
 
 import pytest
 
+#: Seconds after a cell's own time limit in which its kernel takes the interrupt, and is shut down.
+ENDING = 60
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Gives a notebook's cell the time that it may take; the limit for tests is shorter."""
+    for item in items:
+        if not isinstance(item, pytest.Function):
+            item.add_marker(pytest.mark.timeout(int(config.getoption("nbval_cell_timeout")) + ENDING))
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:

@@ -141,6 +141,7 @@ class RollsBack:
             self.roll_back(max(to_come.at, optimizer.local_epoch))
             return
         self.loss_watch.forget_explosion()  # the state is downloaded from those who have returned, or was already
+        optimizer.rounds.begin_anew()
         if self.on_return is not None:
             self.on_return(None)
 

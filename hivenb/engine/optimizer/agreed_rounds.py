@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -42,11 +43,18 @@ class AgreedRounds:
         #: what the last round of gradients came to
         self.last = RoundOutcome()
         self.attendance = AttendanceList()
-        self._conduct = Conduct()
+        self._conduct, self._begins_anew = Conduct(), threading.Event()
         #: the others for whom no round waits, as of the last look; for any thread to read
         self.left_out: tuple[LeftOut, ...] = ()
         self._state_to_come: Round | None = None
         self._told: tuple[SampleReports, Any] | None = None
+
+    def begin_anew(self) -> None:
+        """Wait for everybody again, from the next look at the swarm on; from any thread.
+
+        For when all return from a ruined state: rounds of what is not finite stall, and are nobody's fault.
+        """
+        self._begins_anew.set()
 
     # -- who is there ---------------------------------------------------------------------------------------------
 
@@ -96,6 +104,9 @@ class AgreedRounds:
             averager = getattr(self._participant, name, None)
             for account in () if averager is None else averager.take_accounts():
                 self._conduct.note(name, account)
+        if self._begins_anew.is_set():
+            self._begins_anew.clear()
+            self._conduct.forgive_all()
         conduct = self._conduct.left_out(self._participant.tracker.local_progress.epoch)
         blocked, door = (getattr(self._participant.dht, name, None) for name in ("blocked_peers", "door"))
         by_hand = {} if blocked is None else {peer: blocked_by_hand(peer) for peer in sorted(blocked.all)}

@@ -95,6 +95,7 @@ def roll_back(optimizer: Optimizer, kept: KeptState, buffers: Mapping[str, torch
     """
     optimizer.finish_delayed_updates()
     optimizer.rounds.leave()
+    optimizer.rounds.begin_anew()
     optimizer.state_averager.give_up_searches()
     with optimizer.tracker.pause_updates():
         kept.put_back(optimizer, buffers)

@@ -145,6 +145,10 @@ class Conduct:
             self._leave_out(record, account.epoch, reason, is_avoided=True)
             record.until = self._clock() + PAUSE_FOR_REFUSED * 2.0 ** (record.pauses - 1)
 
+    def forgive_all(self) -> None:
+        """Begin anew with everybody: what they did says nothing of what they will do."""
+        self._records.clear()
+
     def left_out(self, epoch: int) -> tuple[LeftOut, ...]:
         """All that are left out at present.
 

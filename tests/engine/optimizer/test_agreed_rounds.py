@@ -174,6 +174,21 @@ class TestWhoIsThere:
         rounds.see_swarm([report(b"a", 4), report(b"b", 4)], frozenset())
         assert own.grad_averager.expected[-1].of_round(4) == {b"a", b"b"}
 
+    def test_after_a_return_everybody_is_waited_for_again(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        missed = Account(3, missed=frozenset({b"a"}), refused=((b"b", "nan"),), seconds=5.0)
+        own.grad_averager.accounts = [missed, replace(missed, epoch=4)]
+        rounds.see_swarm([report(b"a", 4), report(b"b", 4)], frozenset())
+        assert {one.peer for one in rounds.left_out} == {b"a", b"b"}
+        rounds.begin_anew()
+        own.grad_averager.accounts = [replace(missed, epoch=5)]  # of the time before
+        rounds.see_swarm([report(b"a", 5), report(b"b", 5)], frozenset())
+        assert rounds.left_out == ()
+        own.grad_averager.accounts = [replace(missed, epoch=6)]
+        rounds.see_swarm([report(b"a", 6), report(b"b", 6)], frozenset())
+        assert {one.peer for one in rounds.left_out} == {b"b"}, "once"
+
     def test_one_that_was_blocked_by_hand_is_avoided(self) -> None:
         own = participant()
         rounds = rounds_of(own)
