@@ -140,6 +140,10 @@ class RollingBack:
 
     def _hold(self, strategy: HivemindStrategy) -> None:
         """Make no further batch, of which too many that are left out end the run, until all return."""
+        if strategy.optimizer is not None:
+            strategy.optimizer.rounds.leave(
+                wait=False
+            )  # or the host waits in one of them for this peer, which waits for it
         end = time.monotonic() + PATIENCE
         while not strategy.is_return_due and self._stage.state is RunState.TRAINING:
             if time.monotonic() > end:
