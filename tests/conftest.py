@@ -8,6 +8,7 @@ import itertools
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 
 import processes
@@ -45,6 +46,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
+    _begin_with_the_longest(items)
+
+
+def _begin_with_the_longest(items: list[pytest.Item]) -> None:
+    """Lets files with much to wait for come first: workers share out files, and the longest is not to begin last."""
+
+    def waits(item: pytest.Item) -> bool:
+        is_cell = not isinstance(item, pytest.Function)
+        return is_cell or item.get_closest_marker("slow") is not None
+
+    slow = Counter(item.path for item in items if waits(item))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.hookimpl(wrapper=True)

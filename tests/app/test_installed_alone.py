@@ -64,6 +64,7 @@ def test_it_is_the_wheel_that_runs(hivenb_alone: Path, away: dict[str, str], tmp
     assert Path(told.stdout.strip()).is_relative_to(hivenb_alone.parents[1])
 
 
+@pytest.mark.long
 def test_the_demo_runs(hivenb_alone: Path, away: dict[str, str], tmp_path: Path) -> None:
     with running([str(hivenb_alone), "demo", "--epochs", "4"], tmp_path, away) as demo:
         assert demo.wait(150) == 0, demo.output

@@ -29,6 +29,7 @@ def run(script: str, folder: Path, *arguments: str) -> tuple[dict[str, Any], str
     return found, done.stdout
 
 
+@pytest.mark.long
 def test_rounds_say_how_much_of_the_computing_becomes_training(tmp_path: Path) -> None:
     found, printed = run("rounds.py", tmp_path)
     (row,) = found["rows"]
@@ -44,6 +45,7 @@ def test_rounds_say_how_much_of_the_computing_becomes_training(tmp_path: Path) -
     assert all(word in printed for word in ("efficiency", "stalled", "CPU", "first epochs"))
 
 
+@pytest.mark.long
 def test_optimizers_and_schedulers_are_compared_with_plain_torch(tmp_path: Path) -> None:
     found, printed = run("optimizers_and_schedulers.py", tmp_path)
     assert [row["kind"] for row in found["rows"]] == ["optimizer", "scheduler"]

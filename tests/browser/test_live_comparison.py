@@ -10,7 +10,7 @@ from .conftest import wait_for
 from .test_live_control import notebook
 from .test_quickstart import keep_screenshot, run_all, switch_theme
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 CELLS = (
     "import hivenb\nfrom hivenb import tasks\ntask = tasks.digits()",

@@ -107,7 +107,7 @@ def test_a_process_that_is_left_is_seen_and_ended(
 
 
 @pytest.mark.process
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_swarm_withstands_a_few_faults() -> None:
     names = ["killed-reducing", "p2pd-killed"]

@@ -190,7 +190,7 @@ def test_the_hosts_of_a_process_that_was_killed_are_removed(start: Start) -> Non
     made, killed = mp.Pipe()
     other = forked.start(_make_hosts, killed)
     killed.close()
-    assert made.poll(30.0)
+    assert made.poll(90.0)
     space = made.recv()
     other.kill()
     other.join()

@@ -86,6 +86,12 @@ def indented(code: str) -> str:
     return code.replace("\n", "\n    ")
 
 
+INTERPRETERS = [
+    pytest.param((), id="by path"),
+    pytest.param(("-m", "script"), id="by name", marks=pytest.mark.long),
+]
+
+
 def run_script(folder: Path, code: str, *interpreter: str) -> tuple[int, str, list[str]]:
     """Exit code, output, and in which processes the script ran under which name."""
     script = folder / "script.py"
@@ -104,7 +110,7 @@ def run_script(folder: Path, code: str, *interpreter: str) -> tuple[int, str, li
     return done.returncode, done.stdout + done.stderr, runs
 
 
-@pytest.mark.parametrize("interpreter", [(), ("-m", "script")], ids=["by path", "by name"])
+@pytest.mark.parametrize("interpreter", INTERPRETERS)
 def test_a_script_without_a_guard_has_local_peers_and_runs_once(tmp_path: Path, interpreter: tuple[str, ...]) -> None:
     code, output, runs = run_script(tmp_path, MODEL + TRAIN, *interpreter)
     assert code == 0, output

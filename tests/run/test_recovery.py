@@ -30,6 +30,8 @@ PATIENCE = 90.0
 #: Seconds within which the end of a part is to be known.
 NOTICED_WITHIN = 10.0
 
+WAYS = [pytest.param({}, id="synchronous"), pytest.param(tiny.DELAYS, id="delayed", marks=pytest.mark.long)]
+
 #: What can be killed, and what the others call it.
 PARTS: dict[str, tuple[Callable[[TrainingRun], int], str]] = {
     "daemon": (lambda run: daemon_of(run.swarm), "p2pd, the daemon of the DHT"),
@@ -107,7 +109,7 @@ def wait_for_mark(title: str, run: TrainingRun, count: int = 1) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])
+@pytest.mark.parametrize("delays", WAYS)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_is_killed_is_started_anew_and_the_peers_meet_again(swarm, eventually, part, delays):
     run, groups = train_with_another(swarm, options(f"killed-{part}", **delays))
@@ -125,7 +127,7 @@ def test_a_part_that_is_killed_is_started_anew_and_the_peers_meet_again(swarm, e
     assert run.status.state is RunState.STOPPED
 
 
-@pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])
+@pytest.mark.parametrize("delays", WAYS)
 @pytest.mark.parametrize("part", ["dht", "gradients", "state"])
 def test_one_that_is_killed_in_the_middle_of_an_answer_is_started_anew_as_well(swarm, part, delays):
     run, groups = train_with_another(swarm, options(f"answering-{part}", **delays))
@@ -139,7 +141,7 @@ def test_one_that_is_killed_in_the_middle_of_an_answer_is_started_anew_as_well(s
     assert run.status.state is RunState.STOPPED
 
 
-@pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])
+@pytest.mark.parametrize("delays", WAYS)
 @pytest.mark.parametrize("part", PARTS)
 def test_where_it_cannot_be_started_anew_the_run_says_what_has_ended_and_can_be_started_again(
     swarm, monkeypatch, part, delays

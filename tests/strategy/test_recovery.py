@@ -25,6 +25,8 @@ pytestmark = pytest.mark.process
 #: Seconds within which the end of a part is to be known.
 NOTICED_WITHIN = 10.0
 
+WAYS = [pytest.param({}, id="synchronous"), pytest.param(tiny.DELAYS, id="delayed", marks=pytest.mark.long)]
+
 
 def part_of(pid: int, part: str) -> int:
     """A process among the children of a peer: ``daemon``, ``dht``, which has started that, or an ``averager``."""
@@ -38,7 +40,7 @@ def part_of(pid: int, part: str) -> int:
     return next(child.pid for child in others if child.pid != daemon.ppid())
 
 
-@pytest.mark.parametrize("delays", [{}, tiny.DELAYS], ids=["synchronous", "delayed"])
+@pytest.mark.parametrize("delays", WAYS)
 @pytest.mark.parametrize("part", ["daemon", "dht", "averager"])
 def test_the_peers_of_a_script_meet_again(start_peer: Start, part: str, delays: dict[str, Any]) -> None:
     settings = {"peers": 2, "epochs": None, "strategy": delays}
