@@ -43,6 +43,15 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "hivenb, synchronous": {},
     "hivenb, offload": OFFLOAD,
     "hivenb, offload and overlap": OVERLAP,
+    "hivenb, reused buffers": {"reuse_grad_buffers": True},
+}
+#: Bytes of the device for each parameter, beyond those of Lightning alone, that each way should take: a sum of
+#: gradients where that has a buffer of its own, and no two moments of the optimizer where that is in main memory.
+EXPECTED_BYTES = {
+    "hivenb, synchronous": 4,
+    "hivenb, offload": -4,
+    "hivenb, offload and overlap": -4,
+    "hivenb, reused buffers": 0,
 }
 #: Epochs of the swarm, or as many batches as are in them, that do not count.
 START = 2
@@ -70,12 +79,14 @@ class Task(Work):
     :param device: that computes: ``"cuda"`` or ``"cpu"``
     :param epoch: batches of the measured peer in an epoch of the swarm
     :param epochs: that count
+    :param trace: a file for the trace of a profile
     """
 
     size: Size = FULL
     device: str = "cuda"
     epoch: int = 200
     epochs: int = 3
+    trace: str | None = None
 
 
 class Transformer(LightningModule):
@@ -119,6 +130,8 @@ class Tokens(IterableDataset):
 class Clock(Callback):
     """When each batch was done on the device, and the batches after which an epoch of the swarm had ended."""
 
+    waits_for_device = True
+
     def __init__(self, task: Task, strategy: Any):
         self._task, self._strategy = task, strategy
         self._is_swarm = isinstance(strategy, HivemindStrategy)
@@ -138,7 +151,7 @@ class Clock(Callback):
             time.sleep(0.02)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._task.device == "cuda":
+        if self.waits_for_device and self._task.device == "cuda":
             torch.cuda.synchronize()  # for all ways alike
         self.times.append(time.perf_counter())
         if self._is_swarm:
@@ -150,9 +163,19 @@ class Clock(Callback):
             over = (batch_idx + 1) % self._task.epoch == 0
         if over:
             self.boundaries.append(batch_idx)
-            if len(self.boundaries) == START and self._task.device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
+            if len(self.boundaries) == START:
+                self.on_start_over()
             trainer.should_stop = len(self.boundaries) >= START + self._task.epochs
+
+    @property
+    def is_start_over(self) -> bool:
+        """Whether batches count from now on."""
+        return len(self.boundaries) >= START
+
+    def on_start_over(self) -> None:
+        """Called once, then."""
+        if self._task.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
 
 
 def measured(connection: Any, initial_peers: Sequence[str], task: Task, count: int, folder: str) -> None:
@@ -164,11 +187,11 @@ def measured(connection: Any, initial_peers: Sequence[str], task: Task, count: i
     torch.manual_seed(1)
     strategy: Any = SingleDeviceStrategy("cuda:0" if task.device == "cuda" else "cpu")
     if count > 1:
-        strategy = _strategy(task, task.strategy)
+        strategy = strategy_for(task, task.strategy)
         connection.send(("addresses", [str(address) for address in strategy.dht.get_visible_maddrs()]))
     clock = Clock(task, strategy)
     model = Transformer(task.size)
-    _trainer(task.device, strategy, clock).fit(model, DataLoader(Tokens(task.size), batch_size=None))
+    trainer_for(task.device, strategy, clock).fit(model, DataLoader(Tokens(task.size), batch_size=None))
     first, last = clock.boundaries[START - 1], clock.boundaries[-1]
     times = clock.times[first : last + 1]
     steps = [later - earlier for earlier, later in pairwise(times)]
@@ -187,16 +210,18 @@ def measured(connection: Any, initial_peers: Sequence[str], task: Task, count: i
 def helping(connection: Any, initial_peers: Sequence[str], task: Task, count: int, folder: str) -> None:
     """Average with the others, on the CPU, until killed."""
     begin(folder)
-    strategy = _strategy(task, {"auxiliary": True}, initial_peers=list(initial_peers))
+    strategy = strategy_for(task, {"auxiliary": True}, initial_peers=list(initial_peers))
     with suppress(EOFError):
-        _trainer("cpu", strategy).fit(Transformer(task.size), DataLoader(Tokens(task.size), batch_size=None))
+        trainer_for("cpu", strategy).fit(Transformer(task.size), DataLoader(Tokens(task.size), batch_size=None))
 
 
-def _strategy(task: Task, chosen: dict[str, Any], **more: Any) -> HivemindStrategy:
+def strategy_for(task: Task, chosen: dict[str, Any], **more: Any) -> HivemindStrategy:
+    """With the settings of one of the ways."""
     return HivemindStrategy(task.epoch * task.size.batch, **task.network, **chosen, **more)
 
 
-def _trainer(device: str, strategy: Any, *callbacks: Callback) -> Trainer:
+def trainer_for(device: str, strategy: Any, *callbacks: Callback) -> Trainer:
+    """One that goes on until it is told to stop."""
     kind = {"accelerator": "gpu" if device == "cuda" else "cpu"}
     arguments = {**QUIET, **kind, "precision": "bf16-mixed", "max_epochs": -1}
     return Trainer(strategy=strategy, callbacks=list(callbacks), **arguments)
@@ -262,13 +287,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{1000 * row.median:.1f}",
             f"{1000 * row.longest:.0f}",
             f"{row.memory / 2**20:,.0f}",
+            f"{(row.memory - rows[0].memory) / row.parameters:+.1f}",
+            f"{EXPECTED_BYTES.get(row.way, 0):+d}",
             f"{row.groups:.2f}",
             row.failed,
         ]
         for row in rows
     ]
     print(f"{rows[0].parameters:,} parameters, bf16-mixed, batches of {size.batch} x {size.context} tokens")
-    print(table(["", "step, ms", "ratio", "median, ms", "longest, ms", "peak, MiB", "group", "failed"], cells))
+    heads = ["", "step, ms", "ratio", "median, ms", "longest, ms", "peak, MiB", "B/parameter", "expected"]
+    print(table([*heads, "group", "failed"], cells))
     write_json(given.json, rows)
     return 0
 

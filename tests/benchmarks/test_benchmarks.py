@@ -80,11 +80,24 @@ def test_allreduce_compares_rounds_with_moving_their_bytes(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_its_benchmark_says_so(tmp_path: Path) -> None:
-    found, printed = run("gpu.py", tmp_path)
+@pytest.mark.parametrize("script", ["gpu.py", "staging.py"])
+def test_without_a_gpu_its_benchmarks_say_so(tmp_path: Path, script: str) -> None:
+    found, printed = run(script, tmp_path)
     assert found["rows"] == []
     assert "no GPU here" in printed
     assert found["skipped"] == "no GPU here"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_all_that_a_gpu_is_to_show_works_on_a_cpu(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "gpu" / "all.py"
+    command = [sys.executable, str(script), "--device", "cpu", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(tmp_path.glob("01_quickstart-*.png"))) > 0
+    assert (tmp_path / "demo.png").exists()
+    assert [row["way"] for row in json.loads((tmp_path / "staging.json").read_text())["rows"]]
 
 
 @pytest.mark.long

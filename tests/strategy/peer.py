@@ -57,8 +57,8 @@ class Reporter(Callback):
                 report,
                 optimizer.opt.param_groups[0]["lr"],
                 arrays(pl_module),
-                [{k: np.array(v) for k, v in state.items()} for state in optimizer.opt.state_dict()["state"].values()],
-                {name: np.array(buffer) for name, buffer in pl_module.named_buffers()},
+                [{k: _array(v) for k, v in state.items()} for state in optimizer.opt.state_dict()["state"].values()],
+                {name: _array(buffer) for name, buffer in pl_module.named_buffers()},
             )
             self._connection.send(("moment", moment))
 
@@ -199,7 +199,12 @@ def _fit(strategy: HivemindStrategy, model: TinyModel, number: int, settings: di
 
 def arrays(module: nn.Module) -> list[np.ndarray]:
     """Parameters as they are now; numpy has no bfloat16."""
-    return [(p.float() if p.dtype is torch.bfloat16 else p).numpy() for p in parameters(module)]
+    return [_array(p.float() if p.dtype is torch.bfloat16 else p) for p in parameters(module)]
+
+
+def _array(value: Any) -> np.ndarray:
+    """A copy in main memory; a step count of an optimizer may be a number."""
+    return np.array(value.cpu() if isinstance(value, torch.Tensor) else value)
 
 
 def fixed_batch(start: int, end: int) -> DataLoader[Any]:

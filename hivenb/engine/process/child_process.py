@@ -114,16 +114,14 @@ class ChildProcess(mp.process.BaseProcess):
         if getattr(mp.current_process(), "_inheriting", False):
             # as multiprocessing refuses what it does not fork: see its "Safe importing of main module"
             raise RuntimeError("no process can be started while another process imports the main module of its parent")
-        # a collection of garbage writes to all objects that it looks at, and so copies the pages that parent and
-        # child share; what is frozen it does not look at
-        gc.freeze()
-        try:
-            with interrupts_blocked():
-                super().start()
-        finally:
-            gc.unfreeze()
+        with interrupts_blocked():
+            super().start()
 
     def _bootstrap(self, *args: Any, **kwargs: Any) -> Any:
+        # A collection of garbage writes to all objects that it looks at, and so copies the pages that parent and child
+        # share; what is frozen it does not look at. Not in the parent, whose own objects may be frozen as well, as
+        # those of a local peer are: there is no way to freeze some of them for a while.
+        gc.freeze()
         give_up_input()  # before multiprocessing closes it
         return super()._bootstrap(*args, **kwargs)  # type: ignore[misc]
 

@@ -77,6 +77,25 @@ def test_a_child_finds_its_own_garbage_however_much_its_parent_has() -> None:
     del ballast
 
 
+def count_frozen(connection: Connection) -> None:
+    connection.send(gc.get_freeze_count())
+
+
+def test_memory_stays_shared_with_a_child_and_with_whom_its_parent_was_forked_from() -> None:
+    gc.freeze()  # as the server does that local peers are forked from
+    try:
+        before = gc.get_freeze_count()
+        ours, theirs = mp.Pipe()
+        child = Child(target=count_frozen, args=(theirs,), daemon=True)
+        child.start()
+        assert ours.poll(60)
+        assert ours.recv() >= before, "a child that looks through its parent's objects copies them"
+        child.join(10)
+        assert gc.get_freeze_count() == before, "neither may its parent look through those of whom it was forked from"
+    finally:
+        gc.unfreeze()
+
+
 @pytest.mark.parametrize("end", [Child.kill, Child.terminate])
 def test_a_child_that_is_ended_by_force_takes_no_lock_along(end: Callable[[Child], None]) -> None:
     ours, theirs = mp.Pipe()

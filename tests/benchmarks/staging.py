@@ -1,0 +1,164 @@
+"""Profiles batches on a GPU: how long the thread that trains waits for the device, and what is copied how.
+
+The ways, the model and the helper are those of ``gpu.py``. After the start, batches of two epochs are profiled, with
+the round between them. A row says, for a batch: calls of CUDA that wait for the device, and for how long; copies
+between it and main memory, in both directions, and how many of them were of memory that is not pinned, which nothing
+overlaps.
+
+    python tests/benchmarks/staging.py --json staging.json
+    python tests/benchmarks/staging.py --traces DIR       # for chrome://tracing or https://ui.perfetto.dev
+
+Without a GPU it says so, and measures nothing; ``--device cpu --quick`` only tries whether the script works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_peer import begin
+from gpu import FULL, TINY, WAYS, Clock, Task, Tokens, Transformer, helping, strategy_for, trainer_for
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from swarm_bench import Peer, machine, parser, say, starting, table, write_json
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader
+
+#: Calls that return only when the device has done something.
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+#: What the profiler calls copies, and those from or to memory that is not pinned.
+COPY, NOT_PINNED = "Memcpy", "Pageable"
+#: Epochs that are profiled.
+PROFILED = 2
+
+
+class Profiled(Clock):
+    """Profiles all batches after the start; waits for the device no more than the training itself does."""
+
+    waits_for_device = False
+
+    def __init__(self, task: Task, strategy: Any):
+        super().__init__(task, strategy)
+        activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (task.device == "cuda")]
+        self.profile = profile(activities=activities)
+        self.batches = 0
+
+    def on_start_over(self) -> None:
+        self.profile.start()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.batches += self.is_start_over
+        super().on_train_batch_end(*args)
+
+    def on_train_end(self, *args: Any) -> None:
+        self.profile.stop()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to train; numbers are of one batch, on average.
+
+    :param waits: calls that wait for the device
+    :param waited: seconds that they took
+    :param copies: between the device and main memory
+    :param not_pinned: of them, with memory that is not pinned
+    :param copied: seconds of the device that copies took
+    """
+
+    way: str
+    batches: int
+    waits: float
+    waited: float
+    copies: float
+    not_pinned: float
+    copied: float
+
+
+def summed(way: str, events: Iterable[Any], batches: int) -> Row:
+    """What a profile comes to."""
+    events = list(events)
+    waits = [event for event in events if event.name in WAITS]
+    copies = [event for event in events if event.name.startswith(COPY) and "DtoD" not in event.name]
+    return Row(
+        way,
+        batches,
+        len(waits) / batches,
+        sum(event.time_range.elapsed_us() for event in waits) / 1e6 / batches,
+        len(copies) / batches,
+        sum(NOT_PINNED in event.name for event in copies) / batches,
+        sum(event.time_range.elapsed_us() for event in copies) / 1e6 / batches,
+    )
+
+
+def profiled(connection: Any, initial_peers: Sequence[str], task: Task, count: int, folder: str) -> None:
+    """Train one way, on the device, and send what the profile comes to.
+
+    :param count: of peers; 1 for Lightning alone
+    """
+    begin(folder)
+    torch.manual_seed(1)
+    strategy: Any = SingleDeviceStrategy("cuda:0" if task.device == "cuda" else "cpu")
+    if count > 1:
+        strategy = strategy_for(task, task.strategy)
+        connection.send(("addresses", [str(address) for address in strategy.dht.get_visible_maddrs()]))
+    clock = Profiled(task, strategy)
+    trainer_for(task.device, strategy, clock).fit(
+        Transformer(task.size), DataLoader(Tokens(task.size), batch_size=None)
+    )
+    if task.trace is not None:
+        clock.profile.export_chrome_trace(task.trace)
+    connection.send(("row", summed("", clock.profile.events() or (), clock.batches)))
+
+
+def measure(way: str, task: Task) -> Row:
+    options = WAYS[way]
+    with starting() as start:
+        if options is None:
+            one: Peer = start(task, target=profiled)
+        else:
+            one = start(replace(task, strategy=options), target=profiled, count=2)
+            start(task, [one], helping)
+        row: Row = one.wait_until(lambda: one.said.get("row"), "its profile", patience=1800)
+        return replace(row, way=way)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser(__doc__)
+    options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try the script")
+    options.add_argument("--epoch", type=int, default=40, help="batches in an epoch of the swarm")
+    options.add_argument("--traces", type=Path, help="a folder for a trace of each way")
+    given = options.parse_args(arguments)
+    print(machine())
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU here: nothing was measured")
+        write_json(given.json, [], skipped="no GPU here")
+        return 0
+    size = TINY if given.device == "cpu" or given.quick else FULL
+    epoch = 20 if given.quick else given.epoch
+    task = Task(epoch * size.batch, size=size, device=given.device, epoch=epoch, epochs=PROFILED)
+    rows = []
+    for number, way in enumerate(WAYS):
+        say(f"{way} ...")
+        trace = None if given.traces is None else str(given.traces.resolve() / f"{number}.json.gz")
+        rows.append(measure(way, replace(task, trace=trace)))
+    cells = [
+        [
+            row.way,
+            row.batches,
+            f"{row.waits:.1f}",
+            f"{1000 * row.waited:.1f}",
+            f"{row.copies:.1f}",
+            f"{row.not_pinned:.1f}",
+            f"{1000 * row.copied:.1f}",
+        ]
+        for row in rows
+    ]
+    print(table(["", "batches", "waits", "waited, ms", "copies", "not pinned", "copied, ms"], cells))
+    write_json(given.json, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

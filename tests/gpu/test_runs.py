@@ -1,0 +1,71 @@
+"""A run in the background whose Trainer has a GPU: options that change, memory in the charts, peers on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from strategy.peer import WideModel
+from tiny import loader
+from training_device import DEVICE, IS_CUDA, ON_A_GPU, THERE
+
+import hivenb
+from hivenb.run.status import RunState
+
+pytestmark = [*ON_A_GPU, pytest.mark.slow]
+
+PATIENCE = 90.0
+
+
+@pytest.fixture
+def run(swarm: hivenb.Swarm) -> Iterator[hivenb.TrainingRun]:
+    """With a peer as a process of its own, which is started after CUDA was used here."""
+    torch.ones(1, device=DEVICE).add_(1)
+    options = hivenb.Options(target_batch_size=256, matchmaking_time=2.0, averaging_timeout=20.0)
+    model = WideModel(optimizer=torch.optim.AdamW, lr=0.01)
+    training = hivenb.TrainingRun(model, loader(4096, 8), swarm=swarm, options=options, **THERE)
+    swarm.add_local_peers(1, training)
+    training.start()
+    assert training.wait(epochs=2, timeout=PATIENCE)
+    yield training
+    training.stop()
+
+
+def moments(run: hivenb.TrainingRun) -> set[str]:
+    """Where the state of the optimizer is."""
+    optimizer = run.strategy.optimizer.opt
+    return {value.device.type for state in optimizer.state.values() for value in state.values() if value.dim()}
+
+
+def test_each_change_of_options_takes_effect(
+    run: hivenb.TrainingRun, eventually: Callable[..., None], swarm: hivenb.Swarm
+) -> None:
+    assert moments(run) == {DEVICE}
+    for changes, place in (
+        ({"offload_optimizer": True}, "cpu"),
+        ({"delay_state_averaging": True, "delay_optimizer_step": True, "delay_grad_averaging": True}, "cpu"),
+        ({"delay_state_averaging": False, "delay_optimizer_step": False, "delay_grad_averaging": False}, "cpu"),
+        ({"offload_optimizer": False}, DEVICE),
+        ({"reuse_grad_buffers": True}, DEVICE),
+        ({"reuse_grad_buffers": False, "grad_compression": "float16"}, DEVICE),
+    ):
+        run.apply(**changes)
+        assert run.wait(epochs=2, timeout=PATIENCE), changes
+        eventually(lambda place=place: moments(run) == {place})
+    sizes = run.history.snapshot().series["group_size"].values
+    assert sizes[-1] == 2
+    assert [peer.state for peer in swarm.local_peers] == ["training"]
+    assert run.status.state is RunState.TRAINING
+
+
+def test_memory_of_the_gpu_is_in_the_history_and_stop_and_start_go_on(run: hivenb.TrainingRun) -> None:
+    series: dict[str, Any] = run.history.snapshot().series
+    if IS_CUDA:
+        assert series["gpu_memory"].values[-1] > 0
+    epoch = run.status.epoch
+    run.stop()
+    run.start()
+    assert run.wait(epochs=1, timeout=PATIENCE)
+    assert run.status.epoch > epoch
