@@ -131,7 +131,7 @@ def steer(dashboard, told: Told, name: str) -> None:
     below = wrong.bounding_box()["y"] - field.bounding_box()["y"]
     assert 0 < below < 60, "at the field"
     epoch = told["epoch"]
-    told.wait(lambda: told["epoch"] >= epoch + 3, 60, "the run does not go on")
+    told.wait(lambda: told["epoch"] >= epoch + 3, 120, "the run does not go on")
     assert (told["target"], told["state"]) == (512, "training")
     assert field.input_value() == "-5"
     keep_screenshot(dashboard, f"{name}-3-refused")

@@ -130,6 +130,7 @@ def test_it_is_steered_and_is_live_again_when_it_is_shown_again(notebook, folder
     assert notebook.errors == []
 
 
+@pytest.mark.long
 def test_its_charts_answer_a_pointer_and_are_saved(notebook):
     page, charts = notebook.page, Charts(notebook.view, "")
     charts.page = page

@@ -35,6 +35,7 @@ def pictures_until(kernel: Kernel, cell: str, words: str) -> list[dict[str, Any]
     return shown
 
 
+@pytest.mark.long
 def test_it_is_seen_while_it_works_and_an_interrupt_keeps_what_is_finished(kernel: Kernel) -> None:
     cell = kernel.begin(COMPARE)
     began = time.monotonic()

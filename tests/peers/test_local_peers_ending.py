@@ -61,7 +61,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize("group", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_they_end_with_a_parent_that_is_killed(tmp_path, group):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))

@@ -119,6 +119,7 @@ def test_a_script_without_a_guard_has_local_peers_and_runs_once(tmp_path: Path, 
     assert runs == ["__main__"]
 
 
+@pytest.mark.long
 def test_what_is_pickled_by_name_is_there_where_the_script_has_a_guard(tmp_path: Path) -> None:
     guarded = 'if __name__ == "__main__":' + indented(TRAIN.replace("Model(Config())", "make()"))
     made = "\ndef make():\n    model = Model(Config())\n    model.one = ONE\n    return model\n"

@@ -176,7 +176,7 @@ def test_what_cannot_be_compared_is_refused(options: Any, epochs: int) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.slow
+@pytest.mark.long
 def test_real_trainings_from_the_same_start() -> None:
     model = HeavyModel(optimizer=torch.optim.Adam, lr=0.05)
     before = parameters(model)

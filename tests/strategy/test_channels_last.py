@@ -51,6 +51,7 @@ def trained() -> Any:
         yield train_all(start, *(stages_of(number, CASES) for number in range(2)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_peers_compute_what_one_computes_with_contiguous_weights(trained: Any, case: str) -> None:
     stage = list(CASES).index(case)
