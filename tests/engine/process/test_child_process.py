@@ -89,7 +89,7 @@ def test_memory_stays_shared_with_a_child_and_with_whom_its_parent_was_forked_fr
         child = Child(target=count_frozen, args=(theirs,), daemon=True)
         child.start()
         assert ours.poll(60)
-        assert ours.recv() >= before, "a child that looks through its parent's objects copies them"
+        assert ours.recv() > 0.99 * before, "a child that looks through its parent's objects copies them"
         child.join(10)
         assert gc.get_freeze_count() == before, "neither may its parent look through those of whom it was forked from"
     finally:
