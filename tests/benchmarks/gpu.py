@@ -11,19 +11,20 @@ Without a GPU it says so, and measures nothing; ``--device cpu --quick`` only tr
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from bench_peer import PATIENCE, QUIET, Work, begin
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from swarm_bench import Peer, machine, parser, say, starting, table, write_json
+from swarm_bench import Peer, Target, machine, parser, say, starting, table, write_json
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
@@ -178,8 +179,13 @@ class Clock(Callback):
             torch.cuda.reset_peak_memory_stats()
 
 
-def measured(connection: Any, initial_peers: Sequence[str], task: Task, count: int, folder: str) -> None:
-    """Train one way, on the device, and send what came out.
+AnyClock = TypeVar("AnyClock", bound=Clock)
+
+
+def train(
+    connection: Any, task: Task, count: int, folder: str, make_clock: Callable[[Task, Any], AnyClock]
+) -> tuple[AnyClock, Transformer]:
+    """Train one way, on the device, and tell the addresses of this peer.
 
     :param count: of peers; 1 for Lightning alone
     """
@@ -187,11 +193,16 @@ def measured(connection: Any, initial_peers: Sequence[str], task: Task, count: i
     torch.manual_seed(1)
     strategy: Any = SingleDeviceStrategy("cuda:0" if task.device == "cuda" else "cpu")
     if count > 1:
-        strategy = strategy_for(task, task.strategy)
+        strategy = _strategy(task, task.strategy)
         connection.send(("addresses", [str(address) for address in strategy.dht.get_visible_maddrs()]))
-    clock = Clock(task, strategy)
-    model = Transformer(task.size)
-    trainer_for(task.device, strategy, clock).fit(model, DataLoader(Tokens(task.size), batch_size=None))
+    clock, model = make_clock(task, strategy), Transformer(task.size)
+    _trainer(task.device, strategy, clock).fit(model, DataLoader(Tokens(task.size), batch_size=None))
+    return clock, model
+
+
+def measured(connection: Any, initial_peers: Sequence[str], task: Task, count: int, folder: str) -> None:
+    """Train, and send what came out."""
+    clock, model = train(connection, task, count, folder, Clock)
     first, last = clock.boundaries[START - 1], clock.boundaries[-1]
     times = clock.times[first : last + 1]
     steps = [later - earlier for earlier, later in pairwise(times)]
@@ -210,18 +221,16 @@ def measured(connection: Any, initial_peers: Sequence[str], task: Task, count: i
 def helping(connection: Any, initial_peers: Sequence[str], task: Task, count: int, folder: str) -> None:
     """Average with the others, on the CPU, until killed."""
     begin(folder)
-    strategy = strategy_for(task, {"auxiliary": True}, initial_peers=list(initial_peers))
+    strategy = _strategy(task, {"auxiliary": True}, initial_peers=list(initial_peers))
     with suppress(EOFError):
-        trainer_for("cpu", strategy).fit(Transformer(task.size), DataLoader(Tokens(task.size), batch_size=None))
+        _trainer("cpu", strategy).fit(Transformer(task.size), DataLoader(Tokens(task.size), batch_size=None))
 
 
-def strategy_for(task: Task, chosen: dict[str, Any], **more: Any) -> HivemindStrategy:
-    """With the settings of one of the ways."""
+def _strategy(task: Task, chosen: dict[str, Any], **more: Any) -> HivemindStrategy:
     return HivemindStrategy(task.epoch * task.size.batch, **task.network, **chosen, **more)
 
 
-def trainer_for(device: str, strategy: Any, *callbacks: Callback) -> Trainer:
-    """One that goes on until it is told to stop."""
+def _trainer(device: str, strategy: Any, *callbacks: Callback) -> Trainer:
     kind = {"accelerator": "gpu" if device == "cuda" else "cpu"}
     arguments = {**QUIET, **kind, "precision": "bf16-mixed", "max_epochs": -1}
     return Trainer(strategy=strategy, callbacks=list(callbacks), **arguments)
@@ -246,39 +255,60 @@ class Row:
     failed: int
 
 
-def measure(way: str, task: Task) -> Row:
+def figures_of(way: str, task: Task, target: Target) -> dict[str, Any]:
+    """What a peer that trains one way, with a helper unless that is Lightning alone, sends as its figures.
+
+    :param target: what it runs
+    """
     options = WAYS[way]
     with starting() as start:
         if options is None:
-            one: Peer = start(task, target=measured)
+            one: Peer = start(task, target=target)
         else:
-            one = start(replace(task, strategy=options), target=measured, count=2)
+            one = start(replace(task, strategy=options), target=target, count=2)
             start(task, [one], helping)
-        one.wait_until(lambda: "figures" in one.said, "its figures", patience=1800)
-        return Row(way, **one.said["figures"])
+        figures: dict[str, Any] = one.wait_until(lambda: one.said.get("figures"), "its figures", patience=1800)
+        return figures
+
+
+def parser_of_devices(description: str | None, epoch: int) -> argparse.ArgumentParser:
+    """Options of a script that measures a GPU.
+
+    :param epoch: batches in an epoch of the swarm, unless they are given
+    """
+    options = parser(description)
+    options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try the script")
+    options.add_argument("--epoch", type=int, default=epoch, help="batches in an epoch of the swarm")
+    return options
+
+
+def is_there(given: argparse.Namespace) -> bool:
+    """Print what is measured, and whether there is such a device; the file says so if there is none."""
+    print(machine())
+    if given.device == "cpu":
+        return True
+    if not torch.cuda.is_available():
+        print("no GPU here: nothing was measured")
+        write_json(given.json, [], skipped="no GPU here")
+        return False
+    properties = torch.cuda.get_device_properties(0)
+    print(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    return True
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser(__doc__)
-    options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try the script")
-    options.add_argument("--epoch", type=int, default=200, help="batches in an epoch of the swarm")
+    options = parser_of_devices(__doc__, epoch=200)
     options.add_argument("--epochs", type=int, default=3, help="that count, after the start")
     given = options.parse_args(arguments)
-    print(machine())
-    if given.device == "cuda" and not torch.cuda.is_available():
-        print("no GPU here: nothing was measured")
-        write_json(given.json, [], skipped="no GPU here")
+    if not is_there(given):
         return 0
-    if given.device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        print(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
     size = TINY if given.device == "cpu" or given.quick else FULL
     epoch, epochs = (40, 2) if given.quick else (given.epoch, given.epochs)
     task = Task(target=epoch * size.batch, size=size, device=given.device, epoch=epoch, epochs=epochs)
     rows = []
     for way in WAYS:
         say(f"{way} ...")
-        rows.append(measure(way, task))
+        rows.append(Row(way, **figures_of(way, task, measured)))
     cells = [
         [
             row.way,

@@ -18,13 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from bench_peer import begin
-from gpu import FULL, TINY, WAYS, Clock, Task, Tokens, Transformer, helping, strategy_for, trainer_for
-from lightning.pytorch.strategies import SingleDeviceStrategy
-from swarm_bench import Peer, machine, parser, say, starting, table, write_json
+from gpu import FULL, TINY, WAYS, Clock, Task, figures_of, is_there, parser_of_devices, train
+from swarm_bench import say, table, write_json
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.data import DataLoader
 
 #: Calls that return only when the device has done something.
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
@@ -76,64 +72,34 @@ class Row:
     copied: float
 
 
-def summed(way: str, events: Iterable[Any], batches: int) -> Row:
-    """What a profile comes to."""
+def summed(events: Iterable[Any], batches: int) -> dict[str, float]:
+    """What a profile comes to, by the fields of a row."""
     events = list(events)
     waits = [event for event in events if event.name in WAITS]
     copies = [event for event in events if event.name.startswith(COPY) and "DtoD" not in event.name]
-    return Row(
-        way,
-        batches,
-        len(waits) / batches,
-        sum(event.time_range.elapsed_us() for event in waits) / 1e6 / batches,
-        len(copies) / batches,
-        sum(NOT_PINNED in event.name for event in copies) / batches,
-        sum(event.time_range.elapsed_us() for event in copies) / 1e6 / batches,
-    )
+    return {
+        "batches": batches,
+        "waits": len(waits) / batches,
+        "waited": sum(event.time_range.elapsed_us() for event in waits) / 1e6 / batches,
+        "copies": len(copies) / batches,
+        "not_pinned": sum(NOT_PINNED in event.name for event in copies) / batches,
+        "copied": sum(event.time_range.elapsed_us() for event in copies) / 1e6 / batches,
+    }
 
 
 def profiled(connection: Any, initial_peers: Sequence[str], task: Task, count: int, folder: str) -> None:
-    """Train one way, on the device, and send what the profile comes to.
-
-    :param count: of peers; 1 for Lightning alone
-    """
-    begin(folder)
-    torch.manual_seed(1)
-    strategy: Any = SingleDeviceStrategy("cuda:0" if task.device == "cuda" else "cpu")
-    if count > 1:
-        strategy = strategy_for(task, task.strategy)
-        connection.send(("addresses", [str(address) for address in strategy.dht.get_visible_maddrs()]))
-    clock = Profiled(task, strategy)
-    trainer_for(task.device, strategy, clock).fit(
-        Transformer(task.size), DataLoader(Tokens(task.size), batch_size=None)
-    )
+    """Train, and send what the profile comes to."""
+    clock, _ = train(connection, task, count, folder, Profiled)
     if task.trace is not None:
         clock.profile.export_chrome_trace(task.trace)
-    connection.send(("row", summed("", clock.profile.events() or (), clock.batches)))
-
-
-def measure(way: str, task: Task) -> Row:
-    options = WAYS[way]
-    with starting() as start:
-        if options is None:
-            one: Peer = start(task, target=profiled)
-        else:
-            one = start(replace(task, strategy=options), target=profiled, count=2)
-            start(task, [one], helping)
-        row: Row = one.wait_until(lambda: one.said.get("row"), "its profile", patience=1800)
-        return replace(row, way=way)
+    connection.send(("figures", summed(clock.profile.events() or (), clock.batches)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser(__doc__)
-    options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try the script")
-    options.add_argument("--epoch", type=int, default=40, help="batches in an epoch of the swarm")
+    options = parser_of_devices(__doc__, epoch=40)
     options.add_argument("--traces", type=Path, help="a folder for a trace of each way")
     given = options.parse_args(arguments)
-    print(machine())
-    if given.device == "cuda" and not torch.cuda.is_available():
-        print("no GPU here: nothing was measured")
-        write_json(given.json, [], skipped="no GPU here")
+    if not is_there(given):
         return 0
     size = TINY if given.device == "cpu" or given.quick else FULL
     epoch = 20 if given.quick else given.epoch
@@ -142,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, way in enumerate(WAYS):
         say(f"{way} ...")
         trace = None if given.traces is None else str(given.traces.resolve() / f"{number}.json.gz")
-        rows.append(measure(way, replace(task, trace=trace)))
+        rows.append(Row(way, **figures_of(way, replace(task, trace=trace), profiled)))
     cells = [
         [
             row.way,

@@ -38,12 +38,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def swarm() -> Iterator[hivenb.Swarm]:
-    with hivenb.Swarm("gpu") as opened:
-        yield opened
-
-
 @pytest.fixture
 def start_peer() -> Iterator[Start]:
     with starting_peers() as start:
