@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hivenb._interrupts import interrupts_blocked
+from hivenb.peers import copied_server
 from hivenb.peers.main_module import ProcessWithoutMain, main_module
 
 #: The program that a local peer runs: a module with a function ``main``. Named as one names the program of any other
@@ -36,7 +37,10 @@ def start_server() -> None:
     with interrupts_blocked():
         resource_tracker.ensure_running()  # which does not block SIGINT any more then, for what is started next
     with interrupts_blocked():
-        forkserver.ensure_running()
+        if copied_server.is_wanted():
+            copied_server.ensure_copy_runs([PROGRAM])
+        else:
+            forkserver.ensure_running()
 
 
 def wait_for_server() -> None:

@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hivenb._fresh_locks import free_in_children
 from hivenb.engine.process.interrupts import BackgroundThread
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _counts: weakref.WeakKeyDictionary[TrainingRun, LocalPeerCount] = weakref.WeakKeyDictionary()
 _registry_lock = threading.Lock()
+free_in_children(_registry_lock)
 
 _ENDED = ("left", "failed")
 

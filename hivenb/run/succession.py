@@ -11,6 +11,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
+from hivenb._fresh_locks import free_in_children
 from hivenb.errors import TrainingError
 from hivenb.run.run_in_swarm import RunInSwarm
 
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 #: To be held by whoever starts a run, from before it asks for its place until it is active: one at a time.
 one_starts = threading.RLock()
+free_in_children(one_starts)
 
 
 class Neighbour(RunInSwarm, Protocol):

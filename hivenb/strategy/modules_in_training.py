@@ -6,6 +6,7 @@ import threading
 import weakref
 from typing import Any, Protocol
 
+from hivenb._fresh_locks import free_in_children
 from hivenb.errors import TrainingError
 from hivenb.options.options import Options
 
@@ -18,6 +19,7 @@ class Holder(Protocol):
 
 _holders: weakref.WeakValueDictionary[int, Holder] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+free_in_children(_lock)
 
 
 def hold(module: Any, strategy: Holder) -> None:

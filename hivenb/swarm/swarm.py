@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from hivenb._fresh_locks import free_in_children
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.dht.secret import Secret
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
@@ -74,6 +75,7 @@ class Swarm(BlocksPeers, Invites):
 
     _open: dict[str, Swarm] = {}  # noqa: RUF012 - the registry of the process
     _registry_lock = threading.RLock()
+    free_in_children(_registry_lock)
 
     def __new__(cls, name: str = "default", **settings: Any) -> Swarm:
         wanted = read_settings(settings)

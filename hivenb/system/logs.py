@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from select import PIPE_BUF
 from typing import Any, TextIO
 
+from hivenb._fresh_locks import free_in_children
 from hivenb.engine.process import child_process
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.system.log_lines import CAPACITY, LogLines, is_deprecation_in_a_library, is_noise
@@ -100,6 +101,7 @@ class LogCollector(logging.Handler):
 
 _collector: LogCollector | None = None
 _lock = threading.Lock()
+free_in_children(_lock)
 
 
 def collect_logs() -> LogCollector:

@@ -12,7 +12,15 @@ import psutil
 #: How the helpers are called that Python and torch start in each process that needs them; they end with it.
 _HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "torch_shm_manager")
 
+#: Helpers that are told by nothing else: processes forked from this one, by their numbers.
+_forked_helpers: set[int] = set()
+
 _POLL_SECONDS = 0.1
+
+
+def count_as_helper(pid: int) -> None:
+    """Take a process that this one has forked for a helper, which ends with it, for as long as it lives."""
+    _forked_helpers.add(pid)
 
 
 def descendants() -> frozenset[psutil.Process]:
@@ -67,4 +75,4 @@ def _is_own_helper(process: psutil.Process) -> bool:
         command = " ".join(process.cmdline())
     except psutil.Error:
         return False
-    return any(helper in command for helper in _HELPERS)
+    return process.pid in _forked_helpers or any(helper in command for helper in _HELPERS)

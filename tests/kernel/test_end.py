@@ -8,6 +8,8 @@ import signal
 import psutil
 import pytest
 
+from hivenb.peers.copied_server import VARIABLE
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 EVERYTHING = """
@@ -25,15 +27,17 @@ def names(processes: list[psutil.Process]) -> list[str]:
     return [" ".join(process.cmdline())[:120] for process in processes]
 
 
-@pytest.mark.parametrize("how", ["kernel", "group", "shutdown"])
+@pytest.mark.parametrize("how", ["kernel", "copied kernel", "group", "shutdown"])
 def test_nothing_outlives_the_kernel(kernel, how):
+    if how == "copied kernel":
+        kernel.run(f"import os; os.environ[{VARIABLE!r}] = '1'")
     kernel.run(EVERYTHING)
     family = kernel.family()
     daemons = [process for process in family if process.name().startswith("p2pd")]
     assert len(daemons) == 3
     assert {os.getsid(daemon.pid) for daemon in daemons}.isdisjoint({os.getsid(kernel.process.pid)})
     assert len(family) >= 1 + 3 * 4 + 2 + 1
-    if how == "kernel":
+    if how.endswith("kernel"):
         os.kill(kernel.process.pid, signal.SIGKILL)
     elif how == "group":
         os.killpg(os.getpgid(kernel.process.pid), signal.SIGKILL)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hivenb.peers.copied_server import VARIABLE
+
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 
 #: Seconds that a script may take on a busy machine.
@@ -111,7 +113,11 @@ def run_script(folder: Path, code: str, *interpreter: str) -> tuple[int, str, li
 
 
 @pytest.mark.parametrize("interpreter", INTERPRETERS)
-def test_a_script_without_a_guard_has_local_peers_and_runs_once(tmp_path: Path, interpreter: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("is_copied", [pytest.param(False, id="on its own"), pytest.param(True, id="from a copy")])
+def test_a_script_without_a_guard_has_local_peers_and_runs_once(
+    tmp_path: Path, interpreter: tuple[str, ...], is_copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(int(is_copied)))
     code, output, runs = run_script(tmp_path, MODEL + TRAIN, *interpreter)
     assert code == 0, output
     assert "trained together" in output

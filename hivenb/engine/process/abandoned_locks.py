@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from hivemind.utils import get_logger
+
+from hivenb._fresh_locks import free_in_children
 
 logger = get_logger(__name__)
 
@@ -20,14 +21,7 @@ _released: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 #: Two threads that find the same lock abandoned would release it twice, the second time from somebody living.
 _one_frees = threading.Lock()
-
-
-def _begin_as_child() -> None:
-    global _one_frees
-    _one_frees = threading.Lock()  # a fork copies it as it is, maybe held
-
-
-os.register_at_fork(after_in_child=_begin_as_child)
+free_in_children(_one_frees)
 
 
 def free_abandoned(locks: Iterable[Any]) -> list[Any]:
