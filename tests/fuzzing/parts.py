@@ -16,6 +16,7 @@ from hivemind.proto import averaging_pb2
 from fuzzing.averager_without_process import EVIL, GOOD, OWN, all_of, anew, context, gathered, run, step, stream
 from fuzzing.target import Choices, Target
 from fuzzing.tensors import made_of
+from hivenb.engine.rounds.several_streams import STREAMS
 
 GROUP = b"group-of-this-input"
 
@@ -48,6 +49,16 @@ def a_part(choices: Choices, length: int, code: int) -> averaging_pb2.AveragingD
     return message
 
 
+def dealt(choices: Choices, parts: list[Any], streams: int) -> list[list[Any]]:
+    """Parts for several streams; if one were missing, the others would wait for it."""
+    if streams == 1:
+        return [parts]
+    for number, part in enumerate(parts[:streams]):
+        part.code, part.group_id = parts[0].code, parts[0].group_id
+        part.peer_id = bytes((number, streams))
+    return [parts[number::streams] for number in range(streams)]
+
+
 async def _serve(choices: Choices) -> None:
     """Be the one who averages for a good peer and an evil one, as each of a group is for its part."""
     own = anew()
@@ -68,13 +79,15 @@ async def _serve(choices: Choices) -> None:
         evil = [a_part(choices, lengths[n % len(lengths)], 0 if n else start) for n in range(count)]
         nothing_wrong = Choices(b"")
         good = [a_part(nothing_wrong, length, 0 if n else start) for n, length in enumerate(lengths)]
+        streams = 1 + choices.number(min(STREAMS, count)) if choices.now_and_then() else 1
         answering = [
             asyncio.create_task(_answered(own.rpc_aggregate_part(stream(sent), context(peer))))
-            for peer, sent in ((EVIL, evil), (GOOD, good))
+            for peer, sent in ((GOOD, good), *((EVIL, one) for one in dealt(choices, evil, streams)))
         ]
         await runner.average_into([tensor], 1.0)
-        answers = await answering[1]
-        answering[0].cancel()  # the evil one goes away
+        answers = await answering[0]
+        for one in answering[1:]:
+            one.cancel()  # the evil one goes away
         with contextlib.suppress(AttributeError):
             await runner._ending
     assert [answer.code for answer in answers] == [averaging_pb2.AVERAGED_PART] * len(lengths), "of the good one"

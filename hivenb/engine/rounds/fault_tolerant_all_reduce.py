@@ -19,6 +19,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2PContext, P2PDaemonError, PeerID, StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
+from hivemind.utils.asyncio import achain, as_aiter
 
 from hivenb.engine.rounds.exact_tensors import ExactKey
 from hivenb.engine.rounds.exchange_notes import ExchangeNotes
@@ -29,7 +30,8 @@ from hivenb.engine.rounds.refused_parts import NO_WEIGHT, CheckedParts, Gathered
 from hivenb.engine.rounds.robust_aggregation import CENTERED_CLIPPING, NONE, NORM_BOUND, NormBounds, UsualNorms
 from hivenb.engine.rounds.sender_weights import SampleReports, SenderWeights
 from hivenb.engine.rounds.sending_rate import SendingRate
-from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, aggregate_parts, left_open
+from hivenb.engine.rounds.several_streams import JoinedStreams, aggregate_in_streams, place_of, streams_for
+from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, left_open
 
 logger = get_logger(__name__)
 
@@ -68,6 +70,7 @@ class FaultTolerantRunner(AllReduceRunner):
         self._matchmaking = matchmaking
         self._exchanges: dict[PeerID, asyncio.Task[None]] = {}
         self._left_out: set[PeerID] = set()
+        self._joined: dict[PeerID, JoinedStreams] = {}
         #: when something has last arrived from a peer
         self._heard_at: dict[PeerID, float] = {}
         self._notes = ExchangeNotes()
@@ -150,7 +153,8 @@ class FaultTolerantRunner(AllReduceRunner):
         call = stub.rpc_aggregate_part
 
         async def exchange(parts: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
-            return self._noting(peer, await aggregate_parts(call, count, parts))
+            streams = streams_for(count) if self._matchmaking.is_of_ours(peer) else 1
+            return self._noting(peer, await aggregate_in_streams(call, count, parts, streams))
 
         stub.rpc_aggregate_part = exchange
         return stub
@@ -214,9 +218,21 @@ class FaultTolerantRunner(AllReduceRunner):
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         sender = context.remote_id
-        seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(sender) else PARTS_LEFT_OPEN
-        responses = super().rpc_aggregate_part(self._noting(sender, stream), context)
-        async for message in left_open(responses, seconds, lambda _: self._has_all_of(sender)):
+        begins = await anext(stream)
+        number, count = place_of(begins)
+        parts = self._noting(sender, achain(as_aiter(begins), stream))
+        answer = partial(super().rpc_aggregate_part, context=context)
+        if count == 1:
+            seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(sender) else PARTS_LEFT_OPEN
+            async for message in left_open(answer(parts), seconds, lambda _: self._has_all_of(sender)):
+                yield message
+            return
+        joined = self._joined.get(sender) or self._joined.setdefault(sender, JoinedStreams(count, answer))
+        if not joined.expects(number, count):
+            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
+        answers = joined.serve(number, parts)
+        async for message in left_open(answers, CLOSED_WITHIN, partial(joined.is_whole, number)):
             yield message
 
     def _has_all_of(self, sender: PeerID) -> bool:
