@@ -62,7 +62,11 @@ async def aggregate_in_streams(
     dealt = [_Channel(1) for _ in range(streams)]
     dealing = asyncio.create_task(_deal(parts, dealt))
     opening = [aggregate_parts(call, share, aiter(own)) for share, own in zip(shares, dealt, strict=True)]
-    opened = await asyncio.gather(*opening, return_exceptions=True)
+    try:
+        opened = await asyncio.gather(*opening, return_exceptions=True)
+    except asyncio.CancelledError:
+        dealing.cancel()
+        raise
     failures = [one for one in opened if isinstance(one, BaseException)]
     answers: list[Any] = [one for one in opened if not isinstance(one, BaseException)]
     if failures:

@@ -202,6 +202,24 @@ def test_who_cannot_be_asked_costs_nothing_that_runs_on() -> None:
     talk(conversation)
 
 
+def test_who_gives_up_while_streams_are_opened_leaves_nothing_that_runs_on() -> None:
+    async def conversation(peer: Peer) -> None:
+        before, is_opening = asyncio.all_tasks(), asyncio.Event()
+
+        async def call(requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+            is_opening.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        opening = asyncio.create_task(aggregate_in_streams(call, 50, parts(50), STREAMS))
+        await is_opening.wait()
+        opening.cancel()
+        while asyncio.all_tasks() != before:
+            await asyncio.sleep(0.01)
+
+    talk(conversation)
+
+
 def test_parts_are_taken_while_nobody_takes_answers_and_not_without_end() -> None:
     async def conversation(peer: Peer) -> None:
         peer.is_to_answer.clear()
