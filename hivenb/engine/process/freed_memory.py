@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import threading
 from collections.abc import Callable
 
@@ -20,11 +21,12 @@ from hivenb.engine.process.interrupts import BackgroundThread
 #: Seconds between two times: it takes a few milliseconds in a child, whose inherited objects are frozen.
 INTERVAL = 10.0
 
-#: Bytes from which a block has pages of its own, which go back when it is freed; glibc's first value, kept.
-LARGE = 128 * 1024
+#: Bytes from which a block has pages of its own, which go back when it is freed. More than a message of hivemind's with
+#: a part of a tensor, half a megabyte: the system would clear new pages for each, which takes longer than all else.
+LARGE = 1024 * 1024
 
-#: In malloc.h
-_M_MMAP_THRESHOLD = -3
+#: In malloc.h, and the variable by which glibc is told the same.
+_M_MMAP_THRESHOLD, _SETTING = -3, "MALLOC_MMAP_THRESHOLD_"
 
 
 def give_back_regularly() -> None:
@@ -34,7 +36,8 @@ def give_back_regularly() -> None:
         trim, set_option = library.malloc_trim, library.mallopt
     except AttributeError:  # not glibc
         return
-    set_option(_M_MMAP_THRESHOLD, LARGE)
+    if _SETTING not in os.environ:  # where memory is scarce, whoever started Jupyter may want less
+        set_option(_M_MMAP_THRESHOLD, LARGE)
     BackgroundThread(target=_give_back, args=(trim,), name="give-memory-back").start()
 
 

@@ -67,11 +67,35 @@ freed_memory.INTERVAL = 1000.0  # what goes back goes back at once
 freed_memory.give_back_regularly()
 torch.empty(8_000_000, dtype=torch.uint8).fill_(1)  # freed: glibc takes less than this for small from now on
 small = psutil.Process().memory_info().rss
-blocks = [torch.ones(500_000, dtype=torch.uint8) for _ in range(200)]
+blocks = [torch.ones(2_000_000, dtype=torch.uint8) for _ in range(50)]
 large = psutil.Process().memory_info().rss
 blocks = blocks[-1:]
 print((psutil.Process().memory_info().rss - small) / (large - small))
 """
+
+
+MESSAGES = """
+import resource, torch
+from hivenb.engine.process import freed_memory
+
+freed_memory.INTERVAL = 1000.0
+freed_memory.give_back_regularly()
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+for _ in range(100):
+    torch.ones(2**19, dtype=torch.uint8)
+before = faults()
+for _ in range(1000):
+    torch.ones(2**19, dtype=torch.uint8)
+print(faults() - before)
+"""
+
+
+def test_room_for_a_part_of_a_tensor_is_used_again() -> None:
+    told = subprocess.run([sys.executable, "-c", MESSAGES], capture_output=True, text=True, timeout=60, check=True)
+    assert int(told.stdout) < 1000, "new pages for each of a thousand parts: 128 of them"
 
 
 def test_large_blocks_go_back_when_they_are_freed() -> None:
