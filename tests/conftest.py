@@ -20,6 +20,8 @@ import hivenb
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Read when torch is imported: each worker has one core, and would else take all from the others.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Go's own value: a daemon that lives for a test only spends a quarter of its time looking for garbage, else.
+    os.environ.setdefault("GOGC", "100")
 
 # The same examples each time, and no limit to the time that one takes: the machine may be busy.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, max_examples=40)

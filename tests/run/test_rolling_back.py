@@ -141,7 +141,7 @@ def test_a_paused_run_returns_and_stays_paused(swarm, start, eventually):
     assert run.wait(epochs=1, timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("factor", [1e3, float("nan")])
+@pytest.mark.parametrize("factor", [1e3, pytest.param(float("nan"), marks=pytest.mark.long)])
 def test_all_peers_return_together_and_one_without_that_state_downloads_it(start, eventually, factor):
     with (
         hivenb.Swarm("first") as first,

@@ -68,7 +68,7 @@ def stage(number: int, name: str, **settings: Any) -> dict[str, Any]:
 @pytest.mark.process
 @pytest.mark.slow
 def test_peers_average_in_double_precision(start_peer: Start) -> None:
-    modes = {**MODES, "moments": {"average_opt_statistics": ("exp_avg", "exp_avg_sq")}}
+    modes = {**MODES, "synchronous": {"average_opt_statistics": ("exp_avg", "exp_avg_sq")}}
     two = train_all(
         start_peer, *([stage(number, name, strategy=mode) for name, mode in modes.items()] for number in range(2))
     )
@@ -94,7 +94,7 @@ def test_peers_average_in_double_precision(start_peer: Start) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.slow
+@pytest.mark.long
 def test_low_rank_gradients_go_with_every_precision(start_peer: Start) -> None:
     """Their factors are in single precision."""
     low_rank = {"grad_averager_factory": partial(PowerSGDGradientAverager, averager_rank=2)}
