@@ -17,8 +17,8 @@ from hivemind.proto import averaging_pb2
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.optimizer.left_out_steps import LeavesOutSteps
-from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantRunner
 from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer
+from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
 from hivenb.engine.rounds.refused_parts import CheckedParts
 from hivenb.engine.rounds.robust_aggregation import CenteredClipping, NormBound
 from hivenb.engine.rounds.sender_weights import SenderWeights

@@ -17,7 +17,7 @@ from hivemind.proto import averaging_pb2
 import hivenb
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.engine.rounds.averager import AveragerBase
-from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantRunner
+from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 
 #: Seconds after which a process of these ends in any case.

@@ -14,6 +14,7 @@ from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.tracker import ProgressTracker
+from hivenb.engine.rounds import fault_tolerant_all_reduce
 from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
 
@@ -100,6 +101,12 @@ def expect_each_other() -> Callable[..., None]:
             )
 
     return expect
+
+
+@pytest.fixture
+def shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two peers whose averagers are made afterwards share tensors out among them, as more than two do."""
+    monkeypatch.setattr(fault_tolerant_all_reduce, "is_pair", lambda *args: False)
 
 
 @pytest.fixture

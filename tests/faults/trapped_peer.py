@@ -17,7 +17,7 @@ from strategy import peer
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.process.child_process import shared_locks
 from hivenb.engine.rounds.averager import AveragerBase
-from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantRunner
+from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 
 #: Where a peer can be made to die: the moment, and the method in which it comes, in whichever of its processes.

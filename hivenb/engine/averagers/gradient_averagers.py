@@ -18,15 +18,15 @@ from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantAllReduc
 from hivenb.engine.rounds.tensor_parts import PartsCutAlike
 
 
-class GradientAverager(AccumulatesBySamples, PartsCutAlike, FaultTolerantAllReduce, _GradientAverager, AveragerBase):
+class GradientAverager(AccumulatesBySamples, FaultTolerantAllReduce, PartsCutAlike, _GradientAverager, AveragerBase):
     """``hivemind``'s ``GradientAverager`` that can be created on any thread."""
 
 
 class PowerSGDGradientAverager(
     AccumulatesBySamples,
-    PartsCutAlike,
     KeepsFewComponents,
     FaultTolerantAllReduce,
+    PartsCutAlike,
     _PowerSGDGradientAverager,
     DownloadsStates,
 ):
@@ -52,12 +52,12 @@ def own_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
         )
     if issubclass(factory, AveragerBase):
         return factory
-    mixins: tuple[type, ...] = (AccumulatesBySamples, PartsCutAlike)
+    mixins: tuple[type, ...] = (AccumulatesBySamples,)
     if issubclass(factory, _PowerSGDGradientAverager):
         mixins += (KeepsFewComponents,)
     is_without_state = _load_of(factory) is DecentralizedAverager.load_state_from_peers
     base = AveragerBase if is_without_state else DownloadsStates
-    return type(factory.__name__, (*mixins, FaultTolerantAllReduce, factory, base), {})
+    return type(factory.__name__, (*mixins, FaultTolerantAllReduce, PartsCutAlike, factory, base), {})
 
 
 def has_state_of_its_own(averager: Any) -> bool:

@@ -2,254 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from hivemind.averaging import DecentralizedAverager
-from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.p2p import P2PContext, P2PDaemonError, PeerID, StubBase
-from hivemind.proto import averaging_pb2
+from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
-from hivemind.utils.asyncio import achain, as_aiter
 
-from hivenb.engine.rounds.exact_tensors import ExactKey
 from hivenb.engine.rounds.exchange_notes import ExchangeNotes
-from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer, PartRules
-from hivenb.engine.rounds.gathered import with_bandwidth
+from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
+from hivenb.engine.rounds.gathered import are_of_ours, with_bandwidth
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
-from hivenb.engine.rounds.refused_parts import NO_WEIGHT, CheckedParts, Gathered
-from hivenb.engine.rounds.robust_aggregation import CENTERED_CLIPPING, NONE, NORM_BOUND, NormBounds, UsualNorms
+from hivenb.engine.rounds.pair_exchange import PairExchange, is_pair
+from hivenb.engine.rounds.refused_parts import Gathered
+from hivenb.engine.rounds.robust_aggregation import NORM_BOUND, UsualNorms
 from hivenb.engine.rounds.sender_weights import SampleReports, SenderWeights
 from hivenb.engine.rounds.sending_rate import SendingRate
-from hivenb.engine.rounds.several_streams import JoinedStreams, aggregate_in_streams, place_of, streams_for
-from hivenb.engine.rounds.stream_ends import CLOSED_WITHIN, PARTS_LEFT_OPEN, left_open
 
 logger = get_logger(__name__)
 
-
-#: Seconds after which the others are dialled, again and again, and for each attempt.
-DIAL_AFTER = 0.5
-
 #: Seconds between two lines in the log on one peer that is refused in each round.
 SAY_AGAIN_AFTER = 60.0
-
-
-class FaultTolerantRunner(AllReduceRunner):
-    """``hivemind``'s ``AllReduceRunner`` that expects nothing from a peer that has gone or has left the group.
-
-    hivemind waits for its data until ``sender_timeout``, by default the whole matchmaking time, and for its averages
-    twice as long.
-
-    :param matchmaking: which knows who that is, and who is not one of plain hivemind
-    :param largest_weights: gives those of senders
-    :param rule: by which what is finite is averaged, one of :mod:`hivenb.engine.rounds.robust_aggregation`
-    :param usual: norms of the rounds before
-    :param phase: which of the rounds of a group it is
-    """
-
-    def __init__(
-        self,
-        *,
-        matchmaking: EpochMatchmaking,
-        largest_weights: Callable[[Sequence[PeerID]], list[float]],
-        rule: str,
-        usual: UsualNorms,
-        phase: bytes = b"",
-        **kwargs: Any,
-    ):
-        super().__init__(**kwargs)
-        self._matchmaking = matchmaking
-        self._exchanges: dict[PeerID, asyncio.Task[None]] = {}
-        self._left_out: set[PeerID] = set()
-        self._joined: dict[PeerID, JoinedStreams] = {}
-        #: when something has last arrived from a peer
-        self._heard_at: dict[PeerID, float] = {}
-        self._notes = ExchangeNotes()
-        self.weight = self.weight or NO_WEIGHT  # plain hivemind divides by zero if nobody else has one
-        self._bounds = None if rule == NONE else self._norm_bounds(usual, phase)
-        check_average = None if self._bounds is None else self._bounds.check_average
-        own_index = self.ordered_peer_ids.index(self.peer_id)
-        CheckedParts.of(self.tensor_part_container, self._refuse_average, check_average, own_index)
-        self.tensor_part_reducer = self._reducer(largest_weights(self.sender_peer_ids), rule == CENTERED_CLIPPING)
-
-    def _norm_bounds(self, usual: UsualNorms, phase: bytes) -> NormBounds:
-        parts = [[part for part, _ in some] for some in self.tensor_part_container._input_parts_by_peer]
-        weight = self.weight if self.peer_id in self.sender_peer_ids else 0.0
-        return NormBounds(usual, phase, parts, self.ordered_peer_ids.index(self.peer_id), weight)
-
-    def _reducer(self, weights: list[float], clips: bool) -> FaultTolerantReducer:
-        made = self.tensor_part_reducer  # of hivemind's own class, and nothing was added to it yet
-        made.finished.set()  # it would complain that it was sent nothing
-        types = [part.dtype for part in self.parts_for_local_averaging]
-        parts = self.tensor_part_container._input_parts_by_peer[self.ordered_peer_ids.index(self.peer_id)]
-        largest = {number for number, (_, info) in enumerate(parts) if info.key == ExactKey(takes_largest=True)}
-        if self.peer_id in self.sender_peer_ids:
-            weights[self.sender_peer_ids.index(self.peer_id)] = math.inf
-        rules = PartRules(types, largest, weights, self._check_sent, clips, self._refuse_sender, self._note_weight)
-        return FaultTolerantReducer(made.part_shapes, made.num_senders, rules)
-
-    def _check_sent(self, sender_index: int, part_index: int, norm: float, weight: float) -> None:
-        if self._bounds is not None and self.sender_peer_ids[sender_index] != self.peer_id:
-            self._bounds.check_sent(sender_index, part_index, norm, weight)
-
-    def _refuse_sender(self, sender_index: int, reason: str) -> None:
-        self._refuse(self.sender_peer_ids[sender_index], f"what it sent to be averaged was refused: {reason}")
-
-    def _note_weight(self, sender_index: int, claimed: float, counted: float) -> None:
-        self._notes.weights[self.sender_peer_ids[sender_index]] = claimed, counted
-
-    def _refuse_average(self, peer_index: int, reason: str) -> None:
-        self._refuse(self.ordered_peer_ids[peer_index], f"what it gave as an average was refused: {reason}")
-
-    def _refuse(self, peer: PeerID, reason: str) -> None:
-        if peer == self.peer_id:
-            logger.warning(f"This peer takes no part in a round: {reason}")
-        else:
-            self._notes.refused.setdefault(peer, reason)
-
-    @property
-    def notes(self) -> ExchangeNotes:
-        """What was seen of the others; of those that were not reached, this one's average is not theirs."""
-        over = {peer: exchange for peer, exchange in self._exchanges.items() if exchange.done()}
-        failed = {peer for peer, exchange in over.items() if exchange.cancelled() or exchange.exception() is not None}
-        return dataclasses.replace(self._notes, unreached=self.banned_senders | failed)
-
-    async def average_into(self, tensors: Sequence[torch.Tensor], alpha: float) -> None:
-        """Exchange data with the group until all averages are here; as a peer that only helps, until the others' are.
-
-        :param tensors: those that it was made with; changed in place, each as soon as its average is there. Those of
-          a peer that only helps stay as they are
-        :param alpha: how far to go towards the average; 1 for all the way
-        """
-        differences = aiter(self)
-        if self.peer_id not in self.sender_peer_ids:
-            await anext(differences, None)  # there are none
-            return
-        for tensor in tensors:
-            tensor.add_(await anext(differences), alpha=alpha)
-        # what is left, such as closing streams, takes its time where somebody has gone; the round is over
-        self._ending = asyncio.create_task(_exhaust(differences))
-
-    async def run(self) -> AsyncIterator[torch.Tensor]:
-        looking = asyncio.create_task(self._leave_out_the_gone())
-        try:
-            async for delta in super().run():
-                yield delta
-        finally:
-            looking.cancel()
-
-    def _get_peer_stub(self, peer: PeerID) -> StubBase:
-        stub = super()._get_peer_stub(peer)
-        count = self.tensor_part_container.num_parts_by_peer[self.ordered_peer_ids.index(peer)]
-        call = stub.rpc_aggregate_part
-
-        async def exchange(parts: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
-            streams = streams_for(count) if self._matchmaking.is_of_ours(peer) else 1
-            return self._noting(peer, await aggregate_in_streams(call, count, parts, streams))
-
-        stub.rpc_aggregate_part = exchange
-        return stub
-
-    async def _noting(self, peer: PeerID, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for message in messages:
-            self._heard_at[peer] = time.monotonic()
-            yield message
-
-    async def _communicate_with_peer(self, peer_id: PeerID) -> None:
-        exchange = self._exchanges[peer_id] = asyncio.create_task(super()._communicate_with_peer(peer_id))
-        if peer_id in self._left_out:
-            exchange.cancel()
-        try:
-            await exchange
-        except (Exception, asyncio.CancelledError) as e:
-            if not self.tensor_part_container.finished.is_set():
-                # hivemind's method has done so, unless it was cancelled before it began
-                self.tensor_part_container.register_failed_reducer(self.ordered_peer_ids.index(peer_id))
-            is_own = peer_id == self.peer_id  # whose numbers were refused, as they would be by anybody
-            if (is_own or isinstance(e, (P2PDaemonError, OSError))) and peer_id in self.sender_peer_ids:
-                await self._ban_sender(peer_id)
-            raise
-
-    async def _leave_out_the_gone(self) -> None:
-        dialled_at = time.monotonic()  # not at once: the data of nearly all rounds arrives before
-        while True:
-            news, is_to_dial = self._matchmaking.news, time.monotonic() - dialled_at >= DIAL_AFTER
-            if is_to_dial:
-                dialled_at = time.monotonic()
-            for peer, mode in zip(self.ordered_peer_ids, self.modes, strict=True):
-                if peer in self._left_out or peer == self.peer_id or not await self._has_gone(peer, mode, is_to_dial):
-                    continue
-                self._left_out.add(peer)
-                if peer in self._exchanges:
-                    self._exchanges[peer].cancel()
-                if self.tensor_part_reducer.num_parts > 0 and peer in self.sender_peer_ids:
-                    await self._ban_sender(peer)
-            await asyncio.wait({news}, timeout=max(0.0, dialled_at + DIAL_AFTER - time.monotonic()))
-
-    async def _has_gone(self, peer: PeerID, mode: AveragingMode, is_to_dial: bool) -> bool:
-        if peer in self._heard_at:
-            # its answers may be late since it sends its data over a slow link
-            is_silent = time.monotonic() - self._heard_at[peer] > (self.sender_timeout or math.inf) / 2
-            return is_silent and not self._matchmaking.takes_part(peer, self.group_id)
-        if not self._matchmaking.takes_part(peer, self.group_id):
-            return True
-        return is_to_dial and mode is not AveragingMode.CLIENT and not await self._can_be_dialled(peer)
-
-    async def _can_be_dialled(self, peer: PeerID) -> bool:
-        try:
-            await asyncio.wait_for(self._p2p._client.connect(peer, []), DIAL_AFTER)
-        except asyncio.TimeoutError:
-            return True  # as far as can be told
-        except (P2PDaemonError, OSError, EOFError) as e:
-            logger.debug(f"{peer} has left the group: {e!r}")
-            return False
-        return True
-
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        sender = context.remote_id
-        begins = await anext(stream)
-        number, count = place_of(begins)
-        parts = self._noting(sender, achain(as_aiter(begins), stream))
-        answer = partial(super().rpc_aggregate_part, context=context)
-        if count == 1:
-            seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(sender) else PARTS_LEFT_OPEN
-            async for message in left_open(answer(parts), seconds, lambda _: self._has_all_of(sender)):
-                yield message
-            return
-        joined = self._joined.get(sender) or self._joined.setdefault(sender, JoinedStreams(count, answer))
-        if not joined.expects(number, count):
-            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
-            return
-        answers = joined.serve(number, parts)
-        async for message in left_open(answers, CLOSED_WITHIN, partial(joined.is_whole, number)):
-            yield message
-
-    def _has_all_of(self, sender: PeerID) -> bool:
-        received = self.tensor_part_reducer.num_parts_received[self.sender_peer_ids.index(sender)]
-        return received == self.tensor_part_reducer.num_parts > 0
-
-    async def _ban_sender(self, peer_id: PeerID) -> None:
-        if self._has_all_of(peer_id):
-            return  # it may close the stream as soon as it has its averages
-        await super()._ban_sender(peer_id)
-        if self.active_senders | self.banned_senders >= set(self.sender_peer_ids):
-            self.all_senders_started.set()  # nobody is left to be waited for
-
-
-async def _exhaust(differences: AsyncIterator[torch.Tensor]) -> None:
-    async for _ in differences:
-        pass
 
 
 class FaultTolerantAllReduce(DecentralizedAverager):
@@ -289,6 +70,7 @@ class FaultTolerantAllReduce(DecentralizedAverager):
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         notes = self._notes = ExchangeNotes()
+        kwargs["are_of_ours"] = are_of_ours(group_info.gathered)
         began = time.monotonic()
         try:
             async with self._sending_rate.watched():
@@ -326,10 +108,10 @@ class FaultTolerantAllReduce(DecentralizedAverager):
     ) -> FaultTolerantRunner:
         own = {"p2p": self._p2p, "prefix": self.prefix, "servicer_type": type(self), "matchmaking": self._matchmaking}
         own |= {"rule": self.robust_aggregation, "usual": self._usual_norms, "largest_weights": self._largest_weights}
-        return FaultTolerantRunner(
-            group_id=group.group_id,
-            ordered_peer_ids=group.peer_ids,
-            tensors=tensors,
-            **own,
-            **settings,
-        )
+        own |= {"group_id": group.group_id, "ordered_peer_ids": group.peer_ids, "tensors": tensors}
+        fractions, own_ways, rest = settings["peer_fractions"], settings.get("are_of_ours", False), dict(settings)
+        rest.pop("are_of_ours", None)
+        if is_pair(fractions, tensors, own_ways):
+            del rest["peer_fractions"]
+            return PairExchange(**own, **rest)
+        return FaultTolerantRunner(**own, **rest)

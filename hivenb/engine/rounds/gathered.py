@@ -40,6 +40,11 @@ def is_marked(record: list[Any]) -> bool:
     return MARK in record[UPSTREAM_FIELDS:]
 
 
+def are_of_ours(gathered: Sequence[bytes]) -> bool:
+    """Whether nobody in a group is a peer of plain hivemind; they are readable."""
+    return all(is_marked(MSGPackSerializer.loads(gather)) for gather in gathered)
+
+
 def offering_early(gather: bytes, word: str = EARLY) -> bytes:
     """What a peer sends to its group that may begin early; before it is marked."""
     return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), word])

@@ -16,7 +16,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.compression import CompressionBase, CompressionInfo, TensorRole
 from hivemind.optim.grad_averager import GradientAverager
 
-from hivenb.engine.rounds.gathered import UPSTREAM_FIELDS, is_marked
+from hivenb.engine.rounds.gathered import UPSTREAM_FIELDS, are_of_ours
 
 
 class PartsCutAlike(DecentralizedAverager):
@@ -27,11 +27,11 @@ class PartsCutAlike(DecentralizedAverager):
     """
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
-        records = [self.serializer.loads(gathered) for gathered in group_info.gathered]
-        if all(map(is_marked, records)):
+        if are_of_ours(group_info.gathered):
             # hivemind names no role for gradients, so RoleAdaptiveCompression would take them for anything else
             role = TensorRole.GRADIENT if isinstance(self, GradientAverager) else TensorRole.UNSPECIFIED
             kwargs["compression"] = _CutUncompressed(kwargs["compression"], role)
+        records = map(self.serializer.loads, group_info.gathered)
         known = tuple(self.serializer.dumps(record[:UPSTREAM_FIELDS]) for record in records)
         group_info = dataclasses.replace(group_info, gathered=known)
         return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)

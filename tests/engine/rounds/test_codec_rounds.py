@@ -100,10 +100,11 @@ def promised(codec: Any, values: torch.Tensor, key: Any, role: TensorRole) -> to
 class Expected:
     """What a round of two makes of one tensor of each.
 
-    A part is averaged by one peer, the *reducer*. The other, the *sender*, sends its part x, of which e arrives too
-    much, and gets back how far x + e is from the average, of which d arrives too much. The reducer is then off by e
-    times the sender's share, the sender by d and by e times the reducer's share. Who reduces what is for hivemind to
-    decide, so each value is allowed the worse of both.
+    In a pair, a part x of which e arrives too much moves the other peer by e times the share of whoever has sent it.
+    Otherwise, one peer averages a part, the *reducer*. The other, the *sender*, sends its part x, of which e arrives
+    too much, and gets back how far x + e is from the average, of which d arrives too much. The reducer is then off by
+    e times the sender's share, the sender by d and by e times the reducer's share, which is more than in a pair. Who
+    reduces what is for hivemind to decide, so each value is allowed the worse of both.
     """
 
     def __init__(self, before: Sequence[torch.Tensor], used: Sequence[Any], key: Any, role: TensorRole):
@@ -204,6 +205,7 @@ def check_gradients(found: list[Any], used: Sequence[Any]) -> list[bool]:
 
 
 @EACH_CODEC
+@pytest.mark.usefixtures("shared_out")
 def test_gradients_are_averaged_within_what_the_codec_promises(
     dhts: list[DHT], averagers: list[Any], run_id: str, name: str
 ) -> None:
@@ -226,9 +228,17 @@ def test_gradients_are_averaged_within_what_the_codec_promises(
     ],
     ids=" and ".join,
 )
+@pytest.mark.parametrize("is_shared_out", [False, True], ids=["a pair", "shared out"])
 def test_peers_with_different_codecs_agree(
-    dhts: list[DHT], averagers: list[Any], run_id: str, names: tuple[str, str]
+    dhts: list[DHT],
+    averagers: list[Any],
+    run_id: str,
+    names: tuple[str, str],
+    is_shared_out: bool,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if is_shared_out:
+        request.getfixturevalue("shared_out")
     used = [CODECS[name]() for name in names]
     check_gradients(average_gradients(averagers, dhts, run_id, used), used)
 

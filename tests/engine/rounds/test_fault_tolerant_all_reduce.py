@@ -24,7 +24,7 @@ from tiny import LOOPBACK
 from hivenb.engine.averagers.gradient_averagers import GradientAverager, own_factory
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.process.child_process import shared_locks_held
-from hivenb.engine.rounds import fault_tolerant_all_reduce as module
+from hivenb.engine.rounds import fault_tolerant_runner as module
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
 
 #: Of averagers that would wait for a silent one for longer than any test lasts.
@@ -260,6 +260,7 @@ class Silent(GradientAverager):
                 yield message
 
 
+@pytest.mark.usefixtures("shared_out")
 def test_one_that_does_not_answer_has_not_taken_part(
     dhts: list[DHT], make_averager: Callable[..., GradientAverager], expect_each_other: Callable[..., None]
 ) -> None:

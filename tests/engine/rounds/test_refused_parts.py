@@ -19,7 +19,7 @@ from tiny import LOOPBACK
 from hivenb.compression import codec
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.dht.dht import DHT
-from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantRunner
+from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
 from hivenb.engine.rounds.refused_parts import (
     LARGEST_NORM,
     LARGEST_WEIGHT,

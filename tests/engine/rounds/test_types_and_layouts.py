@@ -49,10 +49,17 @@ def layout(tensors: Any) -> list[tuple[int, ...]]:
     return [tensor.stride() for tensor in tensors]
 
 
-@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize("offloaded", [False, True], ids=["a pair", "offloaded, shared out"])
 def test_a_round_and_a_download(
-    dht: DHT, joining_dht: DHT, run_id: str, eventually: Callable[..., None], offloaded: bool
+    dht: DHT,
+    joining_dht: DHT,
+    run_id: str,
+    eventually: Callable[..., None],
+    offloaded: bool,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if offloaded:
+        request.getfixturevalue("shared_out")
     models = [[torch.nn.Parameter(value) for value in values(peer)] for peer in (0, 1)]
     models[0][0].data = models[0][0].data.to(memory_format=CHANNELS_LAST)  # and contiguous at the other peer
     layouts = [layout(model) for model in models]

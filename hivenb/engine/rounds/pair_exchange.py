@@ -1,0 +1,126 @@
+"""Two peers send each other all that they have, and each of them averages it.
+
+hivemind's all-reduce sends each part to the one of a group who averages it, and the average comes back: there and back
+once. Between two peers that is as many bytes as sending everything, which is one way, and neither waits for what the
+other one has to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.partition import AllreduceException, BannedException
+from hivemind.compression import deserialize_torch_tensor
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor
+
+from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
+from hivenb.engine.rounds.refused_parts import RefusedPart
+
+#: In place of an average, which the other one makes itself.
+_TAKEN = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART)
+
+
+def is_pair(fractions: Sequence[float], tensors: Sequence[torch.Tensor], are_of_ours: bool) -> bool:
+    """Whether all of a group exchange like this. All come to the same answer.
+
+    :param fractions: that each of the group would average; none of what somebody averages whom nobody can dial
+    :param tensors: that are averaged
+    :param are_of_ours: whether nobody is a peer of plain hivemind
+    """
+    # hivemind gives a tensor without numbers to the first of a group, whoever averages the rest
+    return are_of_ours and len(fractions) == 2 and all(fractions) and all(tensor.numel() for tensor in tensors)
+
+
+class PairExchange(FaultTolerantRunner):
+    """The exchange of a group for which :func:`is_pair` holds.
+
+    As in hivemind's all-reduce, a codec changes what the other one gets, and none of a peer's own numbers.
+    """
+
+    def __init__(self, *, p2p: Any, ordered_peer_ids: Sequence[PeerID], **kwargs: Any):
+        here = tuple(float(peer == p2p.peer_id) for peer in ordered_peer_ids)
+        modes = (AveragingMode.NODE,) * len(here)
+        super().__init__(p2p=p2p, ordered_peer_ids=ordered_peer_ids, peer_fractions=here, modes=modes, **kwargs)
+        self._own_index = self.ordered_peer_ids.index(self.peer_id)
+        self._other = self.ordered_peer_ids[1 - self._own_index]
+        #: counts parts that may be changed, since the other one has got a copy, or gets none
+        self._copied = asyncio.Semaphore(0)
+
+    def should_delay_results(self, peer_id: PeerID) -> bool:
+        return False
+
+    def _count_for(self, peer: PeerID) -> int:
+        return self.tensor_part_reducer.num_parts
+
+    async def run(self) -> AsyncIterator[torch.Tensor]:
+        sending = asyncio.create_task(self._communicate_with_peer(self._other))
+        try:
+            async for difference in super().run():
+                yield difference
+        except BaseException:
+            sending.cancel()
+            raise
+        finally:
+            with contextlib.suppress(Exception, asyncio.CancelledError):  # it is in the notes
+                await sending
+
+    async def _exchange_with(self, peer_id: PeerID) -> None:
+        if peer_id != self.peer_id:
+            await self._send()
+            return
+        sender = self.sender_peer_ids.index(self.peer_id)
+        try:
+            for number, own in enumerate(self.parts_for_local_averaging):
+                average = await self.tensor_part_reducer.accumulate_part(sender, number, own, weight=self.weight)
+                await self._copied.acquire()
+                self.tensor_part_container.register_processed_part(self._own_index, number, average - own)
+        except RefusedPart:
+            for _ in self.parts_for_local_averaging[number:]:
+                await self._copied.acquire()  # the other one is to refuse them, too
+            raise
+
+    async def _send(self) -> None:
+        taken, count = 0, self._count_for(self._other)
+        try:
+            answers = await self._get_peer_stub(self._other).rpc_aggregate_part(self._copies())
+            async for answer in aiter_with_timeout(answers, self.reducer_timeout):
+                if answer.code != averaging_pb2.AVERAGED_PART:
+                    raise AllreduceException(f"{self._other} sent {averaging_pb2.MessageCode.Name(answer.code)}")
+                taken += 1
+            if taken != count:
+                raise AllreduceException(f"{self._other} took {taken} parts of {count}")
+        finally:
+            for _ in range(count):
+                self._copied.release()
+
+    async def _copies(self) -> AsyncIterator[averaging_pb2.AveragingData]:
+        self.tensor_part_container._inputs_consumed_by_peer[self._own_index] = False  # they are for the other one, too
+        async for message in self._generate_input_for_peer(self._own_index):
+            self._copied.release()
+            yield message
+
+    async def _accumulate_parts_streaming(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        number = 0
+        try:
+            async for part, weight in amap_in_executor(
+                lambda message: (deserialize_torch_tensor(message.tensor_part), message.weight),
+                stream,
+                max_prefetch=self.tensor_part_container.prefetch,
+            ):
+                await self.tensor_part_reducer.accumulate_part(sender_index, number, part, weight=weight)
+                number += 1
+                yield _TAKEN
+        except BannedException:  # it has kept this peer waiting
+            pass
+        finally:
+            if number != self.tensor_part_reducer.num_parts:
+                await self._ban_sender(self.sender_peer_ids[sender_index])
