@@ -19,10 +19,10 @@ from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.process.child_process import shared_locks_held
 from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
-from hivenb.engine.rounds.pair_exchange import PairExchange, is_pair
+from hivenb.engine.rounds.pair_exchange import MOST_NUMBERS, PairExchange, is_pair
 
 #: Of a tensor that is sent in several parts, over several streams.
-SEVERAL_PARTS = 2_000_000
+SEVERAL_PARTS = 1_000_000
 
 MEETING = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "next_chunk_timeout": 300.0, "allreduce_timeout": 600.0}
 
@@ -37,8 +37,20 @@ MEETING = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "next_chunk_time
         ((0.4, 0.3, 0.3), [3], True, False),
         ((1.0,), [3], True, False),
         ((0.5, 0.5), [3, 0], True, False),
+        ((0.5, 0.5), [MOST_NUMBERS - 3, 3], True, True),
+        ((0.5, 0.5), [MOST_NUMBERS, 1], True, False),
     ],
-    ids=["a pair", "uneven lines", "a plain peer", "a client", "three", "alone", "a tensor without numbers"],
+    ids=[
+        "a pair",
+        "uneven lines",
+        "a plain peer",
+        "a client",
+        "three",
+        "alone",
+        "a tensor without numbers",
+        "large",
+        "too large",
+    ],
 )
 def test_who_is_a_pair(fractions: Sequence[float], sizes: Sequence[int], are_of_ours: bool, expected: bool) -> None:
     assert is_pair(fractions, [torch.zeros(size) for size in sizes], are_of_ours) is expected

@@ -273,23 +273,15 @@ class Noting(GradientAverager):
             yield message
 
 
-@pytest.mark.parametrize(
-    ("other", "is_shared_out"),
-    [(GradientAverager, False), (GradientAverager, True), (PlainGradientAverager, True)],
-    ids=["a pair", "shared out", "with a plain one"],
-)
+@pytest.mark.parametrize("other", [GradientAverager, PlainGradientAverager], ids=["ours", "plain"])
 def test_two_peers_average_a_large_model(
     other: type[Any],
-    is_shared_out: bool,
     dht: DHT,
     joining_dht: DHT,
     make_averager: Callable[..., Any],
     expect_each_other: Callable[..., None],
     tmp_path: Path,
-    request: pytest.FixtureRequest,
 ) -> None:
-    if is_shared_out and other is GradientAverager:
-        request.getfixturevalue("shared_out")
     noting = type("NotingThere", (Noting,), {"folder": tmp_path})
     settings = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "target_group_size": 2}
     averagers = [
