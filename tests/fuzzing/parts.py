@@ -16,6 +16,7 @@ from hivemind.proto import averaging_pb2
 from fuzzing.averager_without_process import EVIL, GOOD, OWN, all_of, anew, context, gathered, run, step, stream
 from fuzzing.target import Choices, Target
 from fuzzing.tensors import made_of
+from hivenb.engine.rounds.pair_exchange import PairExchange
 from hivenb.engine.rounds.several_streams import STREAMS
 
 GROUP = b"group-of-this-input"
@@ -135,7 +136,45 @@ def feed_averages(data: bytes) -> None:
     run(_send(Choices(data)))
 
 
+async def _exchange(choices: Choices) -> None:
+    """Be one of a pair, of which the other sends anything, and answers with anything."""
+    own = anew()
+    group = GroupInfo(GROUP, (EVIL, OWN), (gathered(), gathered()))
+    own._matchmaking.step_control = step()
+    own._matchmaking._await_trigger(group)
+    tensor = torch.ones(96)
+    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
+    settings |= {"peer_fractions": (0.5, 0.5), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
+    settings |= {"sender_timeout": 30.0, "reducer_timeout": 60.0, "are_of_ours": True}
+
+    async def answer(parts: Any) -> Any:
+        taken = [part async for part in parts]
+        count = choices.number(2 + len(taken)) if choices.now_and_then() else len(taken)
+        return stream([a_part(choices, 32, averaging_pb2.AVERAGED_PART) for _ in range(count)])
+
+    with own._register_allreduce_group(group):
+        runner = own._runner_of(group, [tensor], settings)
+        assert type(runner) is PairExchange
+        runner._servicer_type = SimpleNamespace(
+            get_stub=lambda *args, **kwargs: SimpleNamespace(rpc_aggregate_part=answer)
+        )
+        own._running_groups[GROUP].set_result(runner)
+        count = 1 + choices.number(1 + len(runner.parts_for_local_averaging)) if choices.now_and_then() else 3
+        start = averaging_pb2.PART_FOR_AVERAGING
+        sent = [a_part(choices, 32, 0 if number else start) for number in range(count)]
+        answering = asyncio.create_task(_answered(own.rpc_aggregate_part(stream(sent), context(EVIL))))
+        await runner.average_into([tensor], 1.0)
+        answering.cancel()  # the evil one goes away
+        await runner._ending
+    assert tensor.isfinite().all(), "what became of this peer's own numbers"
+
+
+def feed_pair(data: bytes) -> None:
+    run(_exchange(Choices(data)))
+
+
 TARGETS = [
     Target("parts", "parts that a member of the group sends to be averaged", feed_parts),
+    Target("pair", "what the other one of a pair sends, and answers", feed_pair),
     Target("averages", "what a member of the group gives back as averages", feed_averages),
 ]
