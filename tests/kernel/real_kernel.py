@@ -93,7 +93,7 @@ class Kernel:
     def family(self) -> list[psutil.Process]:
         """The kernel and all its descendants that are alive."""
         everybody = [self.process, *self.process.children(recursive=True)]
-        return [process for process in everybody if process.status() != psutil.STATUS_ZOMBIE]
+        return [process for process in everybody if _is_alive(process)]
 
     def close(self) -> None:
         """End it by force, with all that it has started."""
@@ -110,3 +110,10 @@ class Kernel:
 def _as_shown(text: str) -> str:
     """What a carriage return writes over is gone."""
     return re.sub(r" +\n", "\n", re.sub(r"[^\n]*\r(?=[^\n])", "", text))
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it has ended since it was listed
+        return False
