@@ -109,9 +109,7 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         own = {"p2p": self._p2p, "prefix": self.prefix, "servicer_type": type(self), "matchmaking": self._matchmaking}
         own |= {"rule": self.robust_aggregation, "usual": self._usual_norms, "largest_weights": self._largest_weights}
         own |= {"group_id": group.group_id, "ordered_peer_ids": group.peer_ids, "tensors": tensors}
-        fractions, own_ways, rest = settings["peer_fractions"], settings.get("are_of_ours", False), dict(settings)
-        rest.pop("are_of_ours", None)
-        if is_pair(fractions, tensors, own_ways):
-            del rest["peer_fractions"]
-            return PairExchange(**own, **rest)
-        return FaultTolerantRunner(**own, **rest)
+        settings = dict(settings)
+        may_be_pair = settings.pop("are_of_ours", False)
+        kind = PairExchange if is_pair(settings["peer_fractions"], tensors, may_be_pair) else FaultTolerantRunner
+        return kind(**own, **settings)

@@ -51,8 +51,8 @@ class PairExchange(FaultTolerantRunner):
 
     def __init__(self, *, p2p: Any, ordered_peer_ids: Sequence[PeerID], **kwargs: Any):
         here = tuple(float(peer == p2p.peer_id) for peer in ordered_peer_ids)
-        modes = (AveragingMode.NODE,) * len(here)
-        super().__init__(p2p=p2p, ordered_peer_ids=ordered_peer_ids, peer_fractions=here, modes=modes, **kwargs)
+        kwargs |= {"peer_fractions": here, "modes": (AveragingMode.NODE,) * len(here)}
+        super().__init__(p2p=p2p, ordered_peer_ids=ordered_peer_ids, **kwargs)
         self._own_index = self.ordered_peer_ids.index(self.peer_id)
         self._other = self.ordered_peer_ids[1 - self._own_index]
         #: counts parts that may be changed, since the other one has got a copy, or gets none

@@ -249,22 +249,14 @@ def test_a_client_goes_on_if_who_averages_for_it_dies_while_it_sends(
     controls[0].cancel()
 
 
-class Silent(GradientAverager):
-    """Averages what it is sent, and tells nobody."""
-
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in super().rpc_aggregate_part(stream, context):
-            if message.code != averaging_pb2.AVERAGED_PART:
-                yield message
-
-
 @pytest.mark.usefixtures("shared_out")
 def test_one_that_does_not_answer_has_not_taken_part(
-    dhts: list[DHT], make_averager: Callable[..., GradientAverager], expect_each_other: Callable[..., None]
+    dhts: list[DHT],
+    make_averager: Callable[..., GradientAverager],
+    expect_each_other: Callable[..., None],
+    silent: type[GradientAverager],
 ) -> None:
-    averagers = [make_averager(own, kind=Silent, min_matchmaking_time=5.0, next_chunk_timeout=1.0) for own in dhts[:2]]
+    averagers = [make_averager(own, kind=silent, min_matchmaking_time=5.0, next_chunk_timeout=1.0) for own in dhts[:2]]
     expect_each_other(*averagers, epoch=1)
     for value, averager in enumerate(averagers, start=1):
         averager.parameters[0].grad = torch.full((3,), float(value))

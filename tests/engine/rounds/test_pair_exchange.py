@@ -12,7 +12,6 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream b
 import pytest
 import torch
 from hivemind.averaging.control import AveragingStage
-from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
@@ -54,17 +53,6 @@ MEETING = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "next_chunk_time
 )
 def test_who_is_a_pair(fractions: Sequence[float], sizes: Sequence[int], are_of_ours: bool, expected: bool) -> None:
     assert is_pair(fractions, [torch.zeros(size) for size in sizes], are_of_ours) is expected
-
-
-class Silent(GradientAverager):
-    """Takes what it is sent, and tells nobody."""
-
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in super().rpc_aggregate_part(stream, context):
-            if message.code != averaging_pb2.AVERAGED_PART:
-                yield message
 
 
 class SlowExchange(PairExchange):
@@ -131,8 +119,8 @@ def has(averager: GradientAverager) -> torch.Tensor:
 
 @pytest.mark.process
 class TestTwoPeers:
-    def test_neither_needs_an_answer(self, meet: Meet) -> None:
-        averagers = meet(Silent, Silent)
+    def test_neither_needs_an_answer(self, meet: Meet, silent: type[GradientAverager]) -> None:
+        averagers = meet(silent, silent)
         both = {averager.peer_id for averager in averagers}
         assert [set(group) for group in average(averagers)] == [both, both]
         assert [has(averager).tolist() for averager in averagers] == [[1.5] * 3] * 2
