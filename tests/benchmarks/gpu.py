@@ -279,6 +279,7 @@ def parser_of_devices(description: str | None, epoch: int) -> argparse.ArgumentP
     options = parser(description)
     options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try the script")
     options.add_argument("--epoch", type=int, default=epoch, help="batches in an epoch of the swarm")
+    options.add_argument("--ways", nargs="*", choices=[*WAYS], default=[*WAYS], metavar="WAY", help="these alone")
     return options
 
 
@@ -306,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     epoch, epochs = (40, 2) if given.quick else (given.epoch, given.epochs)
     task = Task(target=epoch * size.batch, size=size, device=given.device, epoch=epoch, epochs=epochs)
     rows = []
-    for way in WAYS:
+    for way in given.ways:
         say(f"{way} ...")
         rows.append(Row(way, **figures_of(way, task, measured)))
     cells = [

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpu import FULL, TINY, WAYS, Clock, Task, figures_of, is_there, parser_of_devices, train
+from gpu import FULL, TINY, Clock, Task, figures_of, is_there, parser_of_devices, train
 from swarm_bench import say, table, write_json
 from torch.profiler import ProfilerActivity, profile
 
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     epoch = 20 if given.quick else given.epoch
     task = Task(epoch * size.batch, size=size, device=given.device, epoch=epoch, epochs=PROFILED)
     rows = []
-    for number, way in enumerate(WAYS):
+    for number, way in enumerate(given.ways):
         say(f"{way} ...")
         trace = None if given.traces is None else str(given.traces.resolve() / f"{number}.json.gz")
         rows.append(Row(way, **figures_of(way, replace(task, trace=trace), profiled)))

@@ -75,11 +75,16 @@ def test_each_way_of_stepping_does_the_same(swarm: hivenb.Swarm, name: str, mode
     assert_as_lightning(swarm, partial(TinyModel, OPTIMIZERS[name], lr=0.05), 1e-4, **MODES[mode])
 
 
+#: Ways to compile a model, of which the second captures CUDA graphs.
+COMPILED: dict[str, dict[str, Any]] = {"compiled": {}, "captured": {"mode": "reduce-overhead"}}
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_a_compiled_model_trains_as_one_that_is_not(swarm: hivenb.Swarm, mode: str) -> None:
+@pytest.mark.parametrize("way", COMPILED)
+def test_a_compiled_model_trains_as_one_that_is_not(swarm: hivenb.Swarm, way: str, mode: str) -> None:
     if IS_CUDA and shutil.which("cc") is None:
         pytest.skip("torch.compile needs a compiler")
-    compiled = partial(torch.compile, backend="inductor" if IS_CUDA else "eager")
+    compiled = partial(torch.compile, **(COMPILED[way] if IS_CUDA else {"backend": "eager"}))
     assert_as_lightning(swarm, lambda: compiled(TinyModel(lr=0.1)), 1e-4, **MODES[mode])
 
 
