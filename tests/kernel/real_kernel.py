@@ -32,7 +32,7 @@ class Kernel:
 
     def __init__(self, folder: Path, python: str | None = None):
         tests = Path(__file__).parent.parent
-        search = os.pathsep.join([str(tests.parent), str(tests)])
+        search = os.pathsep.join([str(tests.parent), str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
         #: messages that came while another cell was waited for than the one they belong to
         self.strays: list[dict[str, Any]] = []
         self.manager = KernelManager(kernel_name="python3")
