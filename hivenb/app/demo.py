@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+import hivenb
 from hivenb.app.loading import loading
 from hivenb.errors import TrainingError
 from hivenb.system.process_tree import descendants, left_running
@@ -322,6 +323,5 @@ def _peers(count: int) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of all that a training result depends on."""
-    own, *others = ("hivenb", "hivemind", "lightning", "torch")
-    found = {name: metadata.version(name) for name in others}
-    return {own: metadata.version(own), "python": platform.python_version(), **found}
+    found = {name: metadata.version(name) for name in ("hivemind", "lightning", "torch")}
+    return {"hivenb": hivenb.__version__, "python": platform.python_version(), **found}

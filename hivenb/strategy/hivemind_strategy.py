@@ -287,6 +287,7 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
         if not self.options.reuse_grad_buffers or self._optimizer is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
         averager, trainer = self._optimizer.grad_averager, self.lightning_module.trainer
+        averager.keep_gradients()
         # Lightning divides the loss by the number of batches of a step
         averager.samples_of_weight_one = self._samples.of_first_batch * trainer.accumulate_grad_batches
         weight = self._samples.in_batch / self._samples.of_first_batch

@@ -27,6 +27,15 @@ class SteeredOptimizer(Optimizer):
         groups = zip(self.opt.param_groups, super().param_groups, strict=True)
         return tuple(_Group(group, shown["params"]) for group, shown in groups)
 
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The state of the torch optimizer, by its parameters; of an offloaded one, to be looked at only."""
+        # Lightning moves what it finds here to the model's device, and an offloaded optimizer steps in main memory
+        known: dict[Any, Any] = super().state
+        if not self.offload_optimizer:
+            return known
+        return {key: dict(value) if isinstance(value, dict) else value for key, value in known.items()}
+
 
 class _Group(dict[str, Any]):
     """A parameter group with other parameters.

@@ -129,15 +129,16 @@ class Tokens(IterableDataset):
 
 
 class Clock(Callback):
-    """When each batch was done on the device, and the batches after which an epoch of the swarm had ended."""
+    """When each batch was done on the device, and the batches after which an epoch of the swarm had ended.
 
-    waits_for_device = True
+    Nothing waits for the device to know that: the device notes the time itself.
+    """
 
     def __init__(self, task: Task, strategy: Any):
         self._task, self._strategy = task, strategy
         self._is_swarm = isinstance(strategy, HivemindStrategy)
         self._ended: list[Any] = []
-        self.times: list[float] = []
+        self._done: list[Any] = []
         self.boundaries: list[int] = []
         self.group_sizes: list[int] = []
         self.failed: list[str] = []
@@ -146,15 +147,17 @@ class Clock(Callback):
 
     def on_train_batch_start(self, *args: Any) -> None:
         end = time.monotonic() + PATIENCE
-        while self._is_swarm and not self.times and self._strategy.num_peers < 2:
+        while self._is_swarm and not self._done and self._strategy.num_peers < 2:
             if time.monotonic() > end:
                 raise TimeoutError(f"the helper was not seen within {PATIENCE} s")
             time.sleep(0.02)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.waits_for_device and self._task.device == "cuda":
-            torch.cuda.synchronize()  # for all ways alike
-        self.times.append(time.perf_counter())
+        if self._task.device == "cuda":
+            self._done.append(torch.cuda.Event(enable_timing=True))
+            self._done[-1].record()
+        else:
+            self._done.append(time.perf_counter())
         if self._is_swarm:
             over, reports = len(self._ended) > 0, self._ended
             self.group_sizes += [report.group_size for report in reports]
@@ -172,6 +175,14 @@ class Clock(Callback):
     def is_start_over(self) -> bool:
         """Whether batches count from now on."""
         return len(self.boundaries) >= START
+
+    def steps(self) -> list[float]:
+        """Seconds between the ends of batches, of those that count."""
+        done = self._done[self.boundaries[START - 1] : self.boundaries[-1] + 1]
+        if self._task.device == "cpu":
+            return [later - earlier for earlier, later in pairwise(done)]
+        torch.cuda.synchronize()
+        return [earlier.elapsed_time(later) / 1000 for earlier, later in pairwise(done)]
 
     def on_start_over(self) -> None:
         """Called once, then."""
@@ -203,9 +214,7 @@ def train(
 def measured(connection: Any, initial_peers: Sequence[str], task: Task, count: int, folder: str) -> None:
     """Train, and send what came out."""
     clock, model = train(connection, task, count, folder, Clock)
-    first, last = clock.boundaries[START - 1], clock.boundaries[-1]
-    times = clock.times[first : last + 1]
-    steps = [later - earlier for earlier, later in pairwise(times)]
+    steps = clock.steps()
     came_to = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "mean": statistics.mean(steps),

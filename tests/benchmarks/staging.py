@@ -31,9 +31,7 @@ PROFILED = 2
 
 
 class Profiled(Clock):
-    """Profiles all batches after the start; waits for the device no more than the training itself does."""
-
-    waits_for_device = False
+    """Profiles all batches after the start."""
 
     def __init__(self, task: Task, strategy: Any):
         super().__init__(task, strategy)

@@ -24,7 +24,7 @@ OTHERS = {
     "_exit": os,
     "_device": torch.amp.GradScaler("cpu"),
     "_version": torch.zeros(1),
-    "_foreach_norm": torch,
+    **{f"_foreach_{name}": torch for name in ("norm", "add_", "copy_", "mul_", "zero_")},
     **dict.fromkeys(("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), torch.optim.SGD([torch.zeros(1)])),
     "_semlock": multiprocessing.Lock(),
     "_count": multiprocessing.Lock()._semlock,  # type: ignore[attr-defined]

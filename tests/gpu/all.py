@@ -30,6 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ("01_quickstart", "03_memory")
 
 
+#: Where tests of a GPU are.
+GPU_TESTS = ("tests/gpu", "tests/run/test_memory_use.py", "tests/engine/averagers/test_staging.py")
+
+
 @dataclass(frozen=True)
 class Step:
     """One program.
@@ -58,8 +62,7 @@ def steps(out: Path, device: str) -> Iterator[Step]:
         "-n",
         str(max(1, cores // 2)),
         "--durations=10",
-        "tests/gpu",
-        "tests/run/test_memory_use.py",
+        *GPU_TESTS,
     ]
     yield Step("tests", (python, "-m", "pytest", *tests), 240)
     for name in NOTEBOOKS:

@@ -81,9 +81,12 @@ COMPILED: dict[str, dict[str, Any]] = {"compiled": {}, "captured": {"mode": "red
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", COMPILED)
-def test_a_compiled_model_trains_as_one_that_is_not(swarm: hivenb.Swarm, way: str, mode: str) -> None:
+def test_a_compiled_model_trains_as_one_that_is_not(
+    swarm: hivenb.Swarm, monkeypatch: pytest.MonkeyPatch, way: str, mode: str
+) -> None:
     if IS_CUDA and shutil.which("cc") is None:
         pytest.skip("torch.compile needs a compiler")
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # instead of processes that live as long as this
     compiled = partial(torch.compile, **(COMPILED[way] if IS_CUDA else {"backend": "eager"}))
     assert_as_lightning(swarm, lambda: compiled(TinyModel(lr=0.1)), 1e-4, **MODES[mode])
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, Trainer
+from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
@@ -230,6 +231,34 @@ def test_accumulated_batches_are_one_batch_of_the_same_samples(swarm: hivenb.Swa
     trainer(strategy(dht=swarm.dht, **mode), max_epochs=2, accumulate_grad_batches=2).fit(model, loader(64, 4))
     Trainer(**QUIET, max_epochs=2).fit(plain, loader(64, 16))
     assert_same(parameters(model), parameters(plain))
+
+
+class MovesOptimizers(Callback):
+    """Does before training what Lightning does where the model is on a GPU, with another device."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        for optimizer in trainer.strategy.optimizers:
+            _optimizer_to_device(optimizer, torch.device("meta"))
+
+
+def test_an_offloaded_optimizer_stays_in_main_memory(swarm: hivenb.Swarm) -> None:
+    model, plain = TinyModel(**ADAM), TinyModel(**ADAM)
+    chosen = strategy(dht=swarm.dht, offload_optimizer=True)
+    trainer(chosen, max_epochs=2, callbacks=[MovesOptimizers()]).fit(model, loader(64, 16))
+    Trainer(**QUIET, max_epochs=2).fit(plain, loader(64, 16))
+    assert_same(parameters(model), parameters(plain))
+
+
+def test_gradients_that_are_summed_in_place_are_there_before_the_first_batch(swarm: hivenb.Swarm) -> None:
+    places: list[set[int]] = []
+
+    class Watching(TinyModel):
+        def on_before_backward(self, loss: torch.Tensor) -> None:
+            places.append({one.grad.data_ptr() for one in self.parameters() if one.grad is not None})
+
+    trainer(strategy(dht=swarm.dht, reuse_grad_buffers=True), max_epochs=2).fit(Watching(), loader(64, 16))
+    assert len(places[0]) == 2
+    assert places == [places[0]] * 8
 
 
 class Stream(IterableDataset[Any]):

@@ -10,12 +10,13 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_logger
 
 from hivenb.engine.averagers.finite import are_finite, where_not_finite
+from hivenb.engine.averagers.staging import StagesBuffers
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING
 
 logger = get_logger(__name__)
 
 
-class AccumulatesBySamples(GradientAverager):
+class AccumulatesBySamples(StagesBuffers, GradientAverager):
     """Mixin to put *before* a gradient averager: batches count by their samples, and are summed in single precision."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *args: Any, **kwargs: Any):
@@ -55,24 +56,28 @@ class AccumulatesBySamples(GradientAverager):
         if self.reuse_grad_buffers:
             return
         weight = batch_size / self._anchor_batch_size
-        for gradient, total in zip(self._grads_from_parameters(), self._grad_accumulators(), strict=True):
-            if is_first and not gradient.is_sparse:
-                total.copy_(gradient)
+        gradients, totals = list(self._grads_from_parameters()), list(self._grad_accumulators())
+        if all(one.device == total.device and not one.is_sparse for one, total in zip(gradients, totals, strict=True)):
+            # a GPU waits for one call instead of one for each parameter
+            if is_first:
+                torch._foreach_copy_(totals, gradients)
             else:
-                (total.zero_() if is_first else total).add_(gradient.to(total.device), alpha=weight)
+                torch._foreach_add_(totals, gradients, alpha=weight)
+            return
+        for gradient, total in zip(gradients, totals, strict=True):
+            (total.zero_() if is_first else total).add_(gradient.to(total.device), alpha=1.0 if is_first else weight)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         if not self.local_samples_accumulated and not args and kwargs.get("weight") is None:
             kwargs["weight"] = NEXT_TO_NOTHING  # all of its batches were left out
-        self.load_accumulators_into_averager_()
-        with self.get_tensors() as averaged:
-            if not are_finite(averaged):
-                # sums of what was finite; the others would refuse it, and leave this peer out
-                logger.warning(f"The gradients of an epoch count for nothing: {where_not_finite(averaged)}, as summed")
-                kwargs.pop("weight", None)
-                args = (NEXT_TO_NOTHING, *args[1:])  # hivemind's first argument
-                for mean in averaged:
-                    mean.zero_()
+        sums = list(self._grad_accumulators()) if self.local_samples_accumulated else []
+        if not are_finite(sums):
+            # sums of what was finite; the others would refuse it, and leave this peer out
+            logger.warning(f"The gradients of an epoch count for nothing: {where_not_finite(sums)}, as summed")
+            kwargs.pop("weight", None)
+            args = (NEXT_TO_NOTHING, *args[1:])  # hivemind's first argument
+            torch._foreach_zero_(sums)
+            self._is_loaded = False
         return super().step(*args, **kwargs)
 
     def reset_accumulated_grads_(self) -> None:
@@ -95,14 +100,24 @@ class AccumulatesBySamples(GradientAverager):
             return
         factor = 1.0 / self._weight_of_all() if self.local_times_accumulated else 0.0
         with self.get_tensors() as averaged:
-            for total, mean in zip(self._grad_accumulators(), averaged, strict=True):
-                if not factor:
-                    mean.zero_()
-                elif total.device == mean.device:
+            totals = list(self._grad_accumulators())
+            if not factor:
+                torch._foreach_zero_(averaged)
+            elif all(total.device == mean.device for total, mean in zip(totals, averaged, strict=True)):
+                for total, mean in zip(totals, averaged, strict=True):
                     torch.mul(total, factor, out=mean)
-                else:
-                    mean.copy_(total).mul_(factor)
+            else:
+                self.copy_staged(totals, averaged)
+                torch._foreach_mul_(averaged, factor)
         self._is_loaded = True
+
+    def keep_gradients(self) -> None:
+        """Have a gradient for each parameter before any is computed, where they are summed in the model's own buffers.
+
+        Else autograd takes for one what is computed first; and that CUDA graphs write over with the next batch.
+        """
+        for _ in self._grads_from_parameters():
+            pass
 
     def _weight_of_all(self) -> float:
         """By what the sum of the accumulated gradients is to be divided."""

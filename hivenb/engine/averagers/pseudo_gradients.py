@@ -18,12 +18,12 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression, TensorRole
-from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 from hivemind.p2p import PeerID
 
 from hivenb.engine.averagers.buffer_averaging import sent_buffers
 from hivenb.engine.averagers.fragments import Fragments
 from hivenb.engine.averagers.outer_optimizer import OuterOptimizer, are_alike, parse_word
+from hivenb.engine.averagers.staging import StagesState
 from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.engine.rounds.gathered import epoch_of
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING
@@ -41,7 +41,7 @@ class _Exchanged(IntEnum):
     ALL = 3
 
 
-class AveragesPseudoGradients(_TrainingStateAverager):
+class AveragesPseudoGradients(StagesState):
     """Mixin to put *before* all others of an averager of the state, hivemind's among them.
 
     :param outer_optimizer: a factory of torch optimizers that is called with a list of parameters; ``None`` to average
@@ -133,14 +133,15 @@ class AveragesPseudoGradients(_TrainingStateAverager):
             outer.step({number: averages[number] for number in averaged})
         else:
             outer.begin_at(averages[:count])
-        results = (*outer.anchors, *averages[count:])
-        for number, (local, result) in enumerate(zip(self._local_tensors(), results, strict=True)):
-            if number < count and number not in averaged:
-                continue  # its turn is to come
-            if sent is None:
-                local.copy_(result)
-            else:
-                local.add_(torch.sub(result, sent[number]).to(device=local.device, dtype=local.dtype))
+        results, locals_ = (*outer.anchors, *averages[count:]), list(self._local_tensors())
+        # of the other parameters the turn is to come
+        numbers = [number for number in range(len(results)) if number >= count or number in averaged]
+        if sent is None:
+            self.copy_staged([results[number] for number in numbers], [locals_[number] for number in numbers])
+            return
+        for number in numbers:
+            local = locals_[number]
+            local.add_(torch.sub(results[number], sent[number]).to(device=local.device, dtype=local.dtype))
 
     def step_alone(self) -> None:
         """Step the outer optimizer as the only peer of the run."""

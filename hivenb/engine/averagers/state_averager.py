@@ -12,6 +12,7 @@ from hivenb.engine.averagers.buffer_averaging import DownloadsBuffers
 from hivenb.engine.averagers.early_state import AveragesStateEarly
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
 from hivenb.engine.averagers.pseudo_gradients import AveragesPseudoGradients, OuterStateApart
+from hivenb.engine.averagers.staging import StagesState
 from hivenb.engine.averagers.state_download import DownloadsStates
 from hivenb.engine.averagers.step_failure import FailsWithItsSteps
 from hivenb.engine.averagers.torch_optimizer_state import (
@@ -59,6 +60,7 @@ class TrainingStateAverager(
     AveragesPseudoGradients,
     AveragesStateEarly,
     FailsWithItsSteps,
+    StagesState,
     FaultTolerantAllReduce,
     PartsCutAlike,
     _TrainingStateAverager,
@@ -101,7 +103,7 @@ class TrainingStateAverager(
         if self.reuse_tensors and not force_copy:
             return super()._make_host_tensor(source_tensor)
         dtype = torch.promote_types(source_tensor.dtype, torch.float32)
-        host = torch.empty(source_tensor.shape, dtype=dtype).copy_(source_tensor.detach())
+        host = torch.empty(source_tensor.shape, dtype=dtype, device="cpu").copy_(source_tensor.detach())
         return host.share_memory_().requires_grad_(source_tensor.requires_grad)
 
     @property

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 from hivemind.utils import get_logger
 
+from hivenb.engine.averagers.staging import StagesState
 from hivenb.errors import ProcessEndedError
 
 logger = get_logger(__name__)
 
 
-class FailsWithItsSteps(_TrainingStateAverager):
+class FailsWithItsSteps(StagesState):
     """Mixin to put *before* hivemind's state averager: what goes wrong in a step is raised where training goes on.
 
     ``hivemind/optim/state_averager.py:_do`` logs it, and lets training go on with whatever is in the averaging buffers.
@@ -151,9 +151,8 @@ class FailsWithItsSteps(_TrainingStateAverager):
         if writes != self._same_as_buffers:
             if not self._steps_to_come:
                 return False
-            with torch.no_grad(), self.get_tensors() as buffers:
-                for buffer, parameter in zip(buffers, self.main_parameters, strict=False):  # statistics are behind them
-                    buffer.copy_(parameter)
+            with self.get_tensors() as buffers:
+                self.copy_staged(self.main_parameters, buffers[: len(self.main_parameters)])  # statistics are behind
             self._same_as_buffers = writes
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hivemind
+import torch
 from hivemind.utils import get_logger
 
 from hivenb.engine.averagers.finite import are_finite, where_not_finite
@@ -27,4 +28,17 @@ class LeavesOutSteps(hivemind.Optimizer):
         if where is not None:
             self.state_averager.leave_out_step()
             logger.warning(f"Epoch {self.local_epoch} ends without a step of the optimizer: {where}, as averaged")
-        super()._load_averaged_gradients_into_optimizer_()
+        if not self.offload_optimizer:  # else they are its gradients already
+            self._give_gradients()
+        self.grad_averager.notify_used_averaged_gradients()
+
+    def _give_gradients(self) -> None:
+        # Replaces what hivemind/optim/optimizer.py:_load_averaged_gradients_into_optimizer_ does in the stream in which
+        # the model computes
+        groups = self.state_averager.optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+        with self.grad_averager.get_tensors() as averaged:
+            self.grad_averager.copy_staged(averaged, [parameter.grad for parameter in parameters])

@@ -1,0 +1,122 @@
+"""Copies between a model's device and the averaging buffers in main memory, beside which the device goes on computing.
+
+CUDA copies memory that the system may move in its turn among the computing, and by way of a small buffer of its own.
+Pinned memory the device reads and writes itself, on a stream of its own, at the rate of the bus:
+https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.optim.state_averager import TrainingStateAverager
+from hivemind.utils import get_logger
+
+logger = get_logger(__name__)
+
+#: Pinned for all contexts of the process, of whichever device.
+_PORTABLE = 1
+
+
+class Staging:
+    """Copies tensors between a device and main memory. For several threads, but for one at a time in the same tensors.
+
+    What it copies to or from in main memory is pinned where it lies, shared or not, until :meth:`close`. Without a GPU
+    it copies as torch does.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._lock = threading.Lock()
+        self._pinned: dict[int, torch.Tensor] = {}  # by address
+        self._may_pin = True
+        #: lets the system move again what was pinned
+        self.close = weakref.finalize(self, _unpin, self._pinned, os.getpid())
+        self.close.atexit = False
+
+    @torch.no_grad()
+    def copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        """Copy each source to its target, and return when all is there.
+
+        Waits for what computes the sources and for the copies; not for what is computed from now on.
+
+        :param sources: of any types; what lies in main memory is to lie there for long
+        :param targets: as many, of the same shapes
+        """
+        device = next((tensor.device for tensor in chain(sources, targets) if tensor.is_cuda), None)
+        if device is None:
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source)
+            return
+        with self._lock, torch.cuda.device(device):
+            self._stream = self._stream or torch.cuda.Stream()
+            self._pin([tensor for tensor in chain(sources, targets) if not tensor.is_cuda])
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source, non_blocking=True)
+            done = self._stream.record_event()
+        done.synchronize()
+
+    def _pin(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if not self._may_pin or not tensor.nbytes or tensor.data_ptr() in self._pinned:
+                continue
+            error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, _PORTABLE)
+            if int(error) == 0:
+                self._pinned[tensor.data_ptr()] = tensor
+                continue
+            self._may_pin = False
+            logger.warning(f"Averaging buffers are copied slower than they could be, as they are not pinned: {error}")
+            with contextlib.suppress(RuntimeError):  # else the next kernel would be said to have failed, with this
+                torch.zeros(1, device="cuda")
+
+
+class StagesBuffers(DecentralizedAverager):
+    """Mixin to put *before* hivemind's averagers: copies to and from the averaging buffers, beside computing."""
+
+    _staging: Staging | None = None
+
+    def copy_staged(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        """As :meth:`Staging.copy`, in the process that trains."""
+        self._staging = self._staging or Staging()
+        self._staging.copy(sources, targets)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._staging is not None:
+            self._staging.close()
+
+
+class StagesState(StagesBuffers, TrainingStateAverager):
+    """Mixin to put *before* hivemind's state averager: what it copies, it copies beside computing."""
+
+    def _apply_optimizer_parameters_(self) -> None:
+        own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.copy_staged(own, self.main_parameters)
+
+    def _load_local_tensors_into_averager_(self) -> None:
+        with self.get_tensors() as buffers:
+            self.copy_staged(list(self._local_tensors()), buffers)
+
+    def _apply_averaging_results_(self) -> None:
+        if self.delta_rule_averaging and self._old_tensors is not None:
+            super()._apply_averaging_results_()  # which computes in between
+            return
+        with self.get_tensors() as averages:
+            self.copy_staged(averages, list(self._local_tensors()))
+
+
+def _unpin(pinned: dict[int, torch.Tensor], owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a fork, in which CUDA does not work
+    for address in pinned:
+        torch.cuda.cudart().cudaHostUnregister(address)
+    pinned.clear()
