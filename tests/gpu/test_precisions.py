@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,9 @@ from training_device import IS_CUDA, ON_A_GPU, THERE
 
 import hivenb
 from hivenb.strategy import HivemindStrategy
+
+# else torch starts processes to compile with, which live as long as this one
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 pytestmark = ON_A_GPU
 
@@ -81,12 +85,9 @@ COMPILED: dict[str, dict[str, Any]] = {"compiled": {}, "captured": {"mode": "red
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", COMPILED)
-def test_a_compiled_model_trains_as_one_that_is_not(
-    swarm: hivenb.Swarm, monkeypatch: pytest.MonkeyPatch, way: str, mode: str
-) -> None:
+def test_a_compiled_model_trains_as_one_that_is_not(swarm: hivenb.Swarm, way: str, mode: str) -> None:
     if IS_CUDA and shutil.which("cc") is None:
         pytest.skip("torch.compile needs a compiler")
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # instead of processes that live as long as this
     compiled = partial(torch.compile, **(COMPILED[way] if IS_CUDA else {"backend": "eager"}))
     assert_as_lightning(swarm, lambda: compiled(TinyModel(lr=0.1)), 1e-4, **MODES[mode])
 
