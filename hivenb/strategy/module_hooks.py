@@ -58,7 +58,8 @@ class ModuleHooks:
         :param optimizer: the swarm's
         """
         self.clip_at(optimizer.opt)
-        optimizer.left_out.on_batch = RunningStatistics(self._module).follow
+        statistics = RunningStatistics(self._module)
+        optimizer.left_out.on_batch = statistics.follow if statistics.are_there else None
 
     def clip_at(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients of the swarm's step instead of those of each batch.

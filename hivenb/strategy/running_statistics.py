@@ -19,6 +19,11 @@ class RunningStatistics:
         self._layers = [layer for layer in module.modules() if getattr(layer, "running_mean", None) is not None]
         self._kept = [buffer.clone() for buffer in self._buffers()]
 
+    @property
+    def are_there(self) -> bool:
+        """Whether the module has any."""
+        return bool(self._kept)
+
     def _buffers(self) -> list[torch.Tensor]:
         return [buffer for layer in self._layers for buffer in layer.buffers(recurse=False)]
 

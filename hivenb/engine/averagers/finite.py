@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -33,6 +33,71 @@ def _are_finite(tensors: list[torch.Tensor]) -> bool:
 def where_not_finite(tensors: Iterable[torch.Tensor | None]) -> str:
     """In words: ``nan or inf in 2 of 8 gradients, the first of shape (64, 10)``."""
     given = [tensor for tensor in tensors if tensor is not None]
-    bad = [tensor for tensor in given if not are_finite([tensor])]
-    first = f", the first of shape {tuple(bad[0].shape)}" if bad else ""
-    return f"nan or inf in {len(bad)} of {len(given)} gradients{first}"
+    return _in_words([are_finite([tensor]) for tensor in given], [tensor.shape for tensor in given])
+
+
+def _in_words(finite: Sequence[bool], shapes: Sequence[torch.Size]) -> str:
+    bad = [shape for is_finite, shape in zip(finite, shapes, strict=True) if not is_finite]
+    first = f", the first of shape {tuple(bad[0])}" if bad else ""
+    return f"nan or inf in {len(bad)} of {len(finite)} gradients{first}"
+
+
+class LateVerdict:
+    """Whether gradients are finite, as far as their device knows: nobody waits for it until somebody asks.
+
+    :param tensors: of one type and one device, dense and real
+    """
+
+    @torch.no_grad()
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        finite = torch.stack(torch._foreach_norm(list(tensors), math.inf)).isfinite()
+        self._all = finite.all()
+        self._shapes = [tensor.shape for tensor in tensors]
+        self._known: torch.cuda.Event | None = None
+        self._finite = finite
+        if finite.is_cuda:
+            self._finite = torch.empty(finite.shape, dtype=torch.bool, pin_memory=True)
+            self._finite.copy_(finite, non_blocking=True)
+            self._known = torch.cuda.Event()
+            self._known.record()
+
+    @torch.no_grad()
+    def silence(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Set the gradients to zero if not all of them are finite, without knowing that here.
+
+        :param tensors: those of the verdict
+        """
+        # as integers, of which none stays what it is when multiplied by zero
+        integers = _AS_INTEGERS[tensors[0].element_size()]
+        torch._foreach_mul_([tensor.view(integers) for tensor in tensors], self._all.to(integers))
+
+    def __bool__(self) -> bool:
+        """Whether all are finite; waits for the device if it has not come so far."""
+        self._wait()
+        return bool(self._finite.all())
+
+    def where(self) -> str:
+        """As :func:`where_not_finite`."""
+        self._wait()
+        return _in_words(self._finite.tolist(), self._shapes)
+
+    def _wait(self) -> None:
+        if self._known is not None:
+            self._known.synchronize()
+
+
+#: Integers of as many bytes.
+_AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def can_be_judged_late(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether there can be a :class:`LateVerdict` on gradients, and it saves a wait: they are on a GPU, and alike."""
+    first = tensors[0]
+    return first.is_cuda and all(
+        one.device == first.device
+        and one.dtype == first.dtype
+        and one.is_floating_point()
+        and not one.is_sparse
+        and one.numel()
+        for one in tensors
+    )

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_logger
 
-from hivenb.engine.averagers.finite import are_finite, where_not_finite
+from hivenb.engine.averagers.finite import LateVerdict, are_finite, where_not_finite
 from hivenb.engine.averagers.staging import StagesBuffers
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING
 
 logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """A batch of which it is not known yet whether it counts.
+
+    :param is_finite: whether its gradients are
+    :param samples: in it
+    """
+
+    is_finite: LateVerdict
+    samples: int
 
 
 class AccumulatesBySamples(StagesBuffers, GradientAverager):
@@ -30,6 +43,7 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
                 for parameter, dtype in zip(parameters, types, strict=True)
             )
         self._is_loaded = False
+        self._last: Unjudged | None = None
         super().__init__(parameters, *args, **kwargs)
         if self._local_accumulators is not None:
             self._local_accumulators = tuple(
@@ -67,6 +81,28 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
         for gradient, total in zip(gradients, totals, strict=True):
             (total.zero_() if is_first else total).add_(gradient.to(total.device), alpha=1.0 if is_first else weight)
 
+    def accumulate_if_finite_(self, batch_size: int) -> Unjudged:
+        """Add the gradients of a batch, or zeros if they are not finite, which only the device knows at first.
+
+        They count as finite ones until :meth:`take_back`. Not for those that are summed in the model's own buffers.
+
+        :param batch_size: samples in it
+        """
+        gradients = list(self._grads_from_parameters())
+        self._last = Unjudged(LateVerdict(gradients), batch_size)
+        self._last.is_finite.silence(gradients)
+        self.accumulate_grads_(batch_size)
+        return self._last
+
+    def take_back(self, batch: Unjudged) -> None:
+        """Let a batch, the last one, count no more: its gradients were not finite, and zeros were added instead."""
+        if batch is not self._last:
+            return  # it went with its epoch
+        self.local_samples_accumulated -= batch.samples
+        self.local_times_accumulated -= 1
+        if not self.local_times_accumulated:
+            self.reset_accumulated_grads_()
+
     def step(self, *args: Any, **kwargs: Any) -> Any:
         if not self.local_samples_accumulated and not args and kwargs.get("weight") is None:
             kwargs["weight"] = NEXT_TO_NOTHING  # all of its batches were left out
@@ -82,6 +118,7 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
 
     def reset_accumulated_grads_(self) -> None:
         """Begin anew. The next batch is written over what was summed up, unless that is in the model's own buffers."""
+        self._last = None
         self._is_loaded = False
         if self.reuse_grad_buffers:
             super().reset_accumulated_grads_()

@@ -10,7 +10,8 @@ import hivemind
 import torch
 from hivemind.utils import get_logger
 
-from hivenb.engine.averagers.finite import are_finite, where_not_finite
+from hivenb.engine.averagers.finite import are_finite, can_be_judged_late, where_not_finite
+from hivenb.engine.averagers.gradient_buffers import Unjudged
 from hivenb.errors import NotFiniteError
 
 logger = get_logger(__name__)
@@ -45,25 +46,33 @@ class LeftOutBatches:
         self.scale: Callable[[], float] = lambda: NO_SCALE
         #: whether training goes on with none that counts: the others may be about to bring a good state back
         self.outlasts: Callable[[], bool] = lambda: False
-        #: called with True before the first batch and after each step, and with False after a batch that is left out
-        self.on_batch: Callable[[bool], None] = lambda counts: None
+        #: called with True before the first batch and after each step, and with False after a batch that is left out;
+        #: ``None`` where nobody minds a batch that is left out when the next one has been computed
+        self.on_batch: Callable[[bool], None] | None = None
+
+    def note(self, counts: bool) -> None:
+        """Tell who has to know that a batch, or a step, counts or not."""
+        if self.on_batch is not None:
+            self.on_batch(counts)
+
+    def bring(self) -> None:
+        """Note a step that has brought gradients; what is said of them next is of these."""
+        self.seen += 1
 
     def take(self) -> None:
-        """Note a batch that counts."""
-        self.seen += 1
+        """Note that the batch counts."""
         self.in_a_row = 0
 
     def leave_out(self, where: str, lost: str) -> None:
-        """Note a batch that does not count.
+        """Note that the batch does not count.
 
         :param where: its gradients are not finite, in words
         :param lost: what is not counted with it, in words
         :raises NotFiniteError: if there were too many in a row, and nothing is to come that ends that
         """
-        self.seen += 1
         self.total += 1
         self._unsaid += 1
-        self.on_batch(False)
+        self.note(False)
         scale = self.scale()
         if scale <= NO_SCALE:
             self.in_a_row += 1
@@ -90,6 +99,7 @@ class LeavesOutBatches(hivemind.Optimizer):
     def __init__(self, **kwargs: Any):
         #: what this peer has left out; a successor goes on with it
         self.left_out = LeftOutBatches()
+        self._unjudged: Unjudged | None = None
         super().__init__(**kwargs)
 
     def step(
@@ -103,6 +113,7 @@ class LeavesOutBatches(hivemind.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.left_out.bring()
         if self._is_to_be_left_out(None):
             lost = f"Its {batch_size or self.batch_size_per_step} samples do not count, and no step was made"
             self.left_out.leave_out(self._where_not_finite(), lost)
@@ -113,6 +124,12 @@ class LeavesOutBatches(hivemind.Optimizer):
     def _check_and_accumulate_gradients(self, batch_size: int, grad_scaler: Any) -> bool:
         # hivemind's own looks at scaled gradients alone. The step goes on in either case, as the others may be done
         # with their samples, and wait for this peer
+        self.settle()
+        self.left_out.bring()
+        if grad_scaler is None and self._can_judge_late():
+            self._unjudged = self.grad_averager.accumulate_if_finite_(batch_size)
+            self._report_samples()
+            return True
         if not self._is_to_be_left_out(grad_scaler):
             return super()._check_and_accumulate_gradients(batch_size, None)
         averager, where = self.grad_averager, self._where_not_finite()
@@ -124,6 +141,33 @@ class LeavesOutBatches(hivemind.Optimizer):
         # else there is nothing to report: the time that it took is that of the next one, and so is this peer's speed
         self.left_out.leave_out(where, lost)
         return True
+
+    def settle(self) -> bool:
+        """Know whether the batch before counts, which a GPU is asked beside computing, and say so if it does not.
+
+        To be called where the samples of this peer matter; waits for the GPU only if it has not come so far.
+
+        :returns: whether it does
+        :raises NotFiniteError: if there were too many in a row that do not
+        """
+        batch, self._unjudged = self._unjudged, None
+        if batch is None:
+            return True
+        if batch.is_finite:
+            self.left_out.take()
+            return True
+        self.grad_averager.take_back(batch)
+        self._report_samples()
+        self.left_out.leave_out(batch.is_finite.where(), f"Its {batch.samples} samples do not count")
+        return False
+
+    def _can_judge_late(self) -> bool:
+        if self.left_out.on_batch is not None or self.grad_averager.reuse_grad_buffers:
+            return False  # the batch has spoiled already what it is to be taken out of
+        return can_be_judged_late(list(self.grad_averager._grads_from_parameters()))
+
+    def _report_samples(self) -> None:
+        self.tracker.report_local_progress(self.local_epoch, self.grad_averager.local_samples_accumulated)
 
     def _is_to_be_left_out(self, grad_scaler: Any) -> bool:
         if grad_scaler is not None:  # of hivemind's, which keeps what it finds to lower the scale

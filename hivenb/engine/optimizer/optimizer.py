@@ -147,7 +147,7 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
     def take_part(self) -> None:
         """Be on the swarm's list, and let peers that join download the state from here."""
         self.has_begun = True
-        self.left_out.on_batch(True)
+        self.left_out.note(True)
         self.tracker.announce()
         if self._shares_state and not self.client_mode and not self.auxiliary:
             self.state_averager.allow_state_sharing = True
@@ -160,7 +160,7 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
         self.tracker.gone_after = GONE_WITHIN * self.next_chunk_timeout
         with self._clock.running():
             result = super().step(self._clock.paused(closure), *args, **kwargs)
-        self.left_out.on_batch(True)  # the step may have averaged or downloaded what the next batch must not spoil
+        self.left_out.note(True)  # the step may have averaged or downloaded what the next batch must not spoil
         return result
 
     def _update_global_epoch(self, grad_scaler: Any) -> None:
@@ -174,6 +174,8 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
         if self._catching_up.has_missed_a_round:  # since it was looked at in this step
             self.load_state_from_peers()
             return
+        if not self.settle() and not self.tracker.ready_to_update_epoch:
+            return  # it was thought to be over by a batch that does not count
         samples = self.local_progress.samples_accumulated
         if not self.delay_grad_averaging:
             self.rounds.last = RoundOutcome()
@@ -201,7 +203,7 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of the model; without effect where they are accumulated in place."""
-        if self.grad_averager is None or not self.grad_averager.reuse_grad_buffers:
+        if not getattr(self.grad_averager, "reuse_grad_buffers", False):
             super().zero_grad(set_to_none)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -221,6 +223,7 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
 
     def finish_delayed_updates(self) -> None:
         """Wait for the steps and rounds that run in the background, and apply them to the model."""
+        self.settle()
         self.state_averager.step(wait_for_delayed_updates=True)
         while self.state_averager.pending_updates:  # each wait has a limit
             self.state_averager.step(wait_for_delayed_updates=True)
@@ -276,9 +279,8 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
         return began
 
     def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Round | None) -> None:
-        # Replaces the method of hivemind/optim/optimizer.py, which after a failed round loads the accumulators: they
-        # were reset when the round began, and the optimizer would step with zeros. The averager's tensors hold this
-        # peer's own gradients then, and averages in their place wherever those have arrived.
+        # Replaces the method of hivemind/optim/optimizer.py, which after a failed round steps with zeros, as gradients
+        # were reset when it began. The averager's tensors have this peer's own, and averages wherever those arrived.
         outcome = self.rounds.average_gradients(maybe_step_control)
         logger.log(self.status_loglevel, outcome.failed or f"Averaged gradients with {outcome.group_size} peers")
         self._load_averaged_gradients_into_optimizer_()
@@ -316,8 +318,7 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
 
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""
-        if self.state_averager.is_alive():
-            # hivemind/optim/optimizer.py:shutdown cancels a round that was cancelled already, which is an error
+        if self.state_averager.is_alive():  # hivemind's own cancels a round that was cancelled already: an error
             with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
                 self.rounds.take(wait=True)
             with self.state_averager.failure_held_back():
@@ -336,8 +337,8 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
         """End both averager processes, and let go of the torch optimizer and the tracker."""
         state_averager = getattr(self, "state_averager", None)
         for averager in (state_averager, getattr(self, "grad_averager", None)):
-            if averager is not None and averager.is_alive():
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                if averager is not None and averager.is_alive():
                     averager.shutdown()
         if state_averager is not None:
             state_averager.let_go_of_optimizer()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny import DELAYS, TinyModel, parameters, samples, train
 
+from hivenb.engine.optimizer import left_out_batches
 from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.engine.optimizer.left_out_batches import MOST_IN_A_ROW, SAY_AGAIN_AFTER, LeftOutBatches
 from hivenb.engine.optimizer.optimizer import Optimizer
@@ -28,9 +29,21 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+class Count(LeftOutBatches):
+    """For batches that are judged when they are brought."""
+
+    def take(self) -> None:
+        self.bring()
+        super().take()
+
+    def leave_out(self, where: str, lost: str) -> None:
+        self.bring()
+        super().leave_out(where, lost)
+
+
 class TestCount:
     def test_a_row_ends_with_a_batch_that_counts(self) -> None:
-        count = LeftOutBatches()
+        count = Count()
         for _ in range(3):
             for _ in range(MOST_IN_A_ROW - 1):
                 count.leave_out("nan", "Lost")
@@ -38,7 +51,7 @@ class TestCount:
         assert (count.seen, count.total, count.in_a_row) == (3 * MOST_IN_A_ROW, 3 * (MOST_IN_A_ROW - 1), 0)
 
     def test_too_many_in_a_row_are_an_error_that_says_which_how_many_and_what_to_do(self) -> None:
-        count = LeftOutBatches()
+        count = Count()
         count.take()
         for _ in range(MOST_IN_A_ROW - 1):
             count.leave_out("nan", "Lost")
@@ -46,7 +59,7 @@ class TestCount:
             count.leave_out("nan", "Lost")
 
     def test_batches_that_the_search_for_a_loss_scale_costs_end_nothing(self) -> None:
-        count, scale = LeftOutBatches(), [2.0**100]
+        count, scale = Count(), [2.0**100]
         count.scale = lambda: scale[0]
         for _ in range(99):
             count.leave_out("inf", "Lost")
@@ -61,7 +74,7 @@ class TestCount:
     def test_it_is_said_now_and_then(self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(logging.getLogger("hivenb"), "propagate", True)
         now = [0.0]
-        count = LeftOutBatches(lambda: now[0])
+        count = Count(lambda: now[0])
         with caplog.at_level(logging.WARNING, "hivenb"):
             for now[0] in (0.0, 1.0, SAY_AGAIN_AFTER - 1, SAY_AGAIN_AFTER):
                 count.leave_out("nan in 1 of 2 gradients", "Its 8 samples do not count")
@@ -93,6 +106,15 @@ def train_on(model: TinyModel, optimizer: Any, seeds: Sequence[int | None], **st
         optimizer.step(**step_kwargs)
 
 
+@pytest.fixture(params=[False, True], ids=["at once", "late"])
+def judged_late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a batch is judged when the next one has been computed, as on a GPU."""
+    if request.param:
+        monkeypatch.setattr(left_out_batches, "can_be_judged_late", lambda gradients: True)
+    return request.param
+
+
+@pytest.mark.usefixtures("judged_late")
 class TestTraining:
     @pytest.mark.parametrize("mode", MODES)
     def test_it_is_as_if_the_batch_had_not_been_there(self, make_optimizer: Make, mode: str) -> None:
@@ -109,6 +131,23 @@ class TestTraining:
             for expected, got in zip(parameters(plain), parameters(model), strict=True):
                 assert torch.allclose(expected, got, atol=1e-6)
 
+    @pytest.mark.parametrize("seeds", [[None, 1, 2, 3], [1, None, None, 2, 3], [1, 2, None, 3]], ids=str)
+    def test_an_epoch_ends_with_as_many_samples_without_it(
+        self, make_optimizer: Make, seeds: Sequence[int | None]
+    ) -> None:
+        plain, model = TinyModel(), TinyModel()
+        optimizer = make_for(make_optimizer, model, "synchronous", target_batch_size=24)
+        optimizer.begin()
+        train_on(model, optimizer, seeds, batch_size=8)
+        assert optimizer.local_epoch == 1
+        torch_optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
+        for seed in (1, 2, 3):
+            x, y = samples(8, seed=seed)
+            (torch.nn.functional.mse_loss(plain.layer(x), y) / 3).backward()
+        torch_optimizer.step()
+        for expected, got in zip(parameters(plain), parameters(model), strict=True):
+            assert torch.allclose(expected, got, atol=1e-6)
+
     @pytest.mark.parametrize("mode", MODES)
     def test_its_samples_do_not_count_into_the_epoch(self, make_optimizer: Make, mode: str) -> None:
         model = TinyModel()
@@ -117,6 +156,7 @@ class TestTraining:
         train_on(model, optimizer, [1, 2], batch_size=8)
         assert optimizer.local_progress.samples_accumulated == 16
         train_on(model, optimizer, [None], batch_size=8)
+        optimizer.settle()
         gathered = 0 if mode == "reused" else 16  # where the batch is in the sum already, all of that is dropped
         assert optimizer.local_progress.samples_accumulated == gathered
         train_on(model, optimizer, [3], batch_size=8)
@@ -148,6 +188,7 @@ class TestTraining:
 
         optimizer = make_for(make_optimizer, model, mode)
         assert math.isnan(optimizer.step(closure, batch_size=8))
+        optimizer.settle()
         assert optimizer.left_out.total == len(losses) == 1
 
     def test_a_successor_goes_on_counting(self, make_optimizer: Make) -> None:
@@ -157,6 +198,8 @@ class TestTraining:
         train_on(model, optimizer, [None, None], batch_size=8)
         successor = take_over(release(optimizer), make_optimizer, offload=False)
         train_on(model, successor, [None], batch_size=8)
+        successor.settle()
         assert (successor.left_out.total, successor.left_out.in_a_row) == (3, 3)
         train(model, successor, 1, batch_size=8)
+        successor.settle()
         assert successor.left_out.in_a_row == 0
