@@ -67,7 +67,7 @@ class Size:
     layers: int = 12
     vocabulary: int = 16_384
     context: int = 512
-    batch: int = 16
+    batch: int = 32
 
 
 FULL, TINY = Size(), Size(width=32, heads=2, layers=2, vocabulary=64, context=16, batch=4)

@@ -31,7 +31,12 @@ NOTEBOOKS = ("01_quickstart", "03_memory")
 
 
 #: Where tests of a GPU are.
-GPU_TESTS = ("tests/gpu", "tests/run/test_memory_use.py", "tests/engine/averagers/test_staging.py")
+GPU_TESTS = (
+    "tests/gpu",
+    "tests/run/test_memory_use.py",
+    "tests/engine/averagers/test_staging.py",
+    "tests/engine/averagers/test_finite.py",
+)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,13 +13,11 @@ from lightning import Trainer
 from strategy.peer import WideModel
 from strategy.peers import Start, starting_peers
 from tiny import DELAYS, QUIET, TinyModel, loader, own_run, parameters, trainer
+from torch._inductor.async_compile import shutdown_compile_workers
 from training_device import IS_CUDA, ON_A_GPU, THERE
 
 import hivenb
 from hivenb.strategy import HivemindStrategy
-
-# else torch starts processes to compile with, which live as long as this one
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 pytestmark = ON_A_GPU
 
@@ -89,7 +86,10 @@ def test_a_compiled_model_trains_as_one_that_is_not(swarm: hivenb.Swarm, way: st
     if IS_CUDA and shutil.which("cc") is None:
         pytest.skip("torch.compile needs a compiler")
     compiled = partial(torch.compile, **(COMPILED[way] if IS_CUDA else {"backend": "eager"}))
-    assert_as_lightning(swarm, lambda: compiled(TinyModel(lr=0.1)), 1e-4, **MODES[mode])
+    try:
+        assert_as_lightning(swarm, lambda: compiled(TinyModel(lr=0.1)), 1e-4, **MODES[mode])
+    finally:
+        shutdown_compile_workers()  # torch's, which would live as long as this process
 
 
 class Overflowing(WideModel):

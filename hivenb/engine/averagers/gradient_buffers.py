@@ -143,9 +143,13 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
             elif all(total.device == mean.device for total, mean in zip(totals, averaged, strict=True)):
                 for total, mean in zip(totals, averaged, strict=True):
                     torch.mul(total, factor, out=mean)
-            else:
+            elif self.reuse_grad_buffers:
                 self.copy_staged(totals, averaged)
                 torch._foreach_mul_(averaged, factor)
+            else:  # a GPU is the faster one at it; what it has from now on is the sum in units of all samples
+                torch._foreach_mul_(totals, factor)
+                self._anchor_batch_size = self.local_samples_accumulated
+                self.copy_staged(totals, averaged)
         self._is_loaded = True
 
     def keep_gradients(self) -> None:

@@ -74,7 +74,8 @@ class Staging:
                 self._pinned[tensor.data_ptr()] = tensor
                 continue
             self._may_pin = False
-            logger.warning(f"Averaging buffers are copied slower than they could be, as they are not pinned: {error}")
+            why = torch.cuda.cudart().cudaGetErrorString(error)
+            logger.warning(f"Averaging buffers are copied slower than they could be, as they are not pinned: {why}")
             with contextlib.suppress(RuntimeError):  # else the next kernel would be said to have failed, with this
                 torch.zeros(1, device="cuda")
 
