@@ -21,6 +21,9 @@ from hivemind.utils import get_logger
 
 logger = get_logger(__name__)
 
+#: Bytes from which on memory is pinned that is not shared; of what is smaller, several lie in one page of the system.
+_LARGE = 2**20
+
 #: Pinned for all contexts of the process, of whichever device.
 _PORTABLE = 1
 
@@ -28,8 +31,8 @@ _PORTABLE = 1
 class Staging:
     """Copies tensors between a device and main memory. For several threads, but for one at a time in the same tensors.
 
-    What it copies to or from in main memory is pinned where it lies, shared or not, until :meth:`close`. Without a GPU
-    it copies as torch does.
+    What it copies to or from in main memory is pinned where it lies, if it is shared or large, until :meth:`close`.
+    Without a GPU it copies as torch does.
     """
 
     def __init__(self) -> None:
@@ -68,6 +71,8 @@ class Staging:
     def _pin(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
             if not self._may_pin or not tensor.nbytes or tensor.data_ptr() in self._pinned:
+                continue
+            if not tensor.is_shared() and tensor.nbytes < _LARGE:
                 continue
             error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, _PORTABLE)
             if int(error) == 0:
