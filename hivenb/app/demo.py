@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-import hivenb
 from hivenb.app.loading import loading
 from hivenb.errors import TrainingError
 from hivenb.system.process_tree import descendants, left_running
@@ -323,5 +322,12 @@ def _peers(count: int) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of all that a training result depends on."""
-    found = {name: metadata.version(name) for name in ("hivemind", "lightning", "torch")}
-    return {"hivenb": hivenb.__version__, "python": platform.python_version(), **found}
+    own, *others = ("hivenb", "hivemind", "lightning", "torch")
+    return {own: _version(own), "python": platform.python_version(), **{name: _version(name) for name in others}}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"  # it is found all the same, as in a checkout

@@ -279,8 +279,7 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
         return began
 
     def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Round | None) -> None:
-        # Replaces the method of hivemind/optim/optimizer.py, which after a failed round steps with zeros, as gradients
-        # were reset when it began. The averager's tensors have this peer's own, and averages wherever those arrived.
+        # hivemind's own steps with zeros after a failed round. The averager has this peer's own, and averages in places
         outcome = self.rounds.average_gradients(maybe_step_control)
         logger.log(self.status_loglevel, outcome.failed or f"Averaged gradients with {outcome.group_size} peers")
         self._load_averaged_gradients_into_optimizer_()
