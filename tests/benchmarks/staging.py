@@ -1,7 +1,7 @@
 """Profiles batches on a GPU: how long the thread that trains waits for the device, and what is copied how.
 
-The ways, the model and the helper are those of ``gpu.py``. After the start, batches of two epochs are profiled, with
-the round between them. A row says, for a batch: calls of CUDA that wait for the device, and for how long; copies
+The ways, the model and the helper are those of ``gpu.py``. After the start, the batches of an epoch are profiled, with
+the round at its end. A row says, for a batch: calls of CUDA that wait for the device, and for how long; copies
 between it and main memory, in both directions, and how many of them were of memory that is not pinned, which nothing
 overlaps.
 
@@ -27,7 +27,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 #: What the profiler calls copies, and those from or to memory that is not pinned.
 COPY, NOT_PINNED = "Memcpy", "Pageable"
 #: Epochs that are profiled.
-PROFILED = 2
+PROFILED = 1
 
 
 class Profiled(Clock):
