@@ -34,3 +34,18 @@ def test_a_helper_is_in_the_rounds_of_those_that_train(start_peer: Start) -> Non
         ):
             np.testing.assert_allclose(mine, theirs, atol=1e-5)
     assert {moment.report.samples for moment in helper.since(1)} == {0}
+
+
+def test_a_helper_changes_nothing_for_one_that_trains_alone_but_for_it(start_peer: Start) -> None:
+    settings = {**SETTINGS, "epochs": 8, "target": 32, "share": (0, 16)}
+    alone = start_peer(0, settings)
+    alone.wait_for_end()
+    helped = start_peer(1, {**settings, "peers": 2})
+    addresses = helped.wait_until(lambda: helped.addresses, "its addresses")
+    helper = start_peer(2, {**SETTINGS, "target": 32, "strategy": {"auxiliary": True}}, addresses=addresses)
+    helped.wait_for_end()
+    helper.tell("stop")
+    assert sum(report.group_size == 2 for report in helped.reports()) >= 4
+    last = max(helped.history().keys() & alone.history().keys())
+    for mine, theirs in zip(helped.history()[last], alone.history()[last], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.0, atol=1e-4)
