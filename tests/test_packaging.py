@@ -104,7 +104,7 @@ def test_ci_and_readme_give_the_same_commands():
 
 
 def test_the_readmes_pictures_are_those_of_the_gallery_described_and_small():
-    there = {path.stem: path for path in (ROOT / "notebooks" / "pictures").iterdir()}
+    there = {path.stem: path for path in (ROOT / "notebooks" / "pictures").glob("*.png")}
     readme = (ROOT / "README.md").read_text()
     shown = dict(re.findall(r"!\[([^\]]*)\]\(notebooks/pictures/(\w+)\.png\)", readme))
     assert set(shown.values()) == set(there)
@@ -114,6 +114,15 @@ def test_the_readmes_pictures_are_those_of_the_gallery_described_and_small():
     from look_at_notebooks import GALLERY
 
     assert set(GALLERY) == set(there)
+
+
+def test_pictures_of_a_gpu_are_on_the_page_of_benchmarks_described_and_small():
+    there = {path.stem: path for path in (ROOT / "notebooks" / "pictures" / "gpu").iterdir()}
+    page = (ROOT / "tests" / "benchmarks" / "README.md").read_text()
+    shown = dict(re.findall(r"!\[([^\]]*)\]\(\.\./\.\./notebooks/pictures/gpu/(\w+)\.png\)", page))
+    assert set(shown.values()) == set(there)
+    assert all(len(text) > 40 for text in shown)
+    assert sum(path.stat().st_size for path in there.values()) < 200_000
 
 
 def test_the_changelog_knows_this_version_or_has_what_is_unreleased():
