@@ -19,7 +19,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def registered() -> int:
-    return len(ipywidgets.widgets.widget._instances)
+    """How many widgets there are, as ipywidgets 8 or 7 knows."""
+    newer = getattr(ipywidgets.widgets.widget, "_instances", None)
+    return len(ipywidgets.Widget.widgets if newer is None else newer)
 
 
 def everything_in(widget: Any) -> list[Any]:
