@@ -6,10 +6,12 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 if sys.version_info >= (3, 11):
@@ -70,6 +72,23 @@ def test_binder_has_what_the_demo_needs_but_for_its_own_jupyterlab():
     listed = {line for line in lines_of("requirements.txt") if re.fullmatch(r"[\w-]+", line)}
     demo = {Requirement(line).name for line in project()["optional-dependencies"]["demo"]}
     assert listed == demo - {"jupyterlab"}
+
+
+def test_what_needs_a_newer_python_than_the_oldest_is_pinned_for_newer_ones_only():
+    """Else whoever has the oldest Python that hivenb supports cannot install it as the README says."""
+    oldest = {"python_version": "3.10", "python_full_version": "3.10.0"}
+    looked_at = 0
+    for name, pin in constraints().items():
+        try:
+            described = metadata.metadata(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if pin.specifier.contains(described["Version"]) and described["Requires-Python"]:
+            looked_at += 1
+            can_have_it = SpecifierSet(described["Requires-Python"]).contains("3.10")
+            is_for_it = pin.marker is None or pin.marker.evaluate(oldest)
+            assert can_have_it or not is_for_it, f"{name} is not to be had for Python 3.10"
+    assert looked_at > 30
 
 
 def test_every_constraint_is_one_exact_version():
