@@ -19,7 +19,7 @@ from hivemind.utils import get_logger
 
 from hivenb.engine.rounds.exchange_notes import ExchangeNotes
 from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
-from hivenb.engine.rounds.gathered import are_of_ours, with_bandwidth
+from hivenb.engine.rounds.gathered import are_of_ours, has_helper, with_bandwidth
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.pair_exchange import PairExchange, is_pair
 from hivenb.engine.rounds.refused_parts import Gathered
@@ -70,7 +70,8 @@ class FaultTolerantAllReduce(DecentralizedAverager):
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         notes = self._notes = ExchangeNotes()
-        kwargs["are_of_ours"] = are_of_ours(group_info.gathered)
+        # a helper, which has nothing to send, exchanges as with plain hivemind
+        kwargs["are_of_ours"] = are_of_ours(group_info.gathered) and not has_helper(group_info.gathered)
         began = time.monotonic()
         try:
             async with self._sending_rate.watched():

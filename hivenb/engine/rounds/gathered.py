@@ -45,6 +45,11 @@ def are_of_ours(gathered: Sequence[bytes]) -> bool:
     return all(is_marked(MSGPackSerializer.loads(gather)) for gather in gathered)
 
 
+def has_helper(gathered: Sequence[bytes]) -> bool:
+    """Whether somebody in a group only helps the others to average; they are readable."""
+    return any(MSGPackSerializer.loads(gather)[1] == AveragingMode.AUX.value for gather in gathered)
+
+
 def offering_early(gather: bytes, word: str = EARLY) -> bytes:
     """What a peer sends to its group that may begin early; before it is marked."""
     return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), word])

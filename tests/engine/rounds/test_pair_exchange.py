@@ -11,13 +11,16 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream b
 
 import pytest
 import torch
+from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import AveragingStage
 from hivemind.proto import averaging_pb2
+from hivemind.utils import MSGPackSerializer
 
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.process.child_process import shared_locks_held
 from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
+from hivenb.engine.rounds.gathered import has_helper
 from hivenb.engine.rounds.pair_exchange import MOST_NUMBERS, PairExchange, is_pair
 
 #: Of a tensor that is sent in several parts, over several streams.
@@ -148,3 +151,9 @@ class TestTwoPeers:
         assert controls[0].result(60).keys() == {living.peer_id}
         assert set(has(living).tolist()) <= {1.0, 1.5}
         controls[1].cancel()
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(AveragingMode.NODE, False), (AveragingMode.AUX, True)])
+def test_a_helper_is_known_by_what_it_says_to_its_group(mode: AveragingMode, expected: bool) -> None:
+    said = [MSGPackSerializer.dumps([1.0, one.value, b""]) for one in (AveragingMode.NODE, mode)]
+    assert has_helper(said) is expected
