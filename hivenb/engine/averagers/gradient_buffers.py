@@ -21,11 +21,11 @@ logger = get_logger(__name__)
 class Unjudged:
     """A batch of which it is not known yet whether it counts.
 
-    :param is_finite: whether its gradients are
+    :param verdict: on whether its gradients are finite
     :param samples: in it
     """
 
-    is_finite: LateVerdict
+    verdict: LateVerdict
     samples: int
 
 
@@ -90,7 +90,7 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
         """
         gradients = list(self._grads_from_parameters())
         self._last = Unjudged(LateVerdict(gradients), batch_size)
-        self._last.is_finite.silence(gradients)
+        self._last.verdict.silence(gradients)
         self.accumulate_grads_(batch_size)
         return self._last
 

@@ -153,12 +153,12 @@ class LeavesOutBatches(hivemind.Optimizer):
         batch, self._unjudged = self._unjudged, None
         if batch is None:
             return True
-        if batch.is_finite:
+        if batch.verdict:
             self.left_out.take()
             return True
         self.grad_averager.take_back(batch)
         self._report_samples()
-        self.left_out.leave_out(batch.is_finite.where(), f"Its {batch.samples} samples do not count")
+        self.left_out.leave_out(batch.verdict.where(), f"Its {batch.samples} samples do not count")
         return False
 
     def _can_judge_late(self) -> bool:

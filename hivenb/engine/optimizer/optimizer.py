@@ -203,7 +203,7 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of the model; without effect where they are accumulated in place."""
-        if not getattr(self.grad_averager, "reuse_grad_buffers", False):
+        if self.grad_averager is None or not self.grad_averager.reuse_grad_buffers:
             super().zero_grad(set_to_none)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -317,7 +317,7 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
 
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""
-        if self.state_averager.is_alive():  # hivemind's own cancels a round that was cancelled already: an error
+        if self.state_averager.is_alive():  # hivemind/optim/optimizer.py:shutdown cancels what is cancelled: an error
             with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
                 self.rounds.take(wait=True)
             with self.state_averager.failure_held_back():
@@ -336,8 +336,8 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
         """End both averager processes, and let go of the torch optimizer and the tracker."""
         state_averager = getattr(self, "state_averager", None)
         for averager in (state_averager, getattr(self, "grad_averager", None)):
-            with contextlib.suppress(OSError):
-                if averager is not None and averager.is_alive():
+            if averager is not None and averager.is_alive():
+                with contextlib.suppress(OSError):
                     averager.shutdown()
         if state_averager is not None:
             state_averager.let_go_of_optimizer()
