@@ -124,8 +124,8 @@ def silent() -> type[GradientAverager]:
 
 @pytest.fixture
 def shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two peers whose averagers are made afterwards share tensors out among them, as more than two do."""
-    monkeypatch.setattr(fault_tolerant_all_reduce, "is_pair", lambda *args: False)
+    """Peers whose averagers are made afterwards share tensors out among them, as they do with large ones."""
+    monkeypatch.setattr(fault_tolerant_all_reduce, "suits_all_gather", lambda *args: False)
 
 
 @pytest.fixture

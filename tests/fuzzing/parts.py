@@ -16,7 +16,7 @@ from hivemind.proto import averaging_pb2
 from fuzzing.averager_without_process import EVIL, GOOD, OWN, all_of, anew, context, gathered, run, step, stream
 from fuzzing.target import Choices, Target
 from fuzzing.tensors import made_of
-from hivenb.engine.rounds.pair_exchange import PairExchange
+from hivenb.engine.rounds.all_gather import AllGather
 from hivenb.engine.rounds.several_streams import STREAMS
 
 GROUP = b"group-of-this-input"
@@ -154,7 +154,7 @@ async def _exchange(choices: Choices) -> None:
 
     with own._register_allreduce_group(group):
         runner = own._runner_of(group, [tensor], settings)
-        assert type(runner) is PairExchange
+        assert type(runner) is AllGather
         runner._servicer_type = SimpleNamespace(
             get_stub=lambda *args, **kwargs: SimpleNamespace(rpc_aggregate_part=answer)
         )

@@ -17,11 +17,11 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
+from hivenb.engine.rounds.all_gather import AllGather, suits_all_gather
 from hivenb.engine.rounds.exchange_notes import ExchangeNotes
 from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
 from hivenb.engine.rounds.gathered import are_of_ours, has_helper, with_bandwidth
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
-from hivenb.engine.rounds.pair_exchange import PairExchange, is_pair
 from hivenb.engine.rounds.refused_parts import Gathered
 from hivenb.engine.rounds.robust_aggregation import NORM_BOUND, UsualNorms
 from hivenb.engine.rounds.sender_weights import SampleReports, SenderWeights
@@ -111,6 +111,6 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         own |= {"rule": self.robust_aggregation, "usual": self._usual_norms, "largest_weights": self._largest_weights}
         own |= {"group_id": group.group_id, "ordered_peer_ids": group.peer_ids, "tensors": tensors}
         settings = dict(settings)
-        may_be_pair = settings.pop("are_of_ours", False)
-        kind = PairExchange if is_pair(settings["peer_fractions"], tensors, may_be_pair) else FaultTolerantRunner
-        return kind(**own, **settings)
+        are_ours = settings.pop("are_of_ours", False)
+        is_gathered = suits_all_gather(settings["peer_fractions"], tensors, are_ours)
+        return (AllGather if is_gathered else FaultTolerantRunner)(**own, **settings)

@@ -228,7 +228,7 @@ def test_gradients_are_averaged_within_what_the_codec_promises(
     ],
     ids=" and ".join,
 )
-@pytest.mark.parametrize("is_shared_out", [False, True], ids=["a pair", "shared out"])
+@pytest.mark.parametrize("is_shared_out", [False, True], ids=["all-gather", "shared out"])
 def test_peers_with_different_codecs_agree(
     dhts: list[DHT],
     averagers: list[Any],

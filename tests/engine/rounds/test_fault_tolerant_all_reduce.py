@@ -52,6 +52,7 @@ def averagers(
     return made
 
 
+@pytest.mark.usefixtures("shared_out")
 def test_the_others_go_on_without_it(averagers: list[GradientAverager], eventually: Callable[..., None]) -> None:
     controls = _meet(averagers, eventually)
     *living, dead = averagers
@@ -117,6 +118,7 @@ def test_one_that_has_gone_is_left_out_as_soon_as_that_is_known(
         controls[2].cancel()
 
 
+@pytest.mark.usefixtures("shared_out")
 @pytest.mark.parametrize("leaver", [0, 2])
 def test_one_that_leaves_a_group_says_so(
     averagers: list[GradientAverager], leaver: int, eventually: Callable[..., None]

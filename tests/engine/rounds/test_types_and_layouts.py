@@ -49,7 +49,7 @@ def layout(tensors: Any) -> list[tuple[int, ...]]:
     return [tensor.stride() for tensor in tensors]
 
 
-@pytest.mark.parametrize("offloaded", [False, True], ids=["a pair", "offloaded, shared out"])
+@pytest.mark.parametrize("offloaded", [False, True], ids=["all-gather", "offloaded, shared out"])
 def test_a_round_and_a_download(
     dht: DHT,
     joining_dht: DHT,

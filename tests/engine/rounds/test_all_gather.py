@@ -1,4 +1,4 @@
-"""Two peers send each other all that they have: neither waits for an answer, and nothing changes before it was sent."""
+"""Peers send each other all they have: nobody waits for an answer, and nothing changes before it was sent to all."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hivemind.utils import MSGPackSerializer
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.process.child_process import shared_locks_held
+from hivenb.engine.rounds.all_gather import MOST_NUMBERS, MOST_ON_TOP, AllGather, suits_all_gather
 from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
 from hivenb.engine.rounds.gathered import has_helper
-from hivenb.engine.rounds.pair_exchange import MOST_NUMBERS, PairExchange, is_pair
 
 #: Of a tensor that is sent in several parts, over several streams.
 SEVERAL_PARTS = 1_000_000
@@ -36,30 +36,38 @@ MEETING = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "next_chunk_time
         ((0.9, 0.1), [3, 5], True, True),
         ((0.5, 0.5), [3], False, False),
         ((1.0, 0.0), [3], True, False),
-        ((0.4, 0.3, 0.3), [3], True, False),
         ((1.0,), [3], True, False),
         ((0.5, 0.5), [3, 0], True, False),
         ((0.5, 0.5), [MOST_NUMBERS - 3, 3], True, True),
         ((0.5, 0.5), [MOST_NUMBERS, 1], True, False),
+        ((0.4, 0.3, 0.3), [3, 5], True, True),
+        ((0.5, 0.5, 0.0), [3], True, False),
+        ((0.25,) * 4, [MOST_ON_TOP * 2 // 3], True, True),
+        ((0.25,) * 4, [MOST_ON_TOP * 2 // 3 + 1], True, False),
     ],
     ids=[
         "a pair",
         "uneven lines",
         "a plain peer",
         "a client",
-        "three",
         "alone",
         "a tensor without numbers",
         "large",
         "too large",
+        "three",
+        "three with a client",
+        "four",
+        "too large for four",
     ],
 )
-def test_who_is_a_pair(fractions: Sequence[float], sizes: Sequence[int], are_of_ours: bool, expected: bool) -> None:
-    assert is_pair(fractions, [torch.zeros(size) for size in sizes], are_of_ours) is expected
+def test_which_group_does_so(
+    fractions: Sequence[float], sizes: Sequence[int], are_of_ours: bool, expected: bool
+) -> None:
+    assert suits_all_gather(fractions, [torch.zeros(size) for size in sizes], are_of_ours) is expected
 
 
-class SlowExchange(PairExchange):
-    """Has the other one's numbers long before it has sent its own."""
+class SlowExchange(AllGather):
+    """Has the others' numbers long before it has sent its own."""
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         async for message in super()._generate_input_for_peer(peer_index):
@@ -72,7 +80,7 @@ class SlowSender(GradientAverager):
 
     def _runner_of(self, *args: Any) -> FaultTolerantRunner:
         runner = super()._runner_of(*args)
-        assert type(runner) is PairExchange
+        assert type(runner) is AllGather
         runner.__class__ = SlowExchange
         return runner
 
@@ -93,13 +101,16 @@ Meet = Callable[..., list[GradientAverager]]
 def meet(
     dht: DHT,
     joining_dht: DHT,
+    third_dht: DHT,
     make_averager: Callable[..., GradientAverager],
     expect_each_other: Callable[..., None],
 ) -> Meet:
-    """Two averagers of such kinds, with gradients of 1 and of 2."""
+    """Two or three averagers of such kinds, with gradients of 1, 2 and 3."""
+    dhts = dht, joining_dht, third_dht
 
-    def make(*kinds: type[GradientAverager], size: int = 3) -> list[GradientAverager]:
-        made = [make_averager(own, size, kind, **MEETING) for own, kind in zip((dht, joining_dht), kinds, strict=True)]
+    def make(*kinds: type[GradientAverager], size: int = 3, **options: Any) -> list[GradientAverager]:
+        options |= MEETING
+        made = [make_averager(own, size, kind, **options) for own, kind in zip(dhts, kinds, strict=False)]
         expect_each_other(*made, epoch=1)
         for value, averager in enumerate(made, start=1):
             averager.parameters[0].grad = torch.full((size,), float(value))
@@ -151,6 +162,51 @@ class TestTwoPeers:
         assert controls[0].result(60).keys() == {living.peer_id}
         assert set(has(living).tolist()) <= {1.0, 1.5}
         controls[1].cancel()
+
+
+#: Of tensors that three peers still exchange like this, sent in several parts.
+FOR_THREE = 49_000
+IN_SMALL_PARTS = {"part_size_bytes": 1 << 14}
+
+
+@pytest.mark.process
+class TestThreePeers:
+    def test_none_of_them_needs_an_answer(self, meet: Meet, silent: type[GradientAverager]) -> None:
+        averagers = meet(silent, silent, silent)
+        everyone = {averager.peer_id for averager in averagers}
+        assert [set(group) for group in average(averagers)] == [everyone] * 3
+        assert [has(averager).tolist() for averager in averagers] == [[2.0] * 3] * 3
+
+    def test_what_is_still_to_be_sent_is_not_changed_before(self, meet: Meet) -> None:
+        averagers = meet(SlowSender, GradientAverager, GradientAverager, size=FOR_THREE, **IN_SMALL_PARTS)
+        assert [len(group) for group in average(averagers)] == [3, 3, 3]
+        for averager in averagers:
+            assert torch.equal(has(averager), torch.full((FOR_THREE,), 2.0))
+
+    def test_numbers_that_are_none_are_refused_by_all(self, meet: Meet) -> None:
+        averagers = meet(Nonsense, GradientAverager, GradientAverager)
+        groups = average(averagers)
+        for number in (1, 2):
+            assert groups[number].refused.keys() == {averagers[0].peer_id}
+            assert has(averagers[number]).tolist() == [2.5] * 3
+        assert bool(has(averagers[0]).isnan().all())
+
+    def test_one_that_dies_before_it_sends_leaves_the_others_their_average(
+        self, meet: Meet, eventually: Callable[..., None]
+    ) -> None:
+        *living, dying = averagers = meet(GradientAverager, GradientAverager, GradientAverager)
+        controls = [averager.schedule_step(gather=1, timeout=120.0) for averager in averagers]
+        eventually(lambda: all(control.stage is AveragingStage.AWAITING_TRIGGER for control in controls), 60)
+        for process in (dying, dying.dht):
+            process.kill()
+        for averager, control in zip(living, controls, strict=False):
+            averager.load_accumulators_into_averager_()
+            control.weight = 1.0
+            control.allow_allreduce()
+        for averager, control in zip(living, controls, strict=False):
+            assert control.result(60).keys() == {one.peer_id for one in living}
+            assert has(averager).tolist() == [1.5] * 3
+        controls[2].cancel()
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(AveragingMode.NODE, False), (AveragingMode.AUX, True)])
