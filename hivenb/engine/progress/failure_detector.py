@@ -117,12 +117,16 @@ class FailureDetector:
         self._dht = dht
         self._sightings: dict[bytes, _Sighting] = {}
 
-    def find_gone(self, reports: Iterable[LocalTrainingProgress], gone_after: float) -> frozenset[bytes]:
+    def find_gone(
+        self, reports: Iterable[LocalTrainingProgress], gone_after: float, unread: float = 0.0
+    ) -> frozenset[bytes]:
         """Ids of the peers that have gone without a goodbye. Does not wait: whoever is asked now is known later.
 
         :param reports: the last one of each peer, without this one's own
         :param gone_after: seconds without an answer after which a peer on a short line has gone, though nobody has
           ended the connection, such as one whose network was cut
+        :param unread: seconds since those reports were read in which nobody has looked for newer ones: they are no
+          silence of anybody's
         """
         now = time.monotonic()
         listed = {report.peer_id: report for report in reports}
@@ -132,7 +136,7 @@ class FailureDetector:
             self._sightings.setdefault(peer, _Sighting())
         # whoever was asked longest ago comes first, as there may not be room for a question to everybody
         for peer in sorted(listed, key=lambda peer: self._sightings[peer].asked_at):
-            self._look_at(listed[peer], self._sightings[peer], gone_after)
+            self._look_at(listed[peer], self._sightings[peer], gone_after, unread)
         return frozenset(peer for peer in listed if self._sightings[peer].is_gone)
 
     def in_doubt(self, peer: bytes) -> bool:
@@ -163,12 +167,12 @@ class FailureDetector:
     def _unreached(self) -> list[bytes]:
         return [peer for peer, one in self._sightings.items() if not one.was_reached]
 
-    def _look_at(self, report: LocalTrainingProgress, sighting: _Sighting, gone_after: float) -> None:
+    def _look_at(self, report: LocalTrainingProgress, sighting: _Sighting, gone_after: float, unread: float) -> None:
         now = time.monotonic()
         sighting.behind = min(sighting.behind + DRIFT * (now - sighting.looked_at), now - report.time)
         sighting.looked_at = now
         sighting.reported_at = report.time + sighting.behind
-        silence = now - sighting.reported_at
+        silence = now - sighting.reported_at - unread
         if sighting.reported_at > sighting.asked_at and sighting.was_reached:
             sighting.is_gone, sighting.answer = False, None  # the report says more
         if sighting.answer is not None and sighting.answer.done():

@@ -69,10 +69,17 @@ class PeerList:
         """How many peers have each other's reports checked, a flood of those that are none left aside."""
         return 1 + FLOOD + self._detector.answering
 
-    def look_for_the_gone(self, gone_after: float) -> None:
-        """See whether somebody has gone since the last look; a peer that does not answer holds up the next one."""
-        gone = self._detector.find_gone(self._others, gone_after)
-        if self.look is not None and gone != self._gone:
+    def look_for_the_gone(self, gone_after: float, reading_since: float) -> None:
+        """See whether somebody has gone since the last look; a peer that does not answer holds up the next one.
+
+        :param gone_after: as in :meth:`take_in`
+        :param reading_since: when the next look has begun, on :func:`time.monotonic`
+        """
+        if self.look is None:
+            return
+        unread = max(0.0, reading_since - self.look.taken_at)
+        gone = self._detector.find_gone(self._others, gone_after, unread)
+        if gone != self._gone:
             self._tell_who_is_there(self.look, gone)
 
     def _tell_who_is_there(self, look: Look, gone: frozenset[bytes]) -> None:

@@ -315,7 +315,7 @@ class ProgressTracker(_ProgressTracker):
                 break
             reading = asyncio.ensure_future(answer_of(read, ENDING_REFRESH_PERIOD))
             while not reading.done() and not shutdown.done():
-                self.list.look_for_the_gone(self.gone_after)
+                self.list.look_for_the_gone(self.gone_after, self._asked_at)
                 await asyncio.wait(
                     {reading, shutdown}, timeout=ENDING_REFRESH_PERIOD, return_when=asyncio.FIRST_COMPLETED
                 )

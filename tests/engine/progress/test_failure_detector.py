@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -164,6 +165,35 @@ def test_whoever_was_not_asked_for_want_of_room_comes_first(monkeypatch: pytest.
         question.set_result(True)
     detector.find_gone(reports, GONE_AFTER)
     assert asked[MAX_QUESTIONS : MAX_QUESTIONS + 2] == [one.peer_id for one in reports[MAX_QUESTIONS:]]
+
+
+def test_nobody_is_asked_for_a_silence_in_which_nobody_listened(
+    monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    """In a large swarm there are seconds between two looks at the reports, and all would be asked before each."""
+    asked: list[float] = []
+
+    def be_asked(question: partial[Any], return_future: bool) -> Future[float]:
+        asked.append(time.monotonic())
+        answered: Future[float] = Future()
+        answered.set_result(0.01)
+        return answered
+
+    monkeypatch.setattr(module, "ASK_AFTER", 0.2)
+    detector = FailureDetector(cast(Any, SimpleNamespace(run_coroutine=be_asked)))
+    peer = PeerID(b"\x12\x20" + bytes(32))
+
+    first = report(peer)
+    eventually(lambda: detector.find_gone([first], GONE_AFTER) or detector.round_trip > 0)
+    count = len(asked)
+    newest = report(peer)
+    read_at = time.monotonic()
+    detector.find_gone([newest], GONE_AFTER)
+    time.sleep(0.5)
+    detector.find_gone([newest], GONE_AFTER, unread=time.monotonic() - read_at)
+    assert len(asked) == count
+    detector.find_gone([newest], GONE_AFTER)
+    assert len(asked) == count + 1
 
 
 def test_no_round_waits_for_one_that_has_never_answered(dht: DHT, joining_dht: DHT, eventually: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
@@ -51,6 +52,18 @@ def test_rounds_wait_for_nobody_who_does_not_answer_and_a_flood_is_not_counted(
         return seen[-1]
 
     eventually(lambda: [report.peer_id for report in look()] == [true])
+
+
+def test_silence_is_what_is_heard_while_somebody_listens(dht: DHT, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers, told = PeerList(dht), []
+    monkeypatch.setattr(peers._detector, "find_gone", lambda *args: told.append(args) or frozenset())
+    peers.look_for_the_gone(GONE_AFTER, reading_since=0.0)
+    assert told == [], "nobody is known yet"
+    peers.take_in(record(), b"own", GONE_AFTER)
+    assert peers.look is not None
+    for seconds in (3.0, -3.0):  # until the next look began; it was under way already
+        peers.look_for_the_gone(GONE_AFTER, reading_since=peers.look.taken_at + seconds)
+    assert [unread for _, _, unread in told[1:]] == [pytest.approx(3.0), 0.0]
 
 
 def test_what_is_no_list_holds_nobody(dht: DHT) -> None:
