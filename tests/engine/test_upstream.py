@@ -18,6 +18,7 @@ from hivemind.averaging.matchmaking import Matchmaking, PotentialLeaders
 from hivemind.averaging.partition import TensorPartContainer, TensorPartReducer
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.validation import CompositeValidator
 from hivemind.optim import grad_averager, optimizer, progress_tracker, state_averager
 from hivemind.p2p import P2P, ServicerBase
 from tiny import TinyModel, samples
@@ -165,8 +166,10 @@ class TestNode:
         read = source(DHTNode.get_many_by_id)
         assert "beam_size if beam_size is not None else self.protocol.bucket_size" in read, "get_many_by_id may go"
 
-    def test_signatures_are_checked_again_and_again(self) -> None:
-        assert "cache" not in source(RSASignatureValidator.validate), "SignatureValidator may go"
+    def test_records_are_checked_again_and_again(self) -> None:
+        assert "cache" not in source(RSASignatureValidator.validate) + source(CompositeValidator.validate), (
+            "CheckedOnce may go"
+        )
 
 
 class TestGradientAverager:

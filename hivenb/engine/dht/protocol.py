@@ -14,6 +14,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
+from hivenb.engine.dht.checked_once import CheckedOnce
 from hivenb.engine.dht.checked_values import named
 from hivenb.engine.dht.record_rules import FROM_ONE, RULES, Kind, is_peer_id
 from hivenb.engine.dht.signatures import SignatureValidator
@@ -69,6 +70,7 @@ class Protocol(DHTProtocol):
         """Make one of ours of hivemind's, which has stored nothing yet."""
         # hivemind/dht/node.py:create makes one of its own class
         made.__class__ = cls
+        made.record_validator = CheckedOnce(getattr(made.record_validator, "_validators", ()))
         made.storage, made.cache = Storage(), Storage(made.cache.maxsize)
         made._brought, made._taken = {}, {}
 

