@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import inspect
 import math
 import threading
@@ -20,6 +19,7 @@ from hivenb.engine.progress.answer import UNANSWERED, answer_of
 from hivenb.engine.progress.estimate import seconds_left
 from hivenb.engine.progress.peer_list import OnLook, PeerList, reports_in
 from hivenb.engine.progress.peer_reports import Look
+from hivenb.engine.progress.report_pace import AS_RECKONED, due_after
 from hivenb.errors import SwarmError
 
 logger = get_logger(__name__)
@@ -28,14 +28,7 @@ logger = get_logger(__name__)
 #: left without a goodbye is forgotten within this time (hivemind's own default is 60).
 METADATA_EXPIRATION = 20.0
 
-#: Seconds between two reports of one epoch, of which all peers' DHTs check the signature. The others know the speed of
-#: this peer and reckon with it meanwhile: it reports early only when they are misled.
-REPORT_PERIODS = (0.1, 1.0)
-
-#: Seconds of this peer's work by which it may be ahead of what the others reckon with, or behind.
-MISLED_BY = 0.1
-
-#: Seconds between two looks whether there is something to be reported.
+#: Seconds between two looks whether something is over that nobody tells the tracker.
 _TICK = 0.02
 
 #: Seconds between two looks at least: that others have ended the epoch is to be seen at once (hivemind's own is 0.5).
@@ -82,6 +75,9 @@ class ProgressTracker(_ProgressTracker):
         **kwargs: Any,
     ):
         self._announced, self._aside = threading.Event(), threading.Event()
+        #: what was reported last, and whether the next report may be due earlier than it was
+        self._reported: LocalTrainingProgress | None = None
+        self._hurries = threading.Event()
         self._lock_counting = threading.Lock()
         self._counted_at, self._longest_pause = math.inf, 0.0
         self._batch_size = 0
@@ -121,7 +117,7 @@ class ProgressTracker(_ProgressTracker):
         Peers that start together then share their first epoch, instead of each going through it alone.
         """
         self._announced.set()
-        self.should_report_progress.set()
+        self._report_at_once()
         self.look_at_once()
 
     def look_at_once(self) -> None:
@@ -132,9 +128,15 @@ class ProgressTracker(_ProgressTracker):
     def step_aside(self) -> None:
         """Take this peer off the swarm's list, so that no group waits for it, until it reports progress again."""
         self._aside.set()
+        self._report_at_once()
+
+    def _report_at_once(self) -> None:
+        self._hurries.set()
         self.should_report_progress.set()
 
     def shutdown(self, timeout: float | None = None) -> None:
+        self.shutdown_triggered.set()
+        self._report_at_once()
         try:
             super().shutdown(timeout)
         except OSError as e:  # the DHT was closed first
@@ -147,6 +149,8 @@ class ProgressTracker(_ProgressTracker):
         with self._lock_counting:
             self._batch_size = max(0, samples_accumulated - self.local_progress.samples_accumulated)
             super().report_local_progress(local_epoch, samples_accumulated, *args, **kwargs)
+        if self._report_due_after < AS_RECKONED:
+            self._hurries.set()
         pause = time.monotonic() - self._counted_at  # none before the first
         self._longest_pause = max(0.9 * self._longest_pause, pause)
         self._counted_at = time.monotonic()
@@ -241,29 +245,33 @@ class ProgressTracker(_ProgressTracker):
         except Exception as e:
             self._failure = e  # surfaces at the next batch: nobody would follow the others any more
         finally:
-            for event in (self.shutdown_triggered, self.should_report_progress, self.global_state_updated):
+            self._report_at_once()
+            for event in (self.shutdown_triggered, self.global_state_updated):
                 event.set()  # threads of the loop wait for them, and the end of this process for those
 
     async def _progress_reporter(self) -> None:
         # Replaces hivemind/optim/progress_tracker.py:_progress_reporter, which cannot be told to withdraw its report
         # and ends with a traceback when the DHT is closed first.
-        loop = asyncio.get_running_loop()
-        last_report, last_active_epoch, known = -math.inf, -math.inf, self.local_progress
-        stored: Any = concurrent.futures.Future()
-        stored.set_result(None)
+        loop, stored = asyncio.get_running_loop(), None
+        last_report, last_active_epoch, self._reported = -math.inf, -math.inf, self.local_progress
         while not self.shutdown_triggered.is_set():
-            pause = max(0.0, last_report + min(self.metadata_expiration, SILENCE) / 2 - get_dht_time())
-            await loop.run_in_executor(None, self.should_report_progress.wait, pause)
+            pause = last_report + min(self.metadata_expiration, SILENCE) / 2 - get_dht_time()
+            await loop.run_in_executor(None, self.should_report_progress.wait, max(0.0, pause))
             self.should_report_progress.clear()
-            while not self.shutdown_triggered.is_set() and (
-                not stored.done() or not self._is_report_due(known, get_dht_time() - last_report)
-            ):
-                await asyncio.sleep(_TICK)
+            while not self.shutdown_triggered.is_set():
+                pause = last_report + self._report_due_after - get_dht_time()
+                if stored is not None and not stored.done():
+                    await asyncio.sleep(_TICK)
+                elif pause > 0:
+                    await loop.run_in_executor(None, self._hurries.wait, pause)
+                    self._hurries.clear()
+                else:
+                    break
             progress, last_report = self.local_progress, get_dht_time()
-            if progress.samples_accumulated > 0 or progress.epoch != known.epoch or self._announced.is_set():
+            if progress.samples_accumulated > 0 or progress.epoch != self._reported.epoch or self._announced.is_set():
                 self._announced.clear()
                 last_active_epoch = self.global_epoch
-            known = progress
+            self._reported = progress
             if last_active_epoch < self.global_epoch - 1:
                 continue  # an auxiliary peer, or one that has long stopped training
             try:
@@ -278,18 +286,11 @@ class ProgressTracker(_ProgressTracker):
                 logger.debug(f"No longer reporting {self.training_progress_key}: {e!r}")
                 return
 
-    def _is_report_due(self, known: LocalTrainingProgress, age: float) -> bool:
-        """Whether to report again.
-
-        :param known: what the others know of this peer
-        :param age: of that, in seconds
-        """
-        now = self.local_progress
-        if now.epoch != known.epoch or self._announced.is_set() or self._aside.is_set():
-            return True
-        reckoned = known.samples_accumulated + (now.time - known.time) * known.samples_per_second
-        is_misled = abs(now.samples_accumulated - reckoned) > MISLED_BY * now.samples_per_second
-        return age >= REPORT_PERIODS[0 if is_misled else 1]
+    @property
+    def _report_due_after(self) -> float:
+        """Seconds from the last report to the next one, if nothing happens in between."""
+        is_urgent = self._announced.is_set() or self._aside.is_set()
+        return 0.0 if is_urgent else due_after(self.local_progress, self._reported or self.local_progress)
 
     def __del__(self) -> None:
         """Nothing: a tracker at work is held by its thread, and hivemind's method fails after a failed constructor."""

@@ -16,8 +16,10 @@ from hivemind.utils import get_dht_time
 from tiny import LOOPBACK
 
 from hivenb.engine.dht.dht import DHT
+from hivenb.engine.progress import report_pace
 from hivenb.engine.progress import tracker as module
 from hivenb.engine.progress.peer_reports import read_peers
+from hivenb.engine.progress.report_pace import AS_RECKONED
 from hivenb.engine.progress.tracker import METADATA_EXPIRATION, ProgressTracker
 from hivenb.errors import SwarmError
 
@@ -307,33 +309,32 @@ def test_an_epoch_ends_with_the_batch_whose_end_is_nearest(
     assert tracker.ready_to_update_epoch is is_ready
 
 
-@pytest.mark.parametrize(
-    ("now", "age", "is_due"),
-    [
-        (progress(300, 100.0, time=12.0), 0.5, False),
-        (progress(305, 104.0, time=12.0), 0.5, False),
-        (progress(300, 100.0, time=12.0), 1.0, True),
-        (progress(280, 95.0, time=12.0), 0.5, True),
-        (progress(280, 95.0, time=12.0), 0.05, False),
-        (progress(320, 110.0, time=12.0), 0.5, True),
-        (progress(0, 100.0, time=10.1, epoch=4), 0.0, True),
-    ],
-    ids=["as reckoned", "nearly so", "long ago", "behind", "behind, just told", "ahead", "a new epoch"],
-)
-def test_it_reports_when_the_others_would_reckon_wrongly(
-    make_tracker: Any, now: LocalTrainingProgress, age: float, is_due: bool
-) -> None:
-    tracker = make_tracker(start=False)
-    tracker.local_progress = now
-    assert tracker._is_report_due(progress(100, 100.0, time=10.0), age) is is_due
-
-
 def test_what_was_announced_or_withdrawn_is_reported_at_once(make_tracker: Any) -> None:
     tracker = make_tracker(start=False)
-    tracker.local_progress = known = progress(100, 100.0, time=10.0)
-    assert not tracker._is_report_due(known, 0.0)
+    tracker.local_progress = tracker._reported = progress(100, 100.0, time=10.0)
+    assert tracker._report_due_after == AS_RECKONED
     tracker.announce()
-    assert tracker._is_report_due(known, 0.0)
+    assert tracker._report_due_after == 0.0
     tracker._announced.clear()
+    assert tracker._report_due_after == AS_RECKONED
     tracker.step_aside()
-    assert tracker._is_report_due(known, 0.0)
+    assert tracker._report_due_after == 0.0
+
+
+def test_a_batch_that_misleads_the_others_is_reported_and_no_other_one(
+    make_tracker: Any, dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    monkeypatch.setattr(report_pace, "AS_RECKONED", 600.0)
+    tracker = make_tracker()
+
+    def reported() -> list[int]:
+        return [peer.samples for peer in read_peers(dht, run_id)]
+
+    tracker.report_local_progress(0, 10)
+    tracker.announce()
+    eventually(lambda: reported() == [10])
+    tracker.local_progress = tracker._reported  # a batch that comes as reckoned
+    tracker.should_report_progress.set()
+    eventually(lambda: not tracker.should_report_progress.is_set())
+    tracker.report_local_progress(0, 5_000)
+    eventually(lambda: reported() == [5_000])
