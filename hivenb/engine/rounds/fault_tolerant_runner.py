@@ -17,6 +17,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 
+from hivenb.engine.rounds.even_pace import EvenPace
 from hivenb.engine.rounds.exact_tensors import ExactKey
 from hivenb.engine.rounds.exchange_notes import ExchangeNotes
 from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer, PartRules
@@ -67,6 +68,8 @@ class FaultTolerantRunner(AllReduceRunner):
         self._bounds = None if rule == NONE else self._norm_bounds(usual, phase)
         check_average = None if self._bounds is None else self._bounds.check_average
         own_index = self.ordered_peer_ids.index(self.peer_id)
+        counts = zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True)
+        self._pace = EvenPace({peer: count for peer, count in counts if peer != self.peer_id})
         CheckedParts.of(self.tensor_part_container, self._refuse_average, check_average, own_index)
         self.tensor_part_reducer = self._reducer(largest_weights(self.sender_peer_ids), rule == CENTERED_CLIPPING)
 
@@ -171,6 +174,15 @@ class FaultTolerantRunner(AllReduceRunner):
             if (is_own or isinstance(e, (P2PDaemonError, OSError))) and peer_id in self.sender_peer_ids:
                 await self._ban_sender(peer_id)
             raise
+        finally:
+            self._pace.leave(peer_id)
+
+    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+        receiver = self.ordered_peer_ids[peer_index]
+        async for message in super()._generate_input_for_peer(peer_index):
+            await self._pace.turn_of(receiver)
+            yield message
+        self._pace.leave(receiver)
 
     async def _exchange_with(self, peer_id: PeerID) -> None:
         await super()._communicate_with_peer(peer_id)
