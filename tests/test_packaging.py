@@ -88,7 +88,7 @@ def test_an_installed_package_knows_its_version():
 def test_ci_and_readme_give_the_same_commands():
     ci, readme = (ROOT / ".ci" / "run").read_text().replace(" --quiet", ""), (ROOT / "README.md").read_text()
     install = 'pip install -e ".[test]" -c binder/constraints.txt'
-    without, with_processes = 'pytest -m "not process" -n auto', "pytest -m process -n 4 --dist loadfile"
+    without, with_processes = 'pytest -m "not process" -n auto', "pytest -m process -n 3 --dist loadfile"
     assert f"{install}\n{without} && {with_processes}\n" in readme
     assert all(f"{command}\n" in ci for command in (install, without, with_processes))
     fuzzer, minute = 'pip install -e ".[fuzz]" -c binder/constraints.txt', "python -m tests.fuzzing --seconds 60"
