@@ -83,6 +83,14 @@ class AllGather(FaultTolerantRunner):
         finally:
             await asyncio.gather(*sending, return_exceptions=True)  # they are in the notes
 
+    async def _communicate_with_peer(self, peer_id: PeerID) -> None:
+        try:
+            await super()._communicate_with_peer(peer_id)
+        finally:
+            # not where it is sent: of one who has left before, that never begins
+            for _ in range(self._count_for(peer_id) if peer_id in self._copied else 0):
+                self._copied[peer_id].release()
+
     async def _exchange_with(self, peer_id: PeerID) -> None:
         if peer_id != self.peer_id:
             await self._send_to(peer_id)
@@ -105,17 +113,13 @@ class AllGather(FaultTolerantRunner):
 
     async def _send_to(self, peer: PeerID) -> None:
         taken, count = 0, self._count_for(peer)
-        try:
-            answers = await self._get_peer_stub(peer).rpc_aggregate_part(self._copies_for(peer))
-            async for answer in aiter_with_timeout(answers, self.reducer_timeout):
-                if answer.code != averaging_pb2.AVERAGED_PART:
-                    raise AllreduceException(f"{peer} sent {averaging_pb2.MessageCode.Name(answer.code)}")
-                taken += 1
-            if taken != count:
-                raise AllreduceException(f"{peer} took {taken} parts of {count}")
-        finally:
-            for _ in range(count):
-                self._copied[peer].release()
+        answers = await self._get_peer_stub(peer).rpc_aggregate_part(self._copies_for(peer))
+        async for answer in aiter_with_timeout(answers, self.reducer_timeout):
+            if answer.code != averaging_pb2.AVERAGED_PART:
+                raise AllreduceException(f"{peer} sent {averaging_pb2.MessageCode.Name(answer.code)}")
+            taken += 1
+        if taken != count:
+            raise AllreduceException(f"{peer} took {taken} parts of {count}")
 
     async def _copies_for(self, peer: PeerID) -> AsyncIterator[averaging_pb2.AveragingData]:
         self.tensor_part_container._inputs_consumed_by_peer[self._own_index] = False  # they are for the others, too

@@ -11,8 +11,11 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream b
 
 import pytest
 import torch
+from fuzzing.averager_without_process import EVIL, GOOD, OWN, anew, gathered, run, step
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import AveragingStage
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import CompressionInfo, NoCompression
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
@@ -162,6 +165,29 @@ class TestTwoPeers:
         assert controls[0].result(60).keys() == {living.peer_id}
         assert set(has(living).tolist()) <= {1.0, 1.5}
         controls[1].cancel()
+
+
+async def _average_without_one_who_has_left() -> list[float]:
+    own = anew()
+    group = GroupInfo(b"group", (EVIL, OWN, GOOD), (gathered(), gathered(), gathered()))
+    own._matchmaking.step_control = step()
+    own._matchmaking._await_trigger(group)
+    tensor = torch.ones(3)
+    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
+    settings |= {"peer_fractions": (0.3, 0.3, 0.4), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
+    with own._register_allreduce_group(group):
+        runner = own._runner_of(group, [tensor], settings | {"are_of_ours": True})
+        assert type(runner) is AllGather
+        for peer in (EVIL, GOOD):
+            runner._left_out.add(peer)
+            await runner._ban_sender(peer)
+        await asyncio.wait_for(runner.average_into([tensor], 1.0), 30.0)
+        await runner._ending
+    return tensor.tolist()
+
+
+def test_nobody_waits_to_send_to_those_who_have_left_before() -> None:
+    assert run(_average_without_one_who_has_left()) == [1.0] * 3
 
 
 #: Of tensors that three peers still exchange like this, sent in several parts.
