@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import get_dht_time
 from tiny import LOOPBACK
 
@@ -275,17 +274,6 @@ def report_and_vanish(dht: DHT, run_id: str, expiration: float = METADATA_EXPIRA
     )
 
 
-def progress(samples: int, speed: float, time: float, epoch: int = 3) -> LocalTrainingProgress:
-    return LocalTrainingProgress(
-        peer_id=b"peer",
-        epoch=epoch,
-        samples_accumulated=samples,
-        samples_per_second=speed,
-        time=time,
-        client_mode=False,
-    )
-
-
 @pytest.mark.parametrize(
     ("remaining", "peers", "is_waited_for", "is_ready"),
     [
@@ -311,7 +299,7 @@ def test_an_epoch_ends_with_the_batch_whose_end_is_nearest(
 
 def test_what_was_announced_or_withdrawn_is_reported_at_once(make_tracker: Any) -> None:
     tracker = make_tracker(start=False)
-    tracker.local_progress = tracker._reported = progress(100, 100.0, time=10.0)
+    tracker._reported = tracker.local_progress
     assert tracker._report_due_after == AS_RECKONED
     tracker.announce()
     assert tracker._report_due_after == 0.0
