@@ -16,7 +16,7 @@ from hivemind.proto import averaging_pb2
 
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
-from hivenb.engine.optimizer.left_out_steps import LeavesOutSteps
+from hivenb.engine.optimizer.averaged_gradients import StepsWithAverages
 from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer
 from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
 from hivenb.engine.rounds.refused_parts import CheckedParts
@@ -31,7 +31,7 @@ def take_checks_away() -> None:
     """Let parts and averages of any numbers in, and steps be made with them."""
     FaultTolerantReducer._checked = lambda self, part_index, part, weight: (weight, 0.0)
     CheckedParts.check_part = lambda self, peer_index, part_index, part: None
-    LeavesOutSteps._load_averaged_gradients_into_optimizer_ = (
+    StepsWithAverages._load_averaged_gradients_into_optimizer_ = (
         hivemind.Optimizer._load_averaged_gradients_into_optimizer_
     )
 

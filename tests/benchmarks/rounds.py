@@ -33,7 +33,7 @@ from swarm_bench import (
 )
 
 from hivenb.engine.averagers import gradient_buffers
-from hivenb.engine.optimizer.left_out_steps import LeavesOutSteps
+from hivenb.engine.optimizer.averaged_gradients import StepsWithAverages
 from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer
 from hivenb.engine.rounds.refused_parts import CheckedParts
 from hivenb.options.checks import AGGREGATIONS
@@ -46,7 +46,7 @@ def without_checks(*args: Any) -> None:
     """As the strategy, in a process that takes what it is sent for what it should be."""
     FaultTolerantReducer._checked = lambda self, part_index, part, weight: (weight, 0.0)
     CheckedParts.check_part = lambda self, peer_index, part_index, part: None
-    LeavesOutSteps._load_averaged_gradients_into_optimizer_ = (
+    StepsWithAverages._load_averaged_gradients_into_optimizer_ = (
         hivemind.Optimizer._load_averaged_gradients_into_optimizer_
     )
     gradient_buffers.are_finite = lambda tensors: True

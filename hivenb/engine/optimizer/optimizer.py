@@ -10,27 +10,24 @@ from typing import Any
 
 import hivemind
 from hivemind.averaging import DecentralizedAverager
-from hivemind.utils import get_logger
 
 from hivenb.engine.averagers.gradient_averagers import has_state_of_its_own, own_factory
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
+from hivenb.engine.optimizer.averaged_gradients import StepsWithAverages
 from hivenb.engine.optimizer.catching_up import CatchingUp
 from hivenb.engine.optimizer.checkpoint import optimizer_state, restore_optimizer_state
 from hivenb.engine.optimizer.deadlines import GONE_WITHIN, default_next_chunk_timeout
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
 from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches
-from hivenb.engine.optimizer.left_out_steps import LeavesOutSteps
 from hivenb.engine.optimizer.step_clock import StepClock
 from hivenb.engine.optimizer.weighed_local_updates import WeighsLocalUpdates
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.engine.rounds.round import Round
 
-logger = get_logger(__name__)
 
-
-class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.Optimizer):
+class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemind.Optimizer):
     """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
 
     Takes the parameters of ``hivemind.Optimizer``
@@ -277,12 +274,6 @@ class Optimizer(LeavesOutBatches, LeavesOutSteps, WeighsLocalUpdates, hivemind.O
             # hivemind/optim/optimizer.py:_update_global_epoch would step with the gradients of the last batch alone
             self._load_local_gradients_into_optimizer()
         return began
-
-    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Round | None) -> None:
-        # hivemind's own steps with zeros after a failed round. The averager has this peer's own, and averages in places
-        outcome = self.rounds.average_gradients(maybe_step_control)
-        logger.log(self.status_loglevel, outcome.failed or f"Averaged gradients with {outcome.group_size} peers")
-        self._load_averaged_gradients_into_optimizer_()
 
     # -- catching up --------------------------------------------------------------------------------------------
 

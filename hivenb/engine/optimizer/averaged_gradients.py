@@ -1,4 +1,4 @@
-"""Epochs of the swarm that end without a step of the optimizer, since the gradients to step with are not finite."""
+"""Gradients that a round has averaged: waited for, looked at, and handed to the optimizer that steps with them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,28 @@ import torch
 from hivemind.utils import get_logger
 
 from hivenb.engine.averagers.finite import are_finite, where_not_finite
+from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
+from hivenb.engine.rounds.round import Round
 
 logger = get_logger(__name__)
 
 
-class LeavesOutSteps(hivemind.Optimizer):
-    """Base to put *before* ``hivemind.Optimizer``: no step is made with an average that is not finite.
+class StepsWithAverages(hivemind.Optimizer):
+    """Base to put *before* ``hivemind.Optimizer``: it steps with what a round has averaged, if that is finite.
 
     Each batch was looked at before, and all that came from others; but sums of finite numbers may be infinite.
     """
 
     grad_averager: Any
     state_averager: Any
+    rounds: AgreedRounds
+
+    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Round | None) -> None:
+        # Replaces the method of hivemind/optim/optimizer.py, which after a failed round steps with zeros, as gradients
+        # were reset when it began. The averager's tensors have this peer's own, and averages wherever those arrived.
+        outcome = self.rounds.average_gradients(maybe_step_control)
+        logger.log(self.status_loglevel, outcome.failed or f"Averaged gradients with {outcome.group_size} peers")
+        self._load_averaged_gradients_into_optimizer_()
 
     def _load_averaged_gradients_into_optimizer_(self) -> None:
         with self.grad_averager.get_tensors() as averaged:
