@@ -1,4 +1,4 @@
-"""Who of those on the swarm's list is really there: whoever has not reported for a second is asked.
+"""Who of those on the swarm's list is really there: whoever has not reported for some time is asked.
 
 A peer that leaves without a goodbye stays on the list until its last report expires, and each round of the others
 would wait for it until the deadline of matchmaking. A client is asked, too: it cannot be dialled, but as long as it is
@@ -22,13 +22,10 @@ from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MPFuture, get_logger
 
+from hivenb.engine.progress.pace import Pace
 from hivenb.engine.progress.round_trips import RoundTrips
 
 logger = get_logger(__name__)
-
-#: Seconds without a new report after which a peer is asked, and between two questions to it. One that trains reports
-#: once a second, unless its batches take longer.
-ASK_AFTER = 1.2
 
 #: Seconds between two questions to a peer that has gone or never answers, and of silence after which that one has gone.
 TRY_AGAIN_AFTER = 5.0
@@ -106,6 +103,17 @@ class _Sighting:
         self.failures = 0 if is_reached else self.failures + 1
         self.is_gone = not is_reached and (self.was_reached or silence >= TRY_AGAIN_AFTER)
 
+    def is_to_be_asked(self, silence: float, ask_after: float) -> bool:
+        """Whether it is time for a question.
+
+        :param silence: seconds since the last report
+        :param ask_after: of silence that it takes, and between two questions
+        """
+        is_in_doubt = not self.was_reached and self.failures >= MOST_FAILURES
+        pause = TRY_AGAIN_AFTER if self.is_gone or is_in_doubt else ask_after
+        is_silent = silence >= ask_after or not self.round_trips.is_known
+        return self.answer is None and is_silent and time.monotonic() - self.asked_at >= pause
+
 
 class FailureDetector:
     """Watches the peers of a swarm. To be used by one thread.
@@ -118,13 +126,19 @@ class FailureDetector:
         self._sightings: dict[bytes, _Sighting] = {}
 
     def find_gone(
-        self, reports: Iterable[LocalTrainingProgress], gone_after: float, unread: float = 0.0
+        self,
+        reports: Iterable[LocalTrainingProgress],
+        gone_after: float,
+        ask_after: float = Pace().silence,
+        unread: float = 0.0,
     ) -> frozenset[bytes]:
         """Ids of the peers that have gone without a goodbye. Does not wait: whoever is asked now is known later.
 
         :param reports: the last one of each peer, without this one's own
         :param gone_after: seconds without an answer after which a peer on a short line has gone, though nobody has
           ended the connection, such as one whose network was cut
+        :param ask_after: seconds without a new report after which a peer is asked, and between two questions to it. One
+          that trains reports more often, unless its batches take longer
         :param unread: seconds since those reports were read in which nobody has looked for newer ones: they are no
           silence of anybody's
         """
@@ -136,7 +150,9 @@ class FailureDetector:
             self._sightings.setdefault(peer, _Sighting())
         # whoever was asked longest ago comes first, as there may not be room for a question to everybody
         for peer in sorted(listed, key=lambda peer: self._sightings[peer].asked_at):
-            self._look_at(listed[peer], self._sightings[peer], gone_after, unread)
+            sighting = self._sightings[peer]
+            if sighting.is_to_be_asked(self._note(listed[peer], sighting, unread), ask_after):
+                self._ask(listed[peer], sighting, sighting.answers_within(gone_after))
         return frozenset(peer for peer in listed if self._sightings[peer].is_gone)
 
     def in_doubt(self, peer: bytes) -> bool:
@@ -167,7 +183,8 @@ class FailureDetector:
     def _unreached(self) -> list[bytes]:
         return [peer for peer, one in self._sightings.items() if not one.was_reached]
 
-    def _look_at(self, report: LocalTrainingProgress, sighting: _Sighting, gone_after: float, unread: float) -> None:
+    def _note(self, report: LocalTrainingProgress, sighting: _Sighting, unread: float) -> float:
+        """Know what is new of a peer; gives the seconds for which it has been silent."""
         now = time.monotonic()
         sighting.behind = min(sighting.behind + DRIFT * (now - sighting.looked_at), now - report.time)
         sighting.looked_at = now
@@ -179,11 +196,7 @@ class FailureDetector:
             if (seconds := _answer(sighting.answer)) is not None:
                 sighting.take_in(seconds, silence)
             sighting.answer = None
-        is_in_doubt = not sighting.was_reached and sighting.failures >= MOST_FAILURES
-        pause = TRY_AGAIN_AFTER if sighting.is_gone or is_in_doubt else ASK_AFTER
-        is_to_be_asked = silence >= ASK_AFTER or not sighting.round_trips.is_known
-        if sighting.answer is None and is_to_be_asked and now - sighting.asked_at >= pause:
-            self._ask(report, sighting, sighting.answers_within(gone_after))
+        return silence
 
     def _ask(self, report: LocalTrainingProgress, sighting: _Sighting, within: float) -> None:
         answers = (other.answer for other in self._sightings.values())

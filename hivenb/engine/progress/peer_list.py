@@ -13,6 +13,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
 
 from hivenb.engine.progress.failure_detector import FLOOD, FailureDetector
+from hivenb.engine.progress.pace import Pace
 from hivenb.engine.progress.peer_reports import Look, as_infos, parse_reports
 
 #: Called with the reports of peers and the ids of those that have gone; gives the ids of those who do not count.
@@ -36,6 +37,8 @@ class PeerList:
         self.look: Look | None = None
         #: seconds there and back on the longest line to another peer; 0 if that is not known. Any thread may read it
         self.round_trip = 0.0
+        #: how often each of them reports, and looks. Any thread may read it
+        self.pace = Pace()
         #: called each time the swarm was looked at, with the newest reports of the others whom rounds may wait for, and
         #: the ids of those that have gone without a goodbye; says whose reports do not count
         self.on_look: OnLook | None = None
@@ -49,7 +52,10 @@ class PeerList:
         """
         reports = self._one_of_each(reports_in(record))
         others = [report for key, report in reports.items() if key != own_key]
-        gone, too_many = self._detector.find_gone(others, gone_after), self._detector.too_many()
+        # a flood of those that are none, and never answer, is not to slow the others down
+        self.pace = Pace(1 + min(len(others), FLOOD + self._detector.answering))
+        gone = self._detector.find_gone(others, gone_after, self.pace.silence)
+        too_many = self._detector.too_many()
         self.round_trip = self._detector.round_trip
         reports = {key: report for key, report in reports.items() if report.peer_id not in too_many}
         self._others = [report for report in others if report.peer_id not in too_many]
@@ -64,11 +70,6 @@ class PeerList:
             self._keys.setdefault(report.peer_id, key)
         return {key: report for key, report in reports.items() if self._keys[report.peer_id] == key}
 
-    @property
-    def busy(self) -> int:
-        """How many peers have each other's reports checked, a flood of those that are none left aside."""
-        return 1 + FLOOD + self._detector.answering
-
     def look_for_the_gone(self, gone_after: float, reading_since: float) -> None:
         """See whether somebody has gone since the last look; a peer that does not answer holds up the next one.
 
@@ -78,7 +79,7 @@ class PeerList:
         if self.look is None:
             return
         unread = max(0.0, reading_since - self.look.taken_at)
-        gone = self._detector.find_gone(self._others, gone_after, unread)
+        gone = self._detector.find_gone(self._others, gone_after, self.pace.silence, unread)
         if gone != self._gone:
             self._tell_who_is_there(self.look, gone)
 

@@ -17,9 +17,9 @@ from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 from hivenb.engine.dht.dht import know_run
 from hivenb.engine.progress.answer import UNANSWERED, answer_of
 from hivenb.engine.progress.estimate import seconds_left
+from hivenb.engine.progress.pace import MAX_REFRESH_PERIOD
 from hivenb.engine.progress.peer_list import OnLook, PeerList, reports_in
 from hivenb.engine.progress.peer_reports import Look
-from hivenb.engine.progress.report_pace import AS_RECKONED, due_after
 from hivenb.errors import SwarmError
 
 logger = get_logger(__name__)
@@ -34,18 +34,12 @@ _TICK = 0.02
 #: Seconds between two looks at least: that others have ended the epoch is to be seen at once (hivemind's own is 0.5).
 MIN_REFRESH_PERIOD = 0.1
 
-#: Seconds between two looks at least for each peer that is there: each has all their reports checked by the others.
-REFRESH_PERIOD_OF_PEER = 0.05
-
 #: Seconds between two looks while this peer ends an epoch, in case somebody it waits for has gone. A look costs the
 #: peers of a run a core for about as long as a round of averaging does, and would slow it down.
 ENDING_REFRESH_PERIOD = 0.5
 
 #: Seconds between two looks for others while this peer believes to be alone (hivemind's own default is 3).
 DEFAULT_REFRESH_PERIOD = 0.5
-
-#: Seconds between two looks at most: a newcomer is to be seen before its second epoch (hivemind's own is 10).
-MAX_REFRESH_PERIOD = 3.0
 
 #: Seconds without a batch after which a peer takes itself off the list, unless its batches take about as long: it may
 #: validate, upload a file or be stuck, and each round of the others would wait for it.
@@ -149,7 +143,7 @@ class ProgressTracker(_ProgressTracker):
         with self._lock_counting:
             self._batch_size = max(0, samples_accumulated - self.local_progress.samples_accumulated)
             super().report_local_progress(local_epoch, samples_accumulated, *args, **kwargs)
-        if self._report_due_after < AS_RECKONED:
+        if self._report_due_after < self.list.pace.report_period:
             self._hurries.set()
         pause = time.monotonic() - self._counted_at  # none before the first
         self._longest_pause = max(0.9 * self._longest_pause, pause)
@@ -226,8 +220,7 @@ class ProgressTracker(_ProgressTracker):
             # hivemind would wait for max_refresh_period: it finds a peer, which is this one, or peers that have just
             # begun and whose speed is not known yet, and whose first epoch is over by then
             progress.next_fetch_time = get_dht_time() + self.default_refresh_period
-        reporting = min(progress.num_peers, self.list.busy)
-        soonest = min(REFRESH_PERIOD_OF_PEER * reporting, self.max_refresh_period)
+        soonest = min(self.list.pace.look_period, self.max_refresh_period)
         progress.next_fetch_time = max(progress.next_fetch_time, get_dht_time() + soonest)
         return progress
 
@@ -289,8 +282,9 @@ class ProgressTracker(_ProgressTracker):
     @property
     def _report_due_after(self) -> float:
         """Seconds from the last report to the next one, if nothing happens in between."""
-        is_urgent = self._announced.is_set() or self._aside.is_set()
-        return 0.0 if is_urgent else due_after(self.local_progress, self._reported or self.local_progress)
+        if self._announced.is_set() or self._aside.is_set():
+            return 0.0
+        return self.list.pace.report_due_after(self.local_progress, self._reported or self.local_progress)
 
     def __del__(self) -> None:
         """Nothing: a tracker at work is held by its thread, and hivemind's method fails after a failed constructor."""

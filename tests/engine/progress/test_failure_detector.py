@@ -20,7 +20,6 @@ from tiny import LOOPBACK
 
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.process.child_process import shared_locks_held
-from hivenb.engine.progress import failure_detector as module
 from hivenb.engine.progress.failure_detector import MAX_QUESTIONS, MAX_UNREACHED, FailureDetector
 from hivenb.engine.progress.tracker import GONE_AFTER
 
@@ -146,7 +145,7 @@ def test_one_that_a_look_misses_is_remembered(
     assert was_reached(detector, mortal_dht)
 
 
-def test_whoever_was_not_asked_for_want_of_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_was_not_asked_for_want_of_room_comes_first() -> None:
     """In a large swarm, those at the end of the list would never be asked."""
     questions: list[Future[bool]] = []
 
@@ -155,21 +154,18 @@ def test_whoever_was_not_asked_for_want_of_room_comes_first(monkeypatch: pytest.
         questions.append(Future())
         return questions[-1]
 
-    monkeypatch.setattr(module, "ASK_AFTER", 0.0)
     asked: list[bytes] = []
     detector = FailureDetector(cast(Any, SimpleNamespace(run_coroutine=be_asked)))
     reports = [report(PeerID(b"\x12\x20" + bytes([number] * 32))) for number in range(MAX_QUESTIONS + 2)]
-    detector.find_gone(reports, GONE_AFTER)
+    detector.find_gone(reports, GONE_AFTER, ask_after=0.0)
     assert asked == [one.peer_id for one in reports[:MAX_QUESTIONS]]
     for question in questions:
         question.set_result(True)
-    detector.find_gone(reports, GONE_AFTER)
+    detector.find_gone(reports, GONE_AFTER, ask_after=0.0)
     assert asked[MAX_QUESTIONS : MAX_QUESTIONS + 2] == [one.peer_id for one in reports[MAX_QUESTIONS:]]
 
 
-def test_nobody_is_asked_for_a_silence_in_which_nobody_listened(
-    monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
-) -> None:
+def test_nobody_is_asked_for_a_silence_in_which_nobody_listened(eventually: Callable[..., None]) -> None:
     """In a large swarm there are seconds between two looks at the reports, and all would be asked before each."""
     asked: list[float] = []
 
@@ -179,20 +175,19 @@ def test_nobody_is_asked_for_a_silence_in_which_nobody_listened(
         answered.set_result(0.01)
         return answered
 
-    monkeypatch.setattr(module, "ASK_AFTER", 0.2)
     detector = FailureDetector(cast(Any, SimpleNamespace(run_coroutine=be_asked)))
     peer = PeerID(b"\x12\x20" + bytes(32))
 
     first = report(peer)
-    eventually(lambda: detector.find_gone([first], GONE_AFTER) or detector.round_trip > 0)
+    eventually(lambda: detector.find_gone([first], GONE_AFTER, 0.2) or detector.round_trip > 0)
     count = len(asked)
     newest = report(peer)
     read_at = time.monotonic()
-    detector.find_gone([newest], GONE_AFTER)
+    detector.find_gone([newest], GONE_AFTER, 0.2)
     time.sleep(0.5)
-    detector.find_gone([newest], GONE_AFTER, unread=time.monotonic() - read_at)
+    detector.find_gone([newest], GONE_AFTER, 0.2, unread=time.monotonic() - read_at)
     assert len(asked) == count
-    detector.find_gone([newest], GONE_AFTER)
+    detector.find_gone([newest], GONE_AFTER, 0.2)
     assert len(asked) == count + 1
 
 

@@ -11,7 +11,8 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.dht.identity import id_of, new_identity
-from hivenb.engine.progress.failure_detector import MAX_UNREACHED
+from hivenb.engine.progress.failure_detector import FLOOD, MAX_UNREACHED
+from hivenb.engine.progress.pace import Pace
 from hivenb.engine.progress.peer_list import PeerList
 from hivenb.engine.progress.tracker import GONE_AFTER
 
@@ -52,6 +53,17 @@ def test_rounds_wait_for_nobody_who_does_not_answer_and_a_flood_is_not_counted(
         return seen[-1]
 
     eventually(lambda: [report.peer_id for report in look()] == [true])
+    look()
+    assert peers.pace.peers == 1 + FLOOD + 1, "they are not to slow it down"
+
+
+def test_the_more_are_on_the_list_the_more_seldom_each_reports(dht: DHT, joining_dht: DHT) -> None:
+    peers, own, other = PeerList(dht), dht.peer_id.to_bytes(), joining_dht.peer_id.to_bytes()
+    assert peers.pace == Pace(1)
+    peers.take_in(record(own=reported(own), other=reported(other)), b"own", GONE_AFTER)
+    assert peers.pace == Pace(2)
+    peers.take_in(record(), b"own", GONE_AFTER)
+    assert peers.pace == Pace(1)
 
 
 def test_silence_is_what_is_heard_while_somebody_listens(dht: DHT, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +75,7 @@ def test_silence_is_what_is_heard_while_somebody_listens(dht: DHT, monkeypatch: 
     assert peers.look is not None
     for seconds in (3.0, -3.0):  # until the next look began; it was under way already
         peers.look_for_the_gone(GONE_AFTER, reading_since=peers.look.taken_at + seconds)
-    assert [unread for _, _, unread in told[1:]] == [pytest.approx(3.0), 0.0]
+    assert [unread for *_, unread in told[1:]] == [pytest.approx(3.0), 0.0]
 
 
 def test_what_is_no_list_holds_nobody(dht: DHT) -> None:

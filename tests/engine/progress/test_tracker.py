@@ -15,10 +15,10 @@ from hivemind.utils import get_dht_time
 from tiny import LOOPBACK
 
 from hivenb.engine.dht.dht import DHT
-from hivenb.engine.progress import report_pace
+from hivenb.engine.progress import pace
 from hivenb.engine.progress import tracker as module
+from hivenb.engine.progress.pace import AS_RECKONED
 from hivenb.engine.progress.peer_reports import read_peers
-from hivenb.engine.progress.report_pace import AS_RECKONED
 from hivenb.engine.progress.tracker import METADATA_EXPIRATION, ProgressTracker
 from hivenb.errors import SwarmError
 
@@ -312,7 +312,7 @@ def test_what_was_announced_or_withdrawn_is_reported_at_once(make_tracker: Any) 
 def test_a_batch_that_misleads_the_others_is_reported_and_no_other_one(
     make_tracker: Any, dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
-    monkeypatch.setattr(report_pace, "AS_RECKONED", 600.0)
+    monkeypatch.setattr(pace, "AS_RECKONED", 600.0)
     tracker = make_tracker()
 
     def reported() -> list[int]:
@@ -326,3 +326,24 @@ def test_a_batch_that_misleads_the_others_is_reported_and_no_other_one(
     eventually(lambda: not tracker.should_report_progress.is_set())
     tracker.report_local_progress(0, 5_000)
     eventually(lambda: reported() == [5_000])
+
+
+def test_between_two_reports_it_rests(
+    make_tracker: Any, dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    monkeypatch.setattr(pace, "AS_RECKONED", 600.0)
+    looks: list[float] = []
+    due_after = ProgressTracker._report_due_after.fget
+    monkeypatch.setattr(
+        ProgressTracker, "_report_due_after", property(lambda self: looks.append(0.0) or due_after(self))
+    )
+    tracker = make_tracker()
+    tracker.report_local_progress(0, 10)
+    tracker.announce()
+    eventually(lambda: bool(read_peers(dht, run_id)))
+    tracker.local_progress = tracker._reported  # a batch that comes as reckoned
+    looks.clear()
+    tracker.should_report_progress.set()
+    eventually(lambda: bool(looks))
+    time.sleep(0.5)
+    assert len(looks) <= 3

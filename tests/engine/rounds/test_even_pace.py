@@ -6,9 +6,17 @@ import asyncio
 import contextlib
 
 import pytest
+import torch
+from fuzzing.averager_without_process import EVIL, GOOD, OWN, anew, gathered, run, step
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import CompressionInfo, NoCompression
 
 from hivenb.engine.rounds import even_pace
 from hivenb.engine.rounds.even_pace import LEAD, EvenPace
+from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
+
+#: Seconds for what takes a moment, or for ever.
+PATIENCE = 15.0
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +91,38 @@ def test_one_that_is_cancelled_while_it_waits_keeps_nobody() -> None:
         await asyncio.wait_for(send(pace, "slow", 20), 30)
 
     asyncio.run(check())
+
+
+def _runner_of_three() -> FaultTolerantRunner:
+    """One that has many parts for each of two others; to be called in the loop."""
+    own = anew()
+    group = GroupInfo(b"group", (EVIL, OWN, GOOD), (gathered(), gathered(), gathered()))
+    own._matchmaking.step_control = step()
+    own._matchmaking._await_trigger(group)
+    tensor = torch.ones(1_000)
+    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
+    settings |= {"peer_fractions": (0.3, 0.3, 0.4), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
+    runner = own._runner_of(group, [tensor], settings)
+    assert type(runner) is FaultTolerantRunner
+    return runner
+
+
+def test_a_round_sends_its_parts_so() -> None:
+    async def check() -> None:
+        runner = _runner_of_three()
+        counts = dict(zip(runner.ordered_peer_ids, runner.tensor_part_container.num_parts_by_peer, strict=True))
+        taken = {EVIL: 0, GOOD: 0}
+
+        async def take(receiver: object) -> None:
+            async for _ in runner._generate_input_for_peer(runner.ordered_peer_ids.index(receiver)):
+                taken[receiver] += 1
+
+        quick = asyncio.create_task(take(EVIL))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(quick), 0.5)
+        assert runner._pace.lead_of(EVIL) == taken[EVIL] == LEAD
+        await asyncio.wait_for(asyncio.gather(quick, take(GOOD)), PATIENCE)
+        assert taken == {receiver: counts[receiver] for receiver in taken}
+        runner.finalize(cancel=True)
+
+    run(check())
