@@ -100,10 +100,14 @@ class Peer:
         self.process.join(30)
 
     def tree(self) -> list[psutil.Process]:
-        """The process and all that descend from it."""
+        """The process and all that descend from it, but for torch's managers of shared memory.
+
+        They end by themselves, when they have removed what the others left in ``/dev/shm``: gigabytes after a while.
+        """
         try:
             main = psutil.Process(self.process.pid)
-            return [main, *main.children(recursive=True)]
+            everybody = [main, *main.children(recursive=True)]
+            return [process for process in everybody if "torch_shm_manag" not in process.name()]
         except psutil.NoSuchProcess:
             return []
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +234,28 @@ def test_swarms_of_several_sizes_are_compared_with_plain_hivemind(tmp_path: Path
     assert count == 2
     assert f"2 peers of plain hivemind make {calls:.1f} times the calls, and send {sent:.1f} times" in printed
     assert found["laws"] == [], "of so few, nothing is said of many"
+
+
+KILLS_A_PEER = """
+from bench_peer import Work
+from swarm_bench import starting
+
+if __name__ == "__main__":
+    with starting() as start:
+        peer = start(Work(target=64, step=0.01))
+        peer.wait_for_epoch(1)
+        print(*(process.pid for process in peer.tree()))
+"""
+
+
+def test_peers_that_are_killed_leave_nothing_in_shared_memory(
+    tmp_path: Path, eventually: Callable[[Callable[[], Any]], None]
+) -> None:
+    script = tmp_path / "kills_a_peer.py"
+    script.write_text(KILLS_A_PEER)
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command, environment = [sys.executable, str(script)], {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, env=environment)
+    owners = tuple(f"torch_{pid}_" for pid in done.stdout.split())
+    assert len(owners) >= 4, "it, its node and two averagers"
+    eventually(lambda: not [name for name in os.listdir("/dev/shm") if name.startswith(owners)])
