@@ -73,6 +73,8 @@ class TestCount:
 
     def test_it_is_said_now_and_then(self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(logging.getLogger("hivenb"), "propagate", True)
+        # pytest listens there, too, if it did not propagate before
+        monkeypatch.setattr(logging.getLogger("hivenb"), "handlers", [])
         now = [0.0]
         count = Count(lambda: now[0])
         with caplog.at_level(logging.WARNING, "hivenb"):
