@@ -19,8 +19,8 @@ MISLED, AS_RECKONED = 0.1, 1.0
 #: Seconds of this peer's work by which it may be ahead of what the others reckon with, or behind.
 MISLED_BY = 0.1
 
-#: Reports of a peer that have not come when it is asked whether it is there.
-MISSING = 1.2
+#: Seconds by which a report may be late, at least, before its peer is asked whether it is there.
+LATE = 0.2
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Pace:
     @property
     def silence(self) -> float:
         """Seconds without a new report after which a peer is asked whether it is there."""
-        return MISSING * self.report_period
+        return self.report_period + max(LATE, self.look_period / 2)
 
     def report_due_after(self, now: LocalTrainingProgress, reported: LocalTrainingProgress) -> float:
         """Seconds from a report to the next one, if nothing happens in between.
