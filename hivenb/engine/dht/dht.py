@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import pickle
 import time
 from collections.abc import Coroutine, Iterable
 from functools import partial
@@ -33,6 +32,7 @@ from hivenb.engine.dht.passes import InviteKey, Membership, membership_of
 from hivenb.engine.dht.reachability import Way, WayFound, answer_who_asks, start_reachable
 from hivenb.engine.dht.record_rules import Kind, RunRecords
 from hivenb.engine.dht.relaying import keep_place, start_relay
+from hivenb.engine.dht.requests import request_in
 from hivenb.engine.dht.restarts import Restarting
 from hivenb.engine.dht.secret import Secret
 from hivenb.engine.dht.signatures import SignatureValidator
@@ -259,11 +259,11 @@ class DHT(Restarting, hivemind.DHT):
                 asyncio.get_running_loop().remove_reader(self._inner_pipe.fileno())
                 return
             try:
-                method, args, kwargs = pickle.loads(message)
+                method, args, kwargs = request_in(message)
                 messages.put_nowait((method, getattr(self, method)(*args, **kwargs)))
             except Exception as e:
                 # An averager that died takes along the descriptors of the messages it had sent: nobody waits for
-                # their answer any more. Anything else in here came from the caller's own process.
+                # their answer any more. Whoever else has sent what cannot be read has been told.
                 logger.debug(f"Dropped a message that cannot be read: {e!r}")
 
 

@@ -17,6 +17,7 @@ from hivemind.dht import DHTNode
 from hivemind.utils import MPFuture, get_logger
 
 from hivenb.engine.dht.daemon import DaemonRecord, Earlier, addresses_of
+from hivenb.engine.dht.requests import RequestPipe
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.known_process import wait_for_exit
 from hivenb.engine.process.restart_count import RestartCount
@@ -106,7 +107,7 @@ class Restarting(WatchedProcess):
 
     @_outer_pipe.setter
     def _outer_pipe(self, pipe: Any) -> None:
-        self._pipe = pipe
+        self._pipe = RequestPipe(pipe)
 
     # -- when it has ended ----------------------------------------------------------------------------------------
 
