@@ -1,5 +1,5 @@
 """What a node of the DHT takes from others: of what stands under a peer's id, only what comes from that peer, and no
-more than it can hold."""
+more than it can hold. It waits for their answers by how long the last ones took."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from hivenb.engine.dht.checked_once import CheckedOnce
 from hivenb.engine.dht.checked_values import named
+from hivenb.engine.dht.patience import Patience, PatientStub
 from hivenb.engine.dht.record_rules import FROM_ONE, RULES, Kind, is_peer_id
 from hivenb.engine.dht.signatures import SignatureValidator
 
@@ -64,6 +65,8 @@ class Protocol(DHTProtocol):
 
     _brought: dict[tuple[bytes, bytes], dict[Any, float]]
     _taken: dict[bytes, frozenset[Any]]
+    #: how long the last answers of the others took
+    patience: Patience
 
     @classmethod
     def take_over(cls, made: DHTProtocol) -> None:
@@ -73,6 +76,10 @@ class Protocol(DHTProtocol):
         made.record_validator = CheckedOnce(getattr(made.record_validator, "_validators", ()))
         made.storage, made.cache = Storage(), Storage(made.cache.maxsize)
         made._brought, made._taken = {}, {}
+        made.patience = Patience()
+
+    def get_stub(self, peer: PeerID) -> PatientStub:
+        return PatientStub(super().get_stub(peer), peer, self.patience)
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:

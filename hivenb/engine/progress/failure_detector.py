@@ -17,11 +17,13 @@ from typing import Any
 
 import hivemind
 from hivemind.dht import DHTNode
+from hivemind.dht.protocol import DHTProtocol
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MPFuture, get_logger
 
+from hivenb.engine.dht.protocol import Protocol
 from hivenb.engine.progress.pace import Pace
 from hivenb.engine.progress.round_trips import RoundTrips
 
@@ -214,15 +216,17 @@ async def seconds_to_answer(peer: PeerID, is_client: bool, within: float, dht: h
     """In the DHT's process: how long a peer takes to answer; infinite if it does not.
 
     :param is_client: whether it accepts no connections, so that it can be asked only over one of its own
-    :param within: seconds
+    :param within: seconds, and beyond that what its last answers to the DHT have earned it
     """
     if is_client and not await _is_connected(peer, node):
         return math.inf
     request = dht_pb2.PingRequest(peer=node.protocol.node_info, validate=False)
+    stub = DHTProtocol.get_stub(node.protocol, peer)
+    within += node.protocol.patience.beyond(peer) if isinstance(node.protocol, Protocol) else 0.0
     for _ in range(2):  # the first question may go into a connection that is about to be closed
         asked_at = time.monotonic()
         try:
-            await node.protocol.get_stub(peer).rpc_ping(request, timeout=within)
+            await stub.rpc_ping(request, timeout=within)
         except P2PDaemonError as e:
             if not await _is_connected(peer, node):
                 logger.debug(f"{peer} cannot be dialled: {e!r}")
