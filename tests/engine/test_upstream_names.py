@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import hivemind
@@ -28,6 +29,7 @@ OTHERS = {
     **dict.fromkeys(("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), torch.optim.SGD([torch.zeros(1)])),
     "_semlock": multiprocessing.Lock(),
     "_count": multiprocessing.Lock()._semlock,  # type: ignore[attr-defined]
+    "_extra_reducers": ForkingPickler,
     "_buffers": torch.nn.Module(),
     "_non_persistent_buffers_set": torch.nn.Module(),
 }

@@ -45,7 +45,7 @@ class Patience:
 
         :param call: asks it; takes ``timeout``, in seconds
         :param allowed: seconds in any case
-        :raises asyncio.TimeoutError: if there is no answer in time
+        :raises TimeoutError: if there is no answer in time
         """
         timeout, began = allowed + max(self.beyond(peer), self._in_vain.get(peer, 0.0)), time.monotonic()
         try:
