@@ -40,14 +40,18 @@ class Patience:
         """Seconds that an answer of a peer may take, by its last ones, beyond what is allowed in any case."""
         return min(TIMES_AS_LONG * self._longest.get(peer, 0.0), LONGEST)
 
-    async def wait_for(self, peer: PeerID, call: Callable[..., Awaitable[Any]], allowed: float) -> Any:
-        """What a peer answers. One that did not answer in time is waited for longer next time, as it may have then.
+    def to_find_again(self, peer: PeerID) -> float:
+        """The same where nothing else waits: whoever did not answer in time may do so in more."""
+        return max(self.beyond(peer), self._in_vain.get(peer, 0.0))
 
-        :param call: asks it; takes ``timeout``, in seconds
-        :param allowed: seconds in any case
+    async def wait_for(self, peer: PeerID, call: Callable[..., Awaitable[Any]], timeout: float) -> Any:
+        """What a peer answers.
+
+        :param call: asks it; takes ``timeout``
+        :param timeout: seconds
         :raises TimeoutError: if there is no answer in time
         """
-        timeout, began = allowed + max(self.beyond(peer), self._in_vain.get(peer, 0.0)), time.monotonic()
+        began = time.monotonic()
         try:
             answer = await call(timeout=timeout)
         except asyncio.TimeoutError:
@@ -78,6 +82,8 @@ class PatientStub:
         call = getattr(self._stub, name)
 
         async def ask(request: Any, timeout: float) -> Any:
-            return await self._patience.wait_for(self._peer, partial(call, request), timeout)
+            # those who were struck off are pinged; values are asked for, and stored, where somebody waits
+            beyond = self._patience.to_find_again if name == "rpc_ping" else self._patience.beyond
+            return await self._patience.wait_for(self._peer, partial(call, request), timeout + beyond(self._peer))
 
         return ask

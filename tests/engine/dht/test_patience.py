@@ -27,6 +27,9 @@ class Answers:
         self._clock, self._seconds = clock, iter(seconds)
         self.given: list[float] = []
 
+    async def rpc_ping(self, request: Any, timeout: float) -> Any:
+        return await self.rpc_find(request, timeout)
+
     async def rpc_find(self, request: Any, timeout: float) -> Any:
         self.given.append(timeout)
         seconds = next(self._seconds)
@@ -44,14 +47,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def ask(answers: Answers, patience: Patience, peer: PeerID = PEER, count: int = 1) -> list[Any]:
-    stub = PatientStub(answers, peer, patience)
-    return [asyncio.run(_outcome(stub)) for _ in range(count)]
+def ask(answers: Answers, patience: Patience, name: str = "rpc_find", count: int = 1, peer: PeerID = PEER) -> list[Any]:
+    call = getattr(PatientStub(answers, peer, patience), name)
+    return [asyncio.run(_outcome(call)) for _ in range(count)]
 
 
-async def _outcome(stub: PatientStub) -> Any:
+async def _outcome(call: Any) -> Any:
     try:
-        return await stub.rpc_find("found", timeout=3.0)
+        return await call("found", timeout=3.0)
     except asyncio.TimeoutError:
         return None
 
@@ -70,26 +73,27 @@ def test_a_line_that_fills_up_is_waited_for_longer_and_longer_until_it_is_empty(
     assert answers.given[-1] < 3.5
 
 
-def test_whoever_was_waited_for_in_vain_has_more_time_to_answer_next_time(clock: list[float]) -> None:
-    answers = Answers(clock, 5.0, 5.0, 0.1, 0.1)
-    assert ask(answers, Patience(), count=4) == [None, "found", "found", "found"]
-    assert answers.given[:2] == [3.0, 6.0]
+def test_whoever_was_waited_for_in_vain_has_more_time_to_be_found_again(clock: list[float]) -> None:
+    answers, patience = Answers(clock, 5.0, 5.0, 5.0), Patience()
+    assert ask(answers, patience, "rpc_find") == [None]
+    assert ask(answers, patience, "rpc_ping") == ["found"]
+    assert ask(answers, patience, "rpc_find") == ["found"]
+    assert answers.given == [3.0, 6.0, pytest.approx(3.0 + TIMES_AS_LONG * 5.0)]
 
 
-def test_what_is_earned_by_answers_alone(clock: list[float]) -> None:
-    """Who asks whether somebody is there waits no longer for one that has fallen silent."""
-    patience = Patience()
-    answers = Answers(clock, 0.5, *[None] * 9)
+def test_nobody_waits_longer_for_one_that_has_fallen_silent(clock: list[float]) -> None:
+    patience, answers = Patience(), Answers(clock, 0.5, *[None] * 19)
     ask(answers, patience, count=10)
-    assert patience.beyond(PEER) == pytest.approx(TIMES_AS_LONG * 0.5)
-    assert max(answers.given) == 3.0 + LONGEST
-    assert patience.beyond(OTHER) == 0.0
+    assert max(answers.given) == pytest.approx(3.0 + TIMES_AS_LONG * 0.5)
+    ask(answers, patience, "rpc_ping", count=10)
+    assert max(answers.given) == 3.0 + LONGEST, "but for what is to find it again"
+    assert patience.beyond(OTHER) == patience.to_find_again(OTHER) == 0.0
 
 
 def test_what_is_known_of_peers_has_an_end(clock: list[float]) -> None:
     patience = Patience()
     for number in range(MOST_KNOWN + 9):
-        ask(Answers(clock, 1.0), patience, PeerID(b"\x12\x20" + number.to_bytes(32, "big")))
+        ask(Answers(clock, 1.0), patience, peer=PeerID(b"\x12\x20" + number.to_bytes(32, "big")))
     assert len(patience._longest) == MOST_KNOWN
 
 
