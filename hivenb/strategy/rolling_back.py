@@ -111,12 +111,14 @@ class RollsBack:
         """
         if self._optimizer is None or self._optimizer.local_epoch > to_come.at:
             return
-        self._to_come, self._is_reached = to_come, False
+        self._to_come, self._is_reached = to_come, self._optimizer.local_epoch == to_come.at
         self._latest_at = None if within is None else time.monotonic() + within
 
     def note_epoch(self, report: EpochReport) -> None:
         """This peer has ended an epoch by a step of its own."""
         self._is_reached = self._to_come is not None and report.epoch >= self._to_come.at
+        if self._optimizer is not None:  # what others download at this epoch is to be what all return to
+            self._optimizer.share_state(not self._is_reached)
         self._was_with_others = report.group_size > 1
 
     @property
@@ -136,12 +138,17 @@ class RollsBack:
         if optimizer is None or to_come is None or not self.is_return_due:
             return
         self._to_come = None
-        was_downloaded = optimizer.local_epoch >= to_come.at and not self._is_reached
-        if self.kept.epoch == to_come.to and not was_downloaded:
+        # at the very epoch of the return, a state that was downloaded may be of somebody that has not returned yet
+        has_gone_on = optimizer.local_epoch > to_come.at and not self._is_reached
+        if self.kept.epoch == to_come.to and not has_gone_on:
             self.roll_back(max(to_come.at, optimizer.local_epoch))
+            optimizer.share_state(True)
             return
-        self.loss_watch.forget_explosion()  # the state is downloaded from those who have returned, or was already
+        self.loss_watch.forget_explosion()
         optimizer.rounds.begin_anew()
+        if self._is_reached and not self.options.auxiliary:
+            optimizer.fall_behind()
+        # else the state of those who have returned was downloaded, or is as soon as they are seen ahead
         if self.on_return is not None:
             self.on_return(None)
 

@@ -34,9 +34,14 @@ class Ruinable(tiny.PacedModel):
         self.ruin: float | None = None
         self.ruin_from = 0
         self.has_ruined = threading.Event()
+        #: at the beginning of each batch: the epoch, whether the parameters are well, and whether others can have them
+        self.seen: list[tuple[int, bool, bool]] = []
 
     def on_train_batch_start(self, *args: Any) -> None:
-        if self.ruin is not None and self.trainer.strategy.hivemind_epoch >= self.ruin_from:
+        strategy = self.trainer.strategy
+        shares = strategy.optimizer.state_averager.allow_state_sharing
+        self.seen.append((strategy.hivemind_epoch, self.is_well, shares))
+        if self.ruin is not None and strategy.hivemind_epoch >= self.ruin_from:
             with torch.no_grad():
                 for parameter in self.parameters():
                     parameter.mul_(self.ruin)
@@ -169,3 +174,37 @@ def test_all_peers_return_together_and_one_without_that_state_downloads_it(start
         eventually(lambda: runs[0].strategy.last_epoch_report.group_size == 3, PATIENCE)
         for run in runs:
             run.stop()
+
+
+def test_peers_that_reach_the_epoch_of_a_return_before_anybody_has_returned_do_so(start, eventually, monkeypatch):
+    monkeypatch.setattr("hivenb.run.rolling_back.NOTICE", 1000.0)  # nobody is the first before that epoch
+    with (
+        hivenb.Swarm("first") as first,
+        hivenb.Swarm("second", initial_peers=first.invite) as second,
+        hivenb.Swarm("third", initial_peers=first.invite) as third,
+    ):
+        options = {"target_batch_size": 96, "roll_back": True}
+        runs = [start(first, **options)]
+        eventually(lambda: runs[0].status.epoch > 0, PATIENCE)
+        runs += [start(second, **options), start(third, **{**options, "keep_state_every": None})]
+        for run in runs:
+            eventually(lambda run=run: run.status.num_peers == 3 and run.status.step > 40, PATIENCE)
+        eventually(lambda: (runs[1].kept_epoch or 0) > 0 and runs[0].kept_epoch == runs[1].kept_epoch, PATIENCE)
+        # as if it had downloaded the state of that epoch from a peer that has not returned yet
+        monkeypatch.setattr(runs[1].strategy, "note_epoch", lambda report: None)
+        ruined_from = max(run.status.epoch for run in runs) + 2
+        for run in runs:
+            run.model.ruin_from, run.model.ruin = ruined_from, 1e3
+        eventually(lambda: returns(runs[0]), PATIENCE)
+        for run in runs:
+            assert run.wait(epochs=3, timeout=PATIENCE)
+            assert run.model.is_well
+        assert [bool(returns(run)) for run in runs] == [True, True, False]
+        eventually(lambda: runs[0].strategy.last_epoch_report.group_size == 3, PATIENCE)
+        for run in runs:
+            run.stop()
+        at = max(epoch for epoch, is_well, _ in runs[0].model.seen if not is_well)
+        for run in (runs[0], runs[2]):
+            of_then = [shares for epoch, is_well, shares in run.model.seen if epoch == at and not is_well]
+            assert set(of_then) == {False}, "a newcomer would download what is about to be left"
+            assert run.model.seen[-1][2], "its state is to be had again"

@@ -146,10 +146,14 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
         self.has_begun = True
         self.left_out.note(True)
         self.tracker.announce()
-        if self._shares_state and not self.client_mode and not self.auxiliary:
-            self.state_averager.allow_state_sharing = True
-            if has_state_of_its_own(self.grad_averager):
-                self.grad_averager.allow_state_sharing = True
+        self.share_state(True)
+
+    def share_state(self, shares: bool) -> None:
+        """Let peers that join download the state from here, if this peer is one that does; or not for a while."""
+        shares = shares and self._shares_state and not self.client_mode and not self.auxiliary
+        self.state_averager.allow_state_sharing = shares
+        if has_state_of_its_own(self.grad_averager):
+            self.grad_averager.allow_state_sharing = shares
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Accumulate the gradients of a batch, and end the epoch of the swarm if it is over; as ``hivemind`` does."""
@@ -286,6 +290,10 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
         :raises SwarmError: if no peer could be reached in several attempts
         """
         self._catching_up.take_over_state(**kwargs)
+
+    def fall_behind(self) -> None:
+        """Download the others' state before another batch counts, as one that has missed a round."""
+        self._catching_up.was_left_out = True
 
     # -- leaving ------------------------------------------------------------------------------------------------
 
