@@ -29,7 +29,7 @@ from hivenb.engine.progress.tracker import ProgressTracker
 BATCH = 32
 
 #: Seconds between two looks whether an epoch is over, so that it is seen when it is known and not when a batch is done.
-LOOK = 0.02
+LOOK = 0.04
 
 LOOPBACK: dict[str, Any] = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "auto_nat": False}
 
@@ -68,6 +68,17 @@ class Passed:
     asked: tuple[int, ...]
     answered: int
     group_size: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """More peers than before are known to be there, this one among them.
+
+    :param at: seconds of that clock
+    """
+
+    peers: int
+    at: float
 
 
 class Counts:
@@ -209,9 +220,8 @@ def _joined(addresses: Sequence[str], part: Part) -> Iterator[hivemind.DHT]:
 
 
 def take_part(connection: Any, addresses: Sequence[str], part: Part, count: int, folder: str) -> None:
-    """Join, wait for the order to begin, and take part until told to stop.
+    """Join, wait for the order to begin, and take part until told to stop; say how many peers are seen, and since when.
 
-    :param count: of peers, to say when this one has met them all
     :param folder: for what a killed process leaves behind
     """
     begin(folder)
@@ -222,13 +232,13 @@ def take_part(connection: Any, addresses: Sequence[str], part: Part, count: int,
         connection.send(("dht", dht.pid))
         connection.recv()
         peer = (WithOptimizer if part.averages else WithTracker)(dht, part)
-        has_met, epoch = False, 0
+        seen, epoch = 0, 0
         while not connection.poll():
             peer.batch()
             now = time.monotonic()
-            if not has_met and peer.tracker.global_progress.num_peers >= count:
-                has_met = True
-                connection.send(("met", now))
+            if peer.tracker.global_progress.num_peers > seen:
+                seen = peer.tracker.global_progress.num_peers
+                connection.send(("seen", Seen(seen, now)))
             if peer.epoch > epoch:
                 epoch = peer.epoch
                 connection.send(("epoch", Passed(epoch, now, counts.asked, counts.answered, peer.group_size)))

@@ -7,6 +7,7 @@ the peer that makes it, its answer included; bytes are those that its daemon sen
 
     python tests/benchmarks/large_swarms.py --json large_swarms.json
     python tests/benchmarks/large_swarms.py --rounds --peers 2 4 8 16 --plain 2 4 8
+    python tests/benchmarks/large_swarms.py --peers 64 --plain --lot 8 --epoch 20 --epochs 2
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 from control_plane import BATCH, KINDS, Part, Passed, take_part
@@ -45,7 +47,7 @@ class Row:
     :param epoch: seconds of one, as it was
     :param asked: remote calls of a peer in an epoch, on average, by :data:`control_plane.KINDS`
     :param answered: by the busiest peer, in an epoch
-    :param met: seconds from the order to begin until each saw all others; ``None`` if one never did
+    :param met: seconds from the last order to begin until each saw all others; ``None`` if one never did
     :param known: seconds from the first peer that ends an epoch to the last one, the median
     :param group_size: peers in a round, on average
     :param sent: bytes that a peer sends in an epoch, on average
@@ -95,12 +97,14 @@ class Course:
     :param step: seconds of a batch
     :param epochs: that count
     :param averages: whether they look for groups
+    :param lot: how many begin at a time, when all before them have met
     """
 
     epoch: float
     step: float
     epochs: int
     averages: bool
+    lot: int
 
 
 class Meter:
@@ -139,9 +143,7 @@ def measure(who: str, count: int, course: Course) -> Row:
             peers += [start(part, peers[:1], take_part, count) for _ in range(lot)]
             for peer in peers[-lot:]:
                 peer.wait_for("dht")
-        began = time.monotonic()
-        for peer in peers:
-            peer.tell("begin")
+        began = _begin(peers, course.lot, patience)
         first = settled_epoch(peers, patience)
         meter = Meter(peers)
         for peer in peers:
@@ -155,6 +157,22 @@ def measure(who: str, count: int, course: Course) -> Row:
     return replace(row, sent=statistics.mean(sent) / passed, most_sent=max(sent) / passed, cpu=cpu)
 
 
+def _begin(peers: Sequence[Peer], lot: int, patience: float) -> float:
+    """Let them begin; gives the time of the last order."""
+    for start in range(0, len(peers), lot):
+        have_begun, began = peers[: start + lot], time.monotonic()
+        for peer in have_begun[start:]:
+            peer.tell("begin")
+        if len(have_begun) < len(peers):
+            for peer in have_begun:
+                peer.wait_until(partial(_sees, peer, len(have_begun)), "it had met the others", patience)
+    return began
+
+
+def _sees(peer: Peer, count: int) -> bool:
+    return "seen" in peer.said and peer.said["seen"].peers >= count
+
+
 def _row(who: str, peers: Sequence[Peer], first: int, epochs: int, began: float) -> Row:
     last = first + epochs
     ends: list[tuple[Passed, Passed]] = [(peer.wait_for_epoch(first), peer.wait_for_epoch(last)) for peer in peers]
@@ -162,7 +180,7 @@ def _row(who: str, peers: Sequence[Peer], first: int, epochs: int, began: float)
         [(after - before) / epochs for before, after in zip(one.asked, other.asked, strict=True)] for one, other in ends
     ]
     all_ends = [[peer.wait_for_epoch(epoch).at for peer in peers] for epoch in range(first + 1, last + 1)]
-    met = max(peer.said.get("met", math.inf) for peer in peers) - began
+    have_met = all(_sees(peer, len(peers)) for peer in peers)
     sizes = [one.group_size for peer in peers for one in list(peer.epochs) if first < one.epoch <= last]
     return Row(
         who=who,
@@ -170,7 +188,7 @@ def _row(who: str, peers: Sequence[Peer], first: int, epochs: int, began: float)
         epoch=statistics.mean(other.at - one.at for one, other in ends) / epochs,
         asked=dict(zip(KINDS, (statistics.mean(kind) for kind in zip(*asked, strict=True)), strict=True)),
         answered=max(other.answered - one.answered for one, other in ends) / epochs,
-        met=met if math.isfinite(met) else None,
+        met=max(peer.said["seen"].at for peer in peers) - began if have_met else None,
         known=statistics.median(max(at) - min(at) for at in all_ends),
         group_size=statistics.mean(sizes),
     )
@@ -262,12 +280,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--epoch", type=float, default=10.0, help="seconds of an epoch")
     options.add_argument("--step", type=float, default=0.5, help="seconds of a batch")
     options.add_argument("--epochs", type=int, default=4, help="that count, after the start")
+    options.add_argument(
+        "--lot", type=int, default=10**6, help="peers that begin at a time, when those before have met"
+    )
     options.add_argument("--rounds", action="store_true", help="look for groups and average one number, too")
     given = options.parse_args(arguments)
     if given.quick:
-        given.peers, given.plain, given.epoch, given.step, given.epochs = [2, 3], [2], 2.0, 0.25, 2
+        given.peers, given.plain, given.lot = [2, 3], [2], 2
+        given.epoch, given.step, given.epochs = 2.0, 0.25, 2
     print(machine())
-    course = Course(given.epoch, given.step, given.epochs, given.rounds)
+    course = Course(given.epoch, given.step, given.epochs, given.rounds, given.lot)
     rows: list[Row] = []
     for count in sorted({*given.peers, *given.plain}):
         for who, counts in (("hivenb", given.peers), ("hivemind", given.plain)):
