@@ -23,7 +23,9 @@ class Stepping(RollsBack):
         progress = SimpleNamespace(num_peers=num_peers)
         self.options: Any = SimpleNamespace(roll_back=roll_back)
         self._optimizer: Any = SimpleNamespace(
-            left_out=LeftOutBatches(), tracker=SimpleNamespace(global_progress=progress)
+            left_out=LeftOutBatches(),
+            tracker=SimpleNamespace(global_progress=progress),
+            share_state=lambda shares: None,
         )
 
     def step(self, make: Callable[[], Any]) -> Any:
