@@ -119,7 +119,7 @@ def test_a_tutorial_has_its_pictures_and_no_widgets() -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The book as CI and the README build it, elsewhere."""
+    """The book as the README builds it, elsewhere."""
     builder = shutil.which("jupyter-book", path=str(Path(sys.executable).parent))
     if builder is None:
         pytest.skip("jupyter-book is not installed in this environment")

@@ -248,6 +248,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_peers_that_are_killed_leave_nothing_in_shared_memory(
     tmp_path: Path, eventually: Callable[[Callable[[], Any]], None]
 ) -> None:
