@@ -97,7 +97,7 @@ def test_ci_and_readme_give_the_same_commands():
     assert f"{minute} --seed 1\n" in ci
     install_book = 'pip install -e ".[book]" -c binder/constraints.txt'
     build_book = "jupyter-book build notebooks --path-output build/book -W -n --keep-going"
-    assert f"{install_book}\n{build_book}\n" in readme, "test_book.py builds it so"
+    assert f"{install_book}\n{build_book}\n" in readme, "and tests/test_book.py runs it"
     assert 'pip install -e ".[demo]" -c binder/constraints.txt && hivenb demo' in readme
     assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text()
 

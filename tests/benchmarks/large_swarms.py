@@ -97,14 +97,14 @@ class Course:
     :param step: seconds of a batch
     :param epochs: that count
     :param averages: whether they look for groups
-    :param lot: how many begin at a time, when all before them have met
+    :param lot: how many begin at a time, when all before them have met; ``None`` for all at once
     """
 
     epoch: float
     step: float
     epochs: int
     averages: bool
-    lot: int
+    lot: int | None
 
 
 class Meter:
@@ -140,10 +140,10 @@ def measure(who: str, count: int, course: Course) -> Row:
         peers: list[Peer] = []
         while len(peers) < count:
             lot = min(AT_A_TIME, count - len(peers)) if peers else 1
-            peers += [start(part, peers[:1], take_part, count) for _ in range(lot)]
+            peers += [start(part, peers[:1], take_part) for _ in range(lot)]
             for peer in peers[-lot:]:
                 peer.wait_for("dht")
-        began = _begin(peers, course.lot, patience)
+        began = _begin(peers, course.lot or count, patience)
         first = settled_epoch(peers, patience)
         meter = Meter(peers)
         for peer in peers:
@@ -280,9 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--epoch", type=float, default=10.0, help="seconds of an epoch")
     options.add_argument("--step", type=float, default=0.5, help="seconds of a batch")
     options.add_argument("--epochs", type=int, default=4, help="that count, after the start")
-    options.add_argument(
-        "--lot", type=int, default=10**6, help="peers that begin at a time, when those before have met"
-    )
+    options.add_argument("--lot", type=int, help="that begin at a time, when those before have met; by default all")
     options.add_argument("--rounds", action="store_true", help="look for groups and average one number, too")
     given = options.parse_args(arguments)
     if given.quick:

@@ -75,6 +75,26 @@ def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., TrainingRun]
         run.stop()
 
 
+@pytest.fixture
+def three_runs(start, eventually) -> Iterator[list[TrainingRun]]:
+    """All return by themselves; the first two have kept the same state, and the third keeps none."""
+    with (
+        hivenb.Swarm("first") as first,
+        hivenb.Swarm("second", initial_peers=first.invite) as second,
+        hivenb.Swarm("third", initial_peers=first.invite) as third,
+    ):
+        options = {"target_batch_size": 96, "roll_back": True}
+        runs = [start(first, **options)]
+        eventually(lambda: runs[0].status.epoch > 0, PATIENCE)
+        runs += [start(second, **options), start(third, **{**options, "keep_state_every": None})]
+        for run in runs:
+            eventually(lambda run=run: run.status.num_peers == 3 and run.status.step > 40, PATIENCE)
+        eventually(lambda: (runs[1].kept_epoch or 0) > 0 and runs[0].kept_epoch == runs[1].kept_epoch, PATIENCE)
+        yield runs
+        for run in runs:
+            run.stop()
+
+
 def returns(run: TrainingRun) -> list[str]:
     return [event.text for event in run.history.snapshot().events if event.kind == "rollback"]
 
@@ -147,64 +167,41 @@ def test_a_paused_run_returns_and_stays_paused(swarm, start, eventually):
 
 
 @pytest.mark.parametrize("factor", [1e3, pytest.param(float("nan"), marks=pytest.mark.long)])
-def test_all_peers_return_together_and_one_without_that_state_downloads_it(start, eventually, factor):
-    with (
-        hivenb.Swarm("first") as first,
-        hivenb.Swarm("second", initial_peers=first.invite) as second,
-        hivenb.Swarm("third", initial_peers=first.invite) as third,
-    ):
-        options = {"target_batch_size": 96, "roll_back": True}
-        runs = [start(first, **options)]
-        eventually(lambda: runs[0].status.epoch > 0, PATIENCE)
-        runs += [start(second, **options), start(third, **{**options, "keep_state_every": None})]
-        for run in runs:
-            eventually(lambda run=run: run.status.num_peers == 3 and run.status.step > 40, PATIENCE)
-        eventually(lambda: (runs[1].kept_epoch or 0) > 0 and runs[0].kept_epoch == runs[1].kept_epoch, PATIENCE)
-        with pytest.raises(TrainingError, match="cannot roll the run back"):
-            runs[1].roll_back()
-        before = [run.status.epoch for run in runs]
-        for run in runs:  # all in one epoch, as an average would have done
-            run.model.ruin_from, run.model.ruin = max(before) + 2, factor
-        eventually(lambda: returns(runs[0]), PATIENCE)
-        for run, epoch in zip(runs, before, strict=True):
-            assert run.wait(epochs=3, timeout=PATIENCE)
-            assert run.model.is_well
-            assert run.status.epoch > epoch
-        assert not returns(runs[2]), "it has downloaded the state"
-        eventually(lambda: runs[0].strategy.last_epoch_report.group_size == 3, PATIENCE)
-        for run in runs:
-            run.stop()
+def test_all_peers_return_together_and_one_without_that_state_downloads_it(three_runs, eventually, factor):
+    runs = three_runs
+    with pytest.raises(TrainingError, match="cannot roll the run back"):
+        runs[1].roll_back()
+    before = [run.status.epoch for run in runs]
+    for run in runs:  # all in one epoch, as an average would have done
+        run.model.ruin_from, run.model.ruin = max(before) + 2, factor
+    eventually(lambda: returns(runs[0]), PATIENCE)
+    for run, epoch in zip(runs, before, strict=True):
+        assert run.wait(epochs=3, timeout=PATIENCE)
+        assert run.model.is_well
+        assert run.status.epoch > epoch
+    assert not returns(runs[2]), "it has downloaded the state"
+    eventually(lambda: runs[0].strategy.last_epoch_report.group_size == 3, PATIENCE)
 
 
-def test_peers_that_reach_the_epoch_of_a_return_before_anybody_has_returned_do_so(start, eventually, monkeypatch):
+def test_peers_that_reach_the_epoch_of_a_return_before_anybody_has_returned_do_so(three_runs, eventually, monkeypatch):
+    runs = three_runs
     monkeypatch.setattr("hivenb.run.rolling_back.NOTICE", 1000.0)  # nobody is the first before that epoch
-    with (
-        hivenb.Swarm("first") as first,
-        hivenb.Swarm("second", initial_peers=first.invite) as second,
-        hivenb.Swarm("third", initial_peers=first.invite) as third,
-    ):
-        options = {"target_batch_size": 96, "roll_back": True}
-        runs = [start(first, **options)]
-        eventually(lambda: runs[0].status.epoch > 0, PATIENCE)
-        runs += [start(second, **options), start(third, **{**options, "keep_state_every": None})]
-        for run in runs:
-            eventually(lambda run=run: run.status.num_peers == 3 and run.status.step > 40, PATIENCE)
-        eventually(lambda: (runs[1].kept_epoch or 0) > 0 and runs[0].kept_epoch == runs[1].kept_epoch, PATIENCE)
-        # as if it had downloaded the state of that epoch from a peer that has not returned yet
-        monkeypatch.setattr(runs[1].strategy, "note_epoch", lambda report: None)
-        ruined_from = max(run.status.epoch for run in runs) + 2
-        for run in runs:
-            run.model.ruin_from, run.model.ruin = ruined_from, 1e3
-        eventually(lambda: returns(runs[0]), PATIENCE)
-        for run in runs:
-            assert run.wait(epochs=3, timeout=PATIENCE)
-            assert run.model.is_well
-        assert [bool(returns(run)) for run in runs] == [True, True, False]
-        eventually(lambda: runs[0].strategy.last_epoch_report.group_size == 3, PATIENCE)
-        for run in runs:
-            run.stop()
-        at = max(epoch for epoch, is_well, _ in runs[0].model.seen if not is_well)
-        for run in (runs[0], runs[2]):
-            of_then = [shares for epoch, is_well, shares in run.model.seen if epoch == at and not is_well]
-            assert set(of_then) == {False}, "a newcomer would download what is about to be left"
-            assert run.model.seen[-1][2], "its state is to be had again"
+    # as if it had downloaded the state of that epoch from a peer that has not returned yet
+    monkeypatch.setattr(runs[1].strategy, "note_epoch", lambda report: None)
+    ruined_from = max(run.status.epoch for run in runs) + 2
+    for run in runs:
+        run.model.ruin_from, run.model.ruin = ruined_from, 1e3
+    eventually(lambda: returns(runs[0]), PATIENCE)
+    for run in runs:
+        assert run.wait(epochs=3, timeout=PATIENCE)
+        assert run.model.is_well
+    assert [bool(returns(run)) for run in runs] == [True, True, False]
+    eventually(lambda: runs[0].strategy.last_epoch_report.group_size == 3, PATIENCE)
+    for run in runs:
+        run.stop()
+    at = max(epoch for epoch, is_well, _ in runs[0].model.seen if not is_well)
+    for run in (runs[0], runs[2]):
+        of_then = [shares for epoch, is_well, shares in run.model.seen if epoch == at and not is_well]
+        assert set(of_then) == {False}, "a newcomer would download what is about to be left"
+        assert run.model.seen[-1][2], "its state is to be had again"
+    assert all(shares for epoch, is_well, shares in runs[0].model.seen if epoch == at and is_well), "and at once"

@@ -1,0 +1,53 @@
+"""Whose state a peer goes on with when a return is due: its own copy, or that of the others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hivenb.strategy.rolling_back import RollsBack
+from hivenb.swarm.agreement.agreed_return import Return
+
+TO, AT = 10, 14
+
+
+class Returning(RollsBack):
+    """What of a strategy a return needs; it notes what it does."""
+
+    def __init__(self, local_epoch: int, has_copy: bool):
+        super().__init__()
+        self.done: list[str] = []
+        self.options: Any = SimpleNamespace(roll_back=False, auxiliary=False)
+        self._optimizer: Any = SimpleNamespace(
+            local_epoch=local_epoch,
+            tracker=SimpleNamespace(global_epoch=AT),
+            rounds=SimpleNamespace(begin_anew=lambda: None),
+            share_state=lambda shares: None,
+            fall_behind=lambda: self.done.append("downloads"),
+        )
+        self.kept.epoch = TO if has_copy else None
+
+    def roll_back(self, epoch: int | None = None) -> int:
+        self.done.append(f"returns at {epoch}")
+        return TO
+
+
+@pytest.mark.parametrize(
+    ("local_epoch", "has_copy", "done"),
+    [
+        (AT - 1, True, [f"returns at {AT}"]),
+        (AT - 1, False, []),  # it sees the others ahead
+        (AT, True, [f"returns at {AT}"]),
+        (AT, False, ["downloads"]),
+        (AT + 1, True, []),
+        (AT + 1, False, []),
+    ],
+    ids=str,
+)
+def test_who_learns_of_it_before_in_or_after_its_epoch(local_epoch: int, has_copy: bool, done: list[str]) -> None:
+    own = Returning(local_epoch, has_copy)
+    own.expect_return(Return(TO, AT))
+    own.return_if_due()
+    assert own.done == done
