@@ -51,3 +51,18 @@ def test_who_learns_of_it_before_in_or_after_its_epoch(local_epoch: int, has_cop
     own.expect_return(Return(TO, AT))
     own.return_if_due()
     assert own.done == done
+
+
+@pytest.mark.parametrize(
+    ("downloaded", "done"),
+    [
+        (AT, [f"returns at {AT}"]),  # maybe from somebody that has not returned yet
+        (AT + 1, []),
+    ],
+)
+def test_who_has_downloaded_a_state_since_then(downloaded: int, done: list[str]) -> None:
+    own = Returning(AT - 1, True)
+    own.expect_return(Return(TO, AT))
+    own._optimizer.local_epoch = downloaded
+    own.return_if_due()
+    assert own.done == done
