@@ -43,7 +43,10 @@ class _Follower(TrainingRun):
 
     def train_with(self, options: Options) -> None:
         """Train, or train on, with these options."""
+        if options.run_id != self.options.run_id:  # it was changed while that run had stopped
+            self.stop()
         self._options.follow(_trains_in_full(options))
+        self.start()
         self.resume()
 
 

@@ -4,10 +4,37 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
 
-from hivenb.options.options import Options
+import cloudpickle
+
+from hivenb.errors import OptionsError
+from hivenb.options.options import FIELDS, Options
+
+
+def pack_options(options: Options) -> bytes:
+    """Options, to be sent to another process.
+
+    :returns: them, pickled
+    :raises OptionsError: if they cannot be, with the name of the one that is to blame
+    """
+    try:
+        return cloudpickle.dumps(options)
+    except Exception as e:  # of any kind: it is the user's object that refuses
+        name, value = next(iter(_not_packable(options)), ("options", options))
+        raise OptionsError(
+            f"{name}={value!r} cannot be sent to the peers on this machine ({type(e).__name__}: {e}); keep open files, "
+            "locks and runs out of it, or remove those peers first"
+        ) from e
+
+
+def _not_packable(options: Options) -> Iterator[tuple[str, Any]]:
+    for name in FIELDS:
+        try:
+            cloudpickle.dumps(getattr(options, name))
+        except Exception:  # what it is has been said of the whole
+            yield name, getattr(options, name)
 
 
 class Follower(Protocol):
@@ -37,17 +64,39 @@ class Followers:
     def __contains__(self, follower: object) -> bool:
         return follower in self._followers
 
+    def check(self, options: Options) -> None:
+        """Refuse options of which those who are here cannot be told.
+
+        :raises OptionsError: if they cannot be sent to another process
+        """
+        if self._followers:
+            pack_options(options)
+
     def tell(self, options: Options) -> None:
-        """The run trains with these options from now on."""
+        """The run trains with these options from now on.
+
+        :raises OptionsError: if they cannot be sent to another process; nobody has been told then
+        """
         with self._lock:
-            self._told = options
             for follower in self._followers:
                 follower.begin(options)
+            self._told = options
 
     def end(self) -> None:
         """The run trains no more: who comes from now on is told nothing until it does again."""
         with self._lock:
             self._told = None
+
+
+class PeerOfRun(Protocol):
+    """A peer, and the run in which it takes part."""
+
+    @property
+    def run_id(self) -> str:
+        """Name of that run."""
+
+
+AnyPeer = TypeVar("AnyPeer", bound=PeerOfRun)
 
 
 class FollowedRun(Protocol):
@@ -72,3 +121,12 @@ class FollowedRun(Protocol):
     @property
     def followers(self) -> Followers:
         """Who follows its options."""
+
+
+def left_behind(peers: Iterable[AnyPeer], run: FollowedRun) -> tuple[AnyPeer, ...]:
+    """Those of some local peers that take part in a run of the same name, and follow another one.
+
+    :param peers: of the run's swarm
+    """
+    run_id = run.options.run_id
+    return tuple(peer for peer in peers if peer.run_id == run_id and peer not in run.followers)

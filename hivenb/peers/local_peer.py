@@ -11,11 +11,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from hivenb.engine.process.known_process import KnownProcess
 from hivenb.errors import LocalPeerError
 from hivenb.options.options import Options
+from hivenb.peers.followed_run import pack_options
 
 #: What multiprocessing takes for the exit code of all that were forked from a server that has ended, the living too.
 _UNKNOWN = 255
@@ -28,10 +27,11 @@ class LocalPeer:
     :param process: its process
     :param connection: for orders and reports
     :param log_path: where it writes what it logs
+    :param run_id: name of the run in which it takes part
     """
 
-    def __init__(self, number: int, process: Any, connection: Connection, log_path: Path):
-        self.number = number
+    def __init__(self, number: int, process: Any, connection: Connection, log_path: Path, run_id: str = ""):
+        self.number, self.run_id = number, run_id
         self._process, self._connection, self._log_path = process, connection, log_path
         # the fork server frees its number as soon as it has ended
         self._known = KnownProcess(process.pid)
@@ -75,8 +75,13 @@ class LocalPeer:
         self._wait_for_exit_code()
 
     def begin(self, options: Options) -> None:
-        """Tell it to train, with these options from now on. Returns at once, and may be called twice."""
-        if self._send("train", cloudpickle.dumps(options)):
+        """Tell it to train, with these options from now on. Returns at once, and may be called twice.
+
+        :raises OptionsError: if they cannot be sent to another process
+        """
+        packed = pack_options(options)
+        self.run_id = options.run_id
+        if self._send("train", packed):
             self._began = True
 
     def ask_to_leave(self) -> None:

@@ -8,12 +8,12 @@ import itertools
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 from hivenb._interrupts import interrupts_blocked
 from hivenb.errors import HivenbError, LocalPeerError
-from hivenb.peers.followed_run import FollowedRun, Followers
+from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.forking import fork_peer, wait_for_server
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peer_restarts import LocalPeerRestarts, WayIn
@@ -97,10 +97,10 @@ class LocalPeers:
         """Do not start this one again, if it is one of these: somebody wants it out."""
         self._restarts.forget(peer for peer in self._peers if peer.peer_id == peer_id)
 
-    def remove(self, count: int | None, followers: Followers | None = None) -> None:
+    def remove(self, count: int | None, these: Container[object] | None = None) -> None:
         """See :meth:`hivenb.Swarm.remove_local_peers`.
 
-        :param followers: of these alone
+        :param these: of these alone
         """
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
             raise LocalPeerError(f"cannot remove {count!r} peers; give a whole number, or None for all")
@@ -108,7 +108,7 @@ class LocalPeers:
         with self._working():
             try:
                 with self._changed:
-                    meant = [peer for peer in self._peers if followers is None or peer in followers]
+                    meant = [peer for peer in self._peers if these is None or peer in these]
                     leaving = meant[0 if count is None else max(0, len(meant) - count) :]
                     self._peers = tuple(peer for peer in self._peers if peer not in leaving)
                 self._restarts.forget(leaving)
@@ -177,12 +177,13 @@ class LocalPeers:
 
     def _launch(self, run: FollowedRun, way_in: WayIn, launched: list[LocalPeer]) -> None:
         number = next(self._numbers)
+        run_id = run.options.run_id
         recipe = make_recipe(run, self._ask_for(way_in), seed=number)
         log_path = Path(self._folder.name) / f"peer-{number}.log"
         wait_for_server()
         with interrupts_blocked():  # one in between would leave a peer that is nobody's
             process, connection = fork_peer(f"hivenb-peer-{number}", recipe, log_path)
-            launched.append(LocalPeer(number, process, connection, log_path))
+            launched.append(LocalPeer(number, process, connection, log_path, run_id))
 
     def _require_open(self) -> None:
         if self._is_closed:

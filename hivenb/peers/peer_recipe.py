@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
+import lightning
+from torch.utils.data import DataLoader
 
 from hivenb.errors import LocalPeerError
 from hivenb.options.options import Options
-from hivenb.peers.followed_run import FollowedRun
+from hivenb.peers.followed_run import FollowedRun, pack_options
 
 #: Trainer arguments that belong to the run in the notebook alone: one set of log files and checkpoints.
 _NOT_FOR_PEERS = (
@@ -21,6 +23,8 @@ _NOT_FOR_PEERS = (
     "max_epochs",
     "max_steps",
     "profiler",
+    "min_epochs",
+    "min_steps",
 )
 
 
@@ -51,14 +55,16 @@ def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> 
     :param initial_peers: what leads into the swarm: multiaddresses, or an invite
     :param seed: for the peer's own shuffle of the data
     :returns: a pickled :class:`PeerRecipe`
+    :raises OptionsError: if the options cannot be packed
     :raises LocalPeerError: if the model or the data cannot be packed
     """
+    pack_options(run.options)
     data = run.data[0] if isinstance(run.data, (tuple, list)) else run.data
     try:
         return cloudpickle.dumps(
             PeerRecipe(
                 model=copy.deepcopy(run.model).cpu(),
-                data=data,
+                data=_as_before_training(data),
                 options=run.options,
                 initial_peers=initial_peers,
                 trainer_kwargs={k: v for k, v in run.trainer_kwargs.items() if k not in _NOT_FOR_PEERS},
@@ -70,3 +76,14 @@ def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> 
             f"the model or the data cannot be sent to another process ({type(e).__name__}: {e}); keep open files, "
             "locks and generators out of them"
         ) from e
+
+
+def _as_before_training(data: Any) -> Any:
+    """The same data without what the Trainer of this process has put there, which cannot be packed."""
+    if isinstance(data, lightning.LightningDataModule):
+        data = copy.copy(data)
+        data.trainer = None
+    elif isinstance(data, DataLoader):
+        data = copy.copy(data)
+        data._iterator = None  # with persistent_workers, those that are at work
+    return data

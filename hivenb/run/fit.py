@@ -10,6 +10,7 @@ import lightning
 
 from hivenb.errors import TrainingError
 from hivenb.run.data import split_data
+from hivenb.run.length import require_way_to_go
 from hivenb.run.monitor import Monitor
 from hivenb.run.run_in_swarm import RunInSwarm
 from hivenb.run.trainer import make_trainer
@@ -37,6 +38,8 @@ class PreparedRun(RunInSwarm, Protocol):
 class Fit:
     """What one call of ``Trainer.fit`` works with; :class:`hivenb.TrainingRun` makes a new one at each start.
 
+    :param recorder: of the run
+    :param gate: of this start
     :param train: training data, as ``Trainer.fit`` takes it
     :param validation: validation data, if there is any
     """
@@ -44,6 +47,8 @@ class Fit:
     trainer: lightning.Trainer
     strategy: HivemindStrategy
     monitor: Monitor
+    recorder: Recorder
+    gate: Gate
     train: Any
     validation: Any
 
@@ -56,18 +61,24 @@ class Fit:
         """Train until the Trainer ends.
 
         :param checkpoint: to go on from, if any
-        :raises TrainingError: if the thread that watches the swarm has ended with an error meanwhile
+        :raises TrainingError: if the end that was set for it is that of the checkpoint, there was not one batch, or the
+          thread that watches the swarm has ended with an error meanwhile
         """
+        before = self.recorder.steps
         self.trainer.fit(model, self.train, self.validation, ckpt_path=checkpoint, weights_only=False)
         if (error := self.monitor.error) is not None:
             raise TrainingError(
                 f"the thread that watches the swarm has ended with {error!r}, an error of hivenb's own; please report "
                 "it. run.start() goes on from here"
             ) from error
+        if self.recorder.steps == before and (self.strategy.data_is_exhausted or not self.trainer.should_stop):
+            if not self.gate.has_begun:  # Lightning has left all out
+                require_way_to_go(self.trainer, self.trainer)
+            raise TrainingError("the training data gave no batches; is the dataset empty?")
 
     def end(self) -> None:
-        """Let the Trainer end at its next batch."""
-        self.trainer.should_stop = True
+        """Let training end at its next batch, where the gate is."""
+        # not by trainer.should_stop: Lightning would validate first, and keep to min_epochs and min_steps
         if self.optimizer is not None:
             self.optimizer.retire()
 
@@ -108,6 +119,6 @@ def prepare_fit(
     monitor.on_look = on_look
     monitor.tracker = lambda: strategy.optimizer and strategy.optimizer.tracker
     monitor.left_out = lambda: strategy.optimizer.rounds.reasons if strategy.optimizer else {}
-    fit = Fit(trainer, strategy, monitor, train, validation)
+    fit = Fit(trainer, strategy, monitor, recorder, gate, train, validation)
     monitor.on_error = lambda: gate.stop(fit.end)
     return fit

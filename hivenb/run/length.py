@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hivenb.errors import TrainingError
+
 if TYPE_CHECKING:
     from hivenb.figures.history import Event, Snapshot
 
@@ -50,6 +52,22 @@ def length_of(trainer: Any, snapshot: Snapshot, is_active: bool) -> Length:
     share, done, goal, unit = max(goals)  # the run ends at the first of them
     is_known = is_active and share >= _TOO_EARLY
     return Length(seconds, done, goal, unit, seconds * (1 - share) / share if is_known else None)
+
+
+def require_way_to_go(trainer: Any, since: Any) -> None:
+    """Refuse to train where there is nothing left to do.
+
+    :param trainer: Lightning's, with the end that was set for it
+    :param since: the one that has trained until now; it can be the same
+    :raises TrainingError: if that end is reached
+    """
+    for name, done in (("max_epochs", since.current_epoch), ("max_steps", since.global_step)):
+        end = getattr(trainer, name)
+        if end is not None and 0 < end <= done:
+            raise TrainingError(
+                f"the run has trained as long as it was to: {name}={end} is reached. For more, make a TrainingRun of "
+                f"the same model with a larger {name}; without one, it trains until it is stopped"
+            )
 
 
 def trained_seconds(events: Sequence[Event], now: float | None) -> float:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 
 from hivenb._fresh_locks import free_in_children
 from hivenb.engine.process.interrupts import BackgroundThread
+from hivenb.errors import LocalPeerError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hivenb.peers.local_peer import LocalPeer
     from hivenb.run.training import TrainingRun
 
@@ -28,11 +31,13 @@ class LocalCount:
     :param there: that run
     :param wanted: that are to run; the same unless work is under way
     :param error: why the last wish could not be met; empty if it could
+    :param restarts: whether those that die are started again
     """
 
     there: int
     wanted: int
     error: str = ""
+    restarts: bool = False
 
     @property
     def is_changing(self) -> bool:
@@ -63,7 +68,7 @@ class LocalPeerCount:
             wanted, error = self._wanted, self._error
         run = self._run()
         there = 0 if run is None else len(alive(run.local_peers))
-        return LocalCount(there, there if wanted is None else wanted, error)
+        return LocalCount(there, there if wanted is None else wanted, error, self._restart)
 
     def ask_for(self, count: int) -> None:
         """Let there be so many. Returns at once; what was asked for before does not count any more.
@@ -88,6 +93,7 @@ class LocalPeerCount:
             run.swarm.restart_local_peers(run, restart)
 
     def _work(self) -> None:
+        added: list[LocalPeer] = []
         while True:
             run = self._run()
             peers = () if run is None else run.local_peers
@@ -100,7 +106,8 @@ class LocalPeerCount:
             try:
                 if there < wanted:
                     # one by one: by then, another number may have been asked for
-                    run.swarm.add_local_peers(1, run, restart=self._restart)
+                    _require_alive(added)
+                    added += run.swarm.add_local_peers(1, run, restart=self._restart)
                 else:
                     run.swarm.remove_local_peers(_newest(peers, there - wanted), run)
             except Exception as e:  # whatever it is, it is shown; the thread has nobody to raise it to
@@ -120,6 +127,16 @@ def local_peer_count(run: TrainingRun) -> LocalPeerCount:
 def alive(peers: tuple[LocalPeer, ...]) -> tuple[LocalPeer, ...]:
     """Those that have not ended."""
     return tuple(peer for peer in peers if peer.state not in _ENDED)
+
+
+def _require_alive(added: Sequence[LocalPeer]) -> None:
+    """Refuse to go on where what was added has died: the next one would, too.
+
+    :raises LocalPeerError: with the last words of one that has
+    """
+    for peer in added:
+        if peer.state == "failed":
+            raise LocalPeerError(f"local peer {peer.number} has died, and no more are added: {peer.last_words}")
 
 
 def _newest(peers: tuple[LocalPeer, ...], count: int) -> int:

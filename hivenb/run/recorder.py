@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 #: Seconds between two points of the training loss. Reading a loss waits for the device, so it is not done each step.
 LOSS_INTERVAL = 0.1
+
+#: How names of validation metrics begin.
+_VALIDATION = re.compile(r"val(id|idation)?(?![a-z])", re.IGNORECASE)
 
 #: Seconds between two marks on batches that were left out.
 MARK_INTERVAL = 10.0
@@ -59,7 +63,9 @@ class Recorder(Callback):
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not torch.is_tensor(loss):
             return  # manual optimization may return nothing; what the module logs is recorded all the same
-        loss = loss.detach().float().mean()
+        # Lightning divides it by the number of batches whose gradients it sums up
+        divisor = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+        loss = divisor * loss.detach().float().mean()
         is_finite = loss.isfinite()
         # their sum and their number, on the device: one that is not finite would be the mean of all
         one = torch.stack([torch.where(is_finite, loss, 0.0), is_finite.float()])
@@ -132,12 +138,17 @@ class Recorder(Callback):
         for name, value in trainer.callback_metrics.items():
             # Lightning adds one or both of these when a metric is logged per step and per epoch
             base = name.removesuffix("_epoch").removesuffix("_step")
-            if base == "loss" or base.startswith("val") != validation or name.endswith("_step"):
+            if base == "loss" or _is_of_validation(base) != validation or name.endswith("_step"):
                 continue
             self._record(base, float(value))
 
     def _record(self, name: str, value: float) -> None:
         self._history.record(name, value, epoch=self.epoch, samples=self.samples)
+
+
+def _is_of_validation(metric: str) -> bool:
+    """Whether a metric is one of validation, by its name: ``val_loss``, ``val/acc``, ``validation_loss``."""
+    return _VALIDATION.match(metric) is not None
 
 
 def _samples(trainer: Any, batch: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import weakref
 from pathlib import Path
+from typing import Any
 
 import lightning
 import torch
@@ -21,6 +22,7 @@ class RunFolder:
         self.path = Path(folder.name)
         #: what another start goes on from; ``None`` while there is nothing
         self.checkpoint: Path | None = None
+        self._former: tuple[Path | None, int] = (None, 0)
         weakref.finalize(self, folder.cleanup)
 
     def begin_at(self, checkpoint: str | Path | None, epoch: int, is_active: bool) -> int:
@@ -32,6 +34,8 @@ class RunFolder:
         :returns: the epoch of the swarm from which the next start goes on
         :raises TrainingError: if it does, there is no such file, or it is something else
         """
+        if not is_active:
+            self._former = self.checkpoint, epoch
         if checkpoint is None:
             return epoch
         if is_active:
@@ -53,9 +57,22 @@ class RunFolder:
         self.checkpoint = Path(checkpoint).resolve()
         return epoch_of(optimizer) or 0
 
-    def keep_state(self, trainer: lightning.Trainer) -> None:
-        """Write down all that another start needs to go on, if training has got as far as having any."""
+    def take_back(self) -> int:
+        """Let the next start go on from where the last one was to: it failed before it had begun.
+
+        :returns: the epoch of the swarm from which that goes on
+        """
+        self.checkpoint, epoch = self._former
+        return epoch
+
+    def keep_state(self, trainer: lightning.Trainer, progress: dict[str, Any] | None = None) -> None:
+        """Write down all that another start needs to go on, if training has got as far as having any.
+
+        :param progress: where in the data it was stopped; by default where Lightning's loop is now
+        """
         if trainer.global_step > 0:
             path = self.path / "resume.ckpt"
+            if progress is not None:
+                trainer.fit_loop.load_state_dict(progress)
             trainer.save_checkpoint(path)
             self.checkpoint = path

@@ -102,6 +102,10 @@ class Gate(Callback):
 
     def __init__(self, stage: Stage, began: Callable[[], None], step_aside: Callable[[], None]):
         self._stage, self._began, self._step_aside = stage, began, step_aside
+        #: whether the Trainer has set everything up, and taken over the checkpoint that it goes on from
+        self.has_begun = False
+        #: where in the data training was stopped, as Lightning's loop keeps it; ``None`` while it was not
+        self.progress: dict[str, Any] | None = None
 
     def stop(self, end: Callable[[], None]) -> None:
         """Let training come to its end, from any thread.
@@ -114,9 +118,10 @@ class Gate(Callback):
                 end()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.has_begun = True
         with self._stage.changed:
             if self._stage.state is RunState.STOPPING:
-                trainer.should_stop = True
+                _end(trainer)
                 return
             self._stage.enter(RunState.TRAINING)
         self._began()
@@ -127,8 +132,15 @@ class Gate(Callback):
             self._step_aside()
             self._stage.wait_at_gate()
         if self._stage.state is RunState.STOPPING:
-            trainer.should_stop = True
+            self.progress = trainer.fit_loop.state_dict()  # afterwards, Lightning counts this pass as a whole one
+            _end(trainer)
             raise StopIteration  # what Lightning makes of a module's hook that skips the rest of this pass
 
     def on_train_batch_end(self, *args: Any) -> None:
         self._stage.notify()
+
+
+def _end(trainer: Any) -> None:
+    """Let the Trainer end, whatever it was to train at least; to be called where no batch is under way."""
+    trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+    trainer.should_stop = True

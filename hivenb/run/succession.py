@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hivenb._fresh_locks import free_in_children
 from hivenb.errors import TrainingError
+from hivenb.peers.followed_run import left_behind
 from hivenb.run.run_in_swarm import RunInSwarm
 
 if TYPE_CHECKING:
@@ -68,18 +69,25 @@ def claim_place(run: Neighbour) -> tuple[Neighbour, ...]:
             "its place. Two runs train side by side if each has a name: Options(run_id=...)",
             stacklevel=3,
         )
+    left = len(left_behind(run.swarm.local_peers, run)) - sum(len(other.local_peers) for other in older)
+    if left > 0:
+        warnings.warn(
+            f"{left} local peers of an older run named {run.options.run_id!r} are still in this swarm: they leave, as "
+            "this run takes its place",
+            stacklevel=3,
+        )
     _runs.add(run)
     return older
 
 
 def give_way(older: Sequence[Neighbour], newer: Neighbour) -> None:
-    """End runs whose place another one takes, with their local peers; returns when they have ended."""
+    """End runs whose place another one takes, and local peers of that name; returns when they have ended."""
     for run in older:
         logger.warning(f"the run {run.options.run_id!r} stops, as a newer one of the same name takes its place")
         run.history.mark("run", "replaced by a newer one")
         run.stop()
-        run.swarm.remove_local_peers(run=run)
         newer.history.mark("run", "took the place of an older one")
+    newer.swarm.remove_left_behind(newer)
 
 
 def _is_same_place(one: Neighbour, other: Neighbour) -> bool:

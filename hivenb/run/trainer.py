@@ -24,12 +24,14 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 def make_trainer(strategy: Any, folder: str, given: Mapping[str, Any], callbacks: Sequence[Callback]) -> Any:
     """A Trainer with what was given, over :data:`TRAINER_DEFAULTS`.
 
-    :param folder: for its files
+    :param folder: for its files, unless it was told to write checkpoints or logs: those go where Lightning puts them
     :param given: keyword arguments of ``lightning.Trainer``
     :param callbacks: that come after the given ones
     :raises Exception: what Lightning says if it cannot make one of them
     """
-    kwargs = {**TRAINER_DEFAULTS, "default_root_dir": folder, **given}
+    # what a person wants to have written outlives the run
+    root = {} if given.get("enable_checkpointing") or given.get("logger") else {"default_root_dir": folder}
+    kwargs = {**TRAINER_DEFAULTS, **root, **given}
     own = kwargs.pop("callbacks", None) or []
     own = list(own) if isinstance(own, (list, tuple)) else [own]
     return lightning.Trainer(strategy=strategy, callbacks=[*own, *callbacks], **kwargs)

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lightning
-
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.progress.estimate import seconds_left
 from hivenb.errors import TrainingError
@@ -21,10 +19,12 @@ from hivenb.peers.followed_run import Followers
 from hivenb.run.arguments import check_arguments, in_invited_run
 from hivenb.run.fit import Fit, prepare_fit
 from hivenb.run.followed_host import FollowsHost
+from hivenb.run.length import require_way_to_go
 from hivenb.run.recorder import Recorder
 from hivenb.run.rolling_back import RollingBack
 from hivenb.run.run_folder import RunFolder
 from hivenb.run.run_options import RunOptions
+from hivenb.run.shown_fit import ShowsFit
 from hivenb.run.shown_options import ShowsOptions
 from hivenb.run.stage import Gate, Stage
 from hivenb.run.status import RunState, RunStatus, status_of
@@ -37,10 +37,9 @@ from hivenb.swarm.swarm import Swarm, adopt
 if TYPE_CHECKING:
     from hivenb.engine.progress.peer_reports import PeerInfo
     from hivenb.peers.local_peer import LocalPeer
-    from hivenb.strategy.hivemind_strategy import HivemindStrategy
 
 
-class TrainingRun(ShowsOptions, FollowsHost):
+class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
     """Trains a model with the peers of a swarm, in a background thread, through a real ``lightning.Trainer``.
 
     Nothing happens before :meth:`start`. All methods may be called from any thread.
@@ -69,7 +68,6 @@ class TrainingRun(ShowsOptions, FollowsHost):
         self._rolling_back = RollingBack(self._stage, self.history)
         self._exception: BaseException | None = None
         self._recorder = Recorder(self.history)
-        self._fit: Fit | None = None
         self._thread: threading.Thread | None = None
         self._folder = RunFolder()
         adopt(swarm, self, options.run_id)
@@ -83,7 +81,8 @@ class TrainingRun(ShowsOptions, FollowsHost):
         leave. Runs of different names train side by side.
 
         :param checkpoint: a file that a Trainer has written, to go on from; as all pickles, it can run code
-        :raises TrainingError: if the data has no batches, another run trains this model, or the checkpoint is not there
+        :raises TrainingError: if the data has no batches, another run trains this model, the checkpoint is not there,
+          or the run has trained as long as it was to
         :raises SwarmError: if the swarm is closed
         :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
         """
@@ -97,6 +96,8 @@ class TrainingRun(ShowsOptions, FollowsHost):
                 return
             gate = Gate(self._stage, self._began, self._step_aside)
             fit = prepare_fit(self, str(self._folder.path), self._recorder, gate, self._on_epoch, self._look)
+            if self._fit is not None and checkpoint is None:
+                require_way_to_go(fit.trainer, self._fit.trainer)
             self._rolling_back.begin(fit.strategy)
             older = claim_place(self)
             adopt(self.swarm, self, self.options.run_id)
@@ -168,6 +169,7 @@ class TrainingRun(ShowsOptions, FollowsHost):
         :raises Exception: whatever ended the run
         """
         with self._stage.changed:
+            state = RunState(state)  # its value is equal to it
             self._stage.wait_until(lambda: self._state is state or not self._state.is_active, timeout)
             if self._exception is not None:
                 raise self._exception
@@ -215,16 +217,6 @@ class TrainingRun(ShowsOptions, FollowsHost):
         return self._exception
 
     @property
-    def strategy(self) -> HivemindStrategy | None:
-        """The strategy of the present or last start."""
-        return None if self._fit is None else self._fit.strategy
-
-    @property
-    def trainer(self) -> lightning.Trainer | None:
-        """The Trainer of the present or last start."""
-        return None if self._fit is None else self._fit.trainer
-
-    @property
     def advice(self) -> tuple[Advice, ...]:
         """What the figures of the run suggest to change; ``run.apply(**advice.changes)`` does it."""
         options = self.options  # before the history, where a change is marked
@@ -236,18 +228,9 @@ class TrainingRun(ShowsOptions, FollowsHost):
         return self.swarm.logs.tail()
 
     @property
-    def is_active(self) -> bool:
-        """Whether it is at work, or about to be."""
-        return self._state.is_active
-
-    @property
     def local_peers(self) -> tuple[LocalPeer, ...]:
         """Its peers on this machine that were added and not removed, whether they still run or not."""
         return tuple(peer for peer in self.swarm.local_peers if peer in self.followers)
-
-    def peers(self) -> tuple[PeerInfo, ...]:
-        """The peers of the run, as last seen while it was active."""
-        return () if self._fit is None or not self._state.is_active else self._fit.monitor.peers
 
     @property
     def status(self) -> RunStatus:
@@ -281,17 +264,14 @@ class TrainingRun(ShowsOptions, FollowsHost):
                 hosting = Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host)
                 self._options.join(hosting)
                 self._rolling_back.join(hosting)
-                steps_before = self._recorder.steps
                 fit(self.model, self._folder.checkpoint)
-                if self._recorder.steps == steps_before and (
-                    fit.strategy.data_is_exhausted or not fit.trainer.should_stop
-                ):
-                    raise TrainingError("the training data gave no batches; is the dataset empty?")
             except BaseException as e:  # surfaces at wait() and in the panel
                 failure = e
             try:
-                if fit.optimizer is not None:
-                    self._folder.keep_state(fit.trainer)
+                if fit.gate.has_begun:
+                    self._folder.keep_state(fit.trainer, fit.gate.progress)
+                elif failure is not None:
+                    self._recorder.epoch = self._folder.take_back()
             except Exception as e:
                 failure = failure or e
             fit.monitor.close()
@@ -319,6 +299,7 @@ class TrainingRun(ShowsOptions, FollowsHost):
 
     def _train_with(self, options: Options) -> None:
         """Go on with other options, on the training thread between two batches."""
+        self.followers.check(options)
         if self._fit is not None:
             self._fit.strategy.change_options(options)
         if self._state in (RunState.TRAINING, RunState.PAUSED):
@@ -337,10 +318,6 @@ class TrainingRun(ShowsOptions, FollowsHost):
     def _step_aside(self) -> None:
         if (optimizer := self._optimizer) is not None:
             optimizer.step_aside()
-
-    @property
-    def _optimizer(self) -> Any:
-        return None if self._fit is None else self._fit.optimizer
 
     @property
     def _state(self) -> RunState:

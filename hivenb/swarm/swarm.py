@@ -16,7 +16,7 @@ from hivenb.engine.dht.secret import Secret
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
 from hivenb.errors import SwarmError
 from hivenb.options.options import DEFAULT_RUN_ID
-from hivenb.peers.followed_run import FollowedRun
+from hivenb.peers.followed_run import FollowedRun, left_behind
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peers import LocalPeers
 from hivenb.swarm.blocking import BlocksPeers
@@ -244,6 +244,11 @@ class Swarm(BlocksPeers, Invites):
         """
         if self._local_peers is not None:
             self._local_peers.remove(count, None if run is None else run.followers)
+
+    def remove_left_behind(self, run: FollowedRun) -> None:
+        """Let peers on this machine leave that another run of the same name has added, be it gone or not."""
+        if self._local_peers is not None:
+            self._local_peers.remove(None, left_behind(self.local_peers, run))
 
     @property
     def local_peers(self) -> tuple[LocalPeer, ...]:

@@ -66,8 +66,8 @@ class PeersPanel:
         show_out: Callable[[str], None] = lambda peer_id: None,
     ) -> None:
         widgets = require_ipywidgets()
-        self._ask_for = ask_for
-        self._shown, self._is_closed = 0, False
+        self._ask_for, self._restart = ask_for, restart
+        self._shown, self._restarts, self._is_closed = 0, False, False
         self.slider = widgets.IntSlider(
             max=MAX_LOCAL,
             continuous_update=False,
@@ -83,7 +83,7 @@ class PeersPanel:
             layout=widgets.Layout(width="auto", margin="2px 28px 2px 12px"),
             **tooltip(_RESTART_TOOLTIP),
         )
-        self.restart.observe(lambda change: restart(change["new"]), names="value")
+        self.restart.observe(self._on_restart, names="value")
         self._remark = widgets.HTML(layout=widgets.Layout(margin="4px 0 0 16px"))
         self._trouble = widgets.HTML(layout=widgets.Layout(margin="0", display="none"))
         self._table = widgets.HTML(layout=widgets.Layout(margin="0", overflow="auto", max_height="240px"))
@@ -109,11 +109,19 @@ class PeersPanel:
             self.slider.max = max(self.slider.max, self._shown)
             self.slider.value = self._shown
 
+        if self._restarts != now.local.count.restarts:
+            self._restarts = self.restart.value = now.local.count.restarts
+
     def close(self) -> None:
         """Grey the slider out."""
         self._is_closed = True
         self.slider.disabled = self.restart.disabled = True
         self.blocking.close()
+
+    def _on_restart(self, change: Any) -> None:
+        if change["new"] != self._restarts:
+            self._restarts = change["new"]
+            self._restart(change["new"])
 
     def _on_slide(self, change: Any) -> None:
         if change["new"] != self._shown:

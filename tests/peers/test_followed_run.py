@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
+import pytest
+
+from hivenb.errors import OptionsError
 from hivenb.options import Options
-from hivenb.peers.followed_run import Followers
+from hivenb.peers.followed_run import Followers, pack_options
 
 FIRST, SECOND, THIRD = (Options(target_batch_size=size) for size in (64, 128, 256))
 
@@ -38,6 +42,27 @@ def test_who_comes_when_a_run_has_ended_waits_for_its_next_beginning():
     assert (early.told, late.told) == ([FIRST], [])
     followers.tell(THIRD)
     assert (early.told, late.told) == ([FIRST, THIRD], [THIRD])
+
+
+class Far:
+    """Is in another process."""
+
+    def begin(self, options):
+        pack_options(options)
+
+
+def test_options_that_cannot_be_sent_are_told_to_nobody():
+    followers, lock = Followers(), threading.Lock()
+    bad = FIRST.replace(scheduler_fn=lambda optimizer: lock)
+    followers.check(bad)  # nobody is there to hear of them
+    far, late = Far(), Note()
+    followers.add(far)
+    followers.tell(FIRST)
+    for ask in (followers.check, followers.tell):
+        with pytest.raises(OptionsError, match=r"scheduler_fn=.* cannot be sent to the peers on this machine"):
+            ask(bad)
+    followers.add(late)
+    assert late.told == [FIRST]
 
 
 def test_they_are_not_kept_alive():

@@ -3,10 +3,12 @@ from __future__ import annotations
 import threading
 
 import cloudpickle
+import lightning
 import pytest
 import tiny
+from torch.utils.data import DataLoader
 
-from hivenb.errors import LocalPeerError
+from hivenb.errors import LocalPeerError, OptionsError
 from hivenb.options import Options
 from hivenb.peers.followed_run import Followers
 from hivenb.peers.peer_recipe import make_recipe
@@ -29,6 +31,38 @@ def test_it_holds_what_a_peer_needs_and_not_what_is_the_runs_own():
     assert len(recipe.data) == len(run.data[0])
     for mine, packed in zip(run.model.parameters(), recipe.model.parameters(), strict=True):
         assert packed.equal(mine)
+
+
+class Data(lightning.LightningDataModule):
+    def train_dataloader(self):
+        return tiny.loader()
+
+
+def test_a_data_module_that_a_trainer_of_this_process_uses_can_travel():
+    run = Run()
+    run.data = Data()
+    lightning.Trainer(max_epochs=1, **tiny.QUIET).fit(tiny.TinyModel(), run.data)
+    packed = cloudpickle.loads(make_recipe(run, ADDRESSES, seed=1)).data
+    assert len(packed.train_dataloader()) == 8
+    assert run.data.trainer is not None
+
+
+@pytest.mark.process
+def test_so_can_a_loader_whose_workers_stay():
+    run = Run()
+    run.data = DataLoader([1.0] * 8, num_workers=1, persistent_workers=True)
+    iterator = iter(run.data)
+    packed = cloudpickle.loads(make_recipe(run, ADDRESSES, seed=1)).data
+    assert len(packed) == 8
+    assert run.data._iterator is iterator
+    iterator._shutdown_workers()
+
+
+def test_options_that_cannot_travel_are_named():
+    run, lock = Run(), threading.Lock()
+    run.options = run.options.replace(scheduler_fn=lambda optimizer: lock)
+    with pytest.raises(OptionsError, match=r"scheduler_fn=<function .*TypeError: .*lock.*keep open files"):
+        make_recipe(run, ADDRESSES, seed=1)
 
 
 def test_what_cannot_travel_is_a_clear_error():

@@ -21,6 +21,7 @@ class SlowSwarm:
         self.allowed = threading.Semaphore(0)
         self.begun = threading.Semaphore(0)
         self.failure = None
+        self.state = "training"
 
     def add_local_peers(self, count, run, restart):
         self.restart = restart
@@ -28,7 +29,9 @@ class SlowSwarm:
         assert self.allowed.acquire(timeout=10)
         if self.failure is not None:
             raise self.failure
-        self.local_peers += (SimpleNamespace(state="training"),) * count
+        new = tuple(SimpleNamespace(state=self.state, number=7, last_words="killed") for _ in range(count))
+        self.local_peers += new
+        return new
 
     def restart_local_peers(self, run, restart):
         self.restart = restart
@@ -81,6 +84,19 @@ def test_an_error_ends_the_work_and_is_told_until_something_else_is_asked_for(sl
     count.ask_for(1)
     assert count.now.error == ""
     slow.swarm.allowed.release()
+    eventually(lambda: count.now == LocalCount(1, 1))
+
+
+def test_those_that_die_are_not_replaced_without_end(slow, eventually):
+    count = LocalPeerCount(slow)
+    slow.swarm.state = "failed"
+    count.ask_for(3)
+    slow.swarm.allowed.release(5)
+    told = "LocalPeerError: local peer 7 has died, and no more are added: killed"
+    eventually(lambda: count.now == LocalCount(0, 0, told))
+    assert len(slow.swarm.local_peers) == 1
+    slow.swarm.state = "training"
+    count.ask_for(1)  # what has died before is no reason to refuse it
     eventually(lambda: count.now == LocalCount(1, 1))
 
 

@@ -64,6 +64,36 @@ def test_it_records_what_a_module_logs():
     assert snapshot.series["loss"].samples[-1] == 128
 
 
+class Named(tiny.TinyModel):
+    """Logs under names that begin as those of validation do."""
+
+    def training_step(self, batch, batch_idx):
+        self.log_dict({"value_loss": 1.0, "valves": 2.0})
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.log_dict({"val/acc": 3.0, "validation_loss": 4.0, "valid_f1": 5.0, "val": 6.0})
+
+
+def test_a_metric_is_of_validation_if_its_first_word_says_so():
+    _, history = record(Named(), limit_val_batches=0)
+    assert set(history.snapshot().series) == {"loss", "value_loss", "valves"}
+    _, history = record(Named())
+    assert {"val/acc", "validation_loss", "valid_f1", "val"} <= set(history.snapshot().series)
+
+
+class AlwaysOne(tiny.TinyModel):
+    """Its loss is one."""
+
+    def training_step(self, batch, batch_idx):
+        return 0 * super().training_step(batch, batch_idx) + 1
+
+
+def test_the_loss_is_that_of_the_module_however_many_batches_are_a_step():
+    _, history = record(AlwaysOne(), accumulate_grad_batches=4)
+    assert set(history.snapshot().series["loss"].values) == {1.0}
+
+
 def test_the_first_loss_is_that_of_the_first_batch():
     model = tiny.TinyModel()
     with torch.no_grad():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
+import threading
 
 import pytest
 import tiny
+import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 import hivenb
-from hivenb.errors import TrainingError
+from hivenb.errors import OptionsError, TrainingError
 from hivenb.options import Options
 from hivenb.run.status import RunState
 from hivenb.training import TrainingRun
@@ -33,10 +37,19 @@ def make(home):
         runs.append(TrainingRun(model, tiny.loader(), swarm=home, options=options, accelerator="cpu"))
         return runs[-1]
 
+    make_run.runs = runs
     yield make_run
     for run in runs:
         run.stop()
     home.remove_local_peers()
+
+
+class WiderModel(tiny.PacedModel):
+    """Has one parameter more."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = torch.nn.Parameter(torch.zeros(3))
 
 
 def marks(run: TrainingRun) -> list[str]:
@@ -77,6 +90,51 @@ def test_local_peers_of_the_old_run_leave_and_those_of_the_new_one_train_with_it
     eventually(lambda: home.local_peers == (stays,), PATIENCE)
     eventually(lambda: len(new.peers()) == 2 and new.history.snapshot().last("group_size") == 2, PATIENCE)
     assert old.local_peers == ()
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True], ids=["stopped", "gone"])
+def test_local_peers_of_a_run_that_has_ended_leave_as_well(make, home, eventually, is_forgotten):
+    old = make("ended")
+    home.add_local_peers(1, old)
+    old.start()
+    eventually(lambda: len(old.peers()) == 2, PATIENCE)
+    old.stop()
+    if is_forgotten:
+        old = None
+        make.runs.clear()
+        gc.collect()
+    new = make("ended", WiderModel())  # which would not go with theirs
+    with pytest.warns(UserWarning, match="1 local peers of an older run named 'ended' are still in this swarm"):
+        new.start()
+    assert new.wait(epochs=2, timeout=PATIENCE)
+    assert home.local_peers == ()
+    assert new.status.state is RunState.TRAINING
+
+
+def test_local_peers_follow_their_run_to_another_name(make, home, eventually):
+    run = make("first-name")
+    (local,) = home.add_local_peers(1, run)
+    run.start()
+    eventually(lambda: len(run.peers()) == 2, PATIENCE)
+    run.stop()
+    run.apply(run_id="second-name")
+    run.start()
+    eventually(lambda: len(run.peers()) == 2, PATIENCE)
+    eventually(lambda: run.history.snapshot().last("group_size") == 2, PATIENCE)
+    assert (local.state, local.run_id) == ("training", "second-name")
+
+
+def test_options_that_local_peers_cannot_follow_change_nothing(make, home):
+    run, lock = make("locked"), threading.Lock()
+    home.add_local_peers(1, run)
+    run.start()
+    assert run.wait(epochs=1, timeout=PATIENCE)
+    before = run.options
+    with pytest.raises(OptionsError, match="scheduler_fn="):
+        run.apply(scheduler_fn=lambda optimizer: lock and LambdaLR(optimizer, lambda epoch: 0.0))
+    assert run.options == before
+    assert run.strategy.options == before
+    assert run.wait(epochs=1, timeout=PATIENCE)
 
 
 def test_runs_of_different_names_train_side_by_side(make, home, eventually):

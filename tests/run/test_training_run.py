@@ -70,6 +70,31 @@ class Slow(tiny.TinyModel):
         return super().training_step(batch, batch_idx)
 
 
+class Validated(tiny.TinyModel):
+    """Tells when its first batch has begun, waits in it, and counts validations."""
+
+    def __init__(self):
+        super().__init__()
+        self.began, self.goes_on, self.validated = threading.Event(), threading.Event(), 0
+
+    def training_step(self, batch, batch_idx):
+        self.began.set()
+        assert self.goes_on.wait(PATIENCE)
+        return super().training_step(batch, batch_idx)
+
+    def on_validation_start(self):
+        self.validated += 1
+
+
+class Wider(tiny.TinyModel):
+    """Has parameters of other shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2, bias=False)
+        self.layer.bias = torch.nn.Parameter(torch.zeros(1))
+
+
 # -- before the start ---------------------------------------------------------------------------------------------
 
 
@@ -182,6 +207,24 @@ def test_a_run_with_an_end_finishes(make):
     assert not run.wait_for(RunState.TRAINING)
 
 
+def test_a_run_that_has_come_to_its_end_says_so_and_stays_as_it_is(make, tmp_path):
+    saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
+    run = make(max_epochs=1, callbacks=[saving], enable_checkpointing=True)
+    run.start()
+    assert run.wait(timeout=PATIENCE)
+    with pytest.raises(TrainingError, match=r"max_epochs=1 is reached\. For more, make a TrainingRun of"):
+        run.start()
+    assert (run.status.state, run.status.error) == (RunState.FINISHED, None)
+    another = make(max_steps=8)
+    another.start(tmp_path / "last.ckpt")
+    with pytest.raises(TrainingError, match="max_steps=8 is reached"):
+        another.wait(timeout=PATIENCE)
+    another.trainer_kwargs["max_steps"] = 12
+    another.start(tmp_path / "last.ckpt")
+    assert another.wait(timeout=PATIENCE)
+    assert another.status.step == 4
+
+
 def test_a_stop_ends_all_waiting(make):
     run = make(model=Slow())
     run.start()
@@ -207,7 +250,7 @@ def test_a_pause_holds_and_resume_goes_on(make, eventually):
     run.start()
     assert run.wait(steps=3, timeout=PATIENCE)
     run.pause()
-    assert run.wait_for(RunState.PAUSED, timeout=PATIENCE)
+    assert run.wait_for("paused", timeout=PATIENCE)  # as it is written
     held = run.status
     weights = tiny.parameters(run.model)
     assert not run.wait(steps=1, timeout=0.5)
@@ -276,6 +319,61 @@ def test_a_second_start_goes_on_from_where_it_was(make):
     assert snapshot.last("loss") < first_loss
     assert list(snapshot.series["loss"].epochs) == sorted(snapshot.series["loss"].epochs)
     assert [event.text for event in snapshot.events if event.kind == "run"][:3] == ["started", "stopped", "resumed"]
+
+
+def test_a_pass_that_is_stopped_goes_on_in_its_middle(make):
+    run = make(Slow(), tiny.loader(160), max_epochs=1)
+    run.start()
+    assert run.wait(steps=5, timeout=PATIENCE)
+    run.stop()
+    stopped = run.status.step
+    assert 5 <= stopped < 20
+    assert run.trainer.current_epoch == 0
+    run.start()
+    assert run.wait(timeout=PATIENCE)
+    assert (run.status.state, run.status.step) == (RunState.FINISHED, 20)
+
+
+@pytest.mark.parametrize("least", [{"min_steps": 10_000}, {"min_epochs": 10_000}, {}], ids=str)
+def test_a_stop_waits_for_no_validation_and_for_nothing_that_was_to_be_trained_at_least(make, least):
+    model = Validated()
+    run = make(model, (tiny.loader(), tiny.loader(seed=1)), **least)
+    run.start()
+    assert model.began.wait(PATIENCE)
+    run.stop(wait=False)  # in the middle of the first batch
+    model.goes_on.set()
+    assert run.wait(timeout=PATIENCE)
+    assert (run.status.state, run.status.step, model.validated) == (RunState.STOPPED, 1, 0)
+
+
+def test_a_wrong_checkpoint_is_forgotten(make, tmp_path):
+    run = make()
+    run.start()
+    assert run.wait(epochs=3, timeout=PATIENCE)
+    run.stop()
+    epoch, weights = run.status.epoch, tiny.parameters(run.model)
+    saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
+    other = make(Wider(), max_epochs=1, callbacks=[saving], enable_checkpointing=True)
+    other.start()
+    assert other.wait(timeout=PATIENCE)
+    run.start(tmp_path / "last.ckpt")
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        run.wait(timeout=PATIENCE)
+    assert run.status.epoch == epoch
+    run.start()
+    run.pause()
+    assert run.wait_for(RunState.PAUSED, timeout=PATIENCE)
+    assert run.strategy.hivemind_epoch == epoch
+    assert all(map(torch.equal, weights, tiny.parameters(run.model)))
+
+
+def test_what_was_to_be_written_outlives_the_run(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saving = ModelCheckpoint(save_last=True)
+    run = make(max_epochs=1, callbacks=[saving], enable_checkpointing=True)
+    run.start()
+    assert run.wait(timeout=PATIENCE)
+    assert saving.last_model_path == str(tmp_path / "checkpoints" / "last.ckpt")
 
 
 def test_a_run_of_another_session_goes_on_from_a_checkpoint(make, tmp_path):

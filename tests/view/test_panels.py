@@ -145,6 +145,15 @@ def test_peers_that_die_are_started_again_if_asked_to(scene: Any) -> None:
     assert panel.restart.disabled
 
 
+def test_whether_they_are_started_again_is_shown_wherever_it_was_said(scene: Any) -> None:
+    asked: list[bool] = []
+    panel, now = PeersPanel(lambda count: None, asked.append), DashboardState.of(scene)
+    for restarts in (True, False):
+        panel.update(replace(now, local=LocalPeersNow(LocalCount(there=0, wanted=0, restarts=restarts))))
+        assert panel.restart.value is restarts
+    assert asked == []
+
+
 def test_the_slider_asks_for_peers_and_follows_what_code_does(scene: Any) -> None:
     asked: list[int] = []
     panel = PeersPanel(asked.append)
