@@ -37,6 +37,8 @@ class _CheckedDownload(AveragerBase):
     extra_tensors: Any
     main_parameters: Any
     module_buffers: ModuleBuffers | None
+    #: states that were taken over
+    states_taken = 0
 
     def numbers_in_state(self) -> float:
         _, statistics = dump_optimizer_state(self.optimizer)
@@ -53,6 +55,7 @@ class _CheckedDownload(AveragerBase):
                 f"the state of the swarm does not fit this peer: {mismatch}. All peers need the same model, optimizer "
                 "and parameter groups, and either all or none of them a scheduler"
             )
+        self.states_taken += loaded is not None
         return loaded
 
 

@@ -30,6 +30,9 @@ logger = get_logger(__name__)
 #: Peers that are asked for their states in one download, at most.
 MOST_SOURCES = 8
 
+#: Seconds within which the averager's process says that the time for a download is up.
+ANSWERS_WITHIN = 5.0
+
 #: Epochs by which a state may be ahead of what the others report: reports come late.
 EPOCHS_AHEAD = 2
 
@@ -45,14 +48,14 @@ class Wanted:
     :param refused: ids of peers whose states are not to be had
     :param most_bytes: of a state
     :param compared: tensors of it about which others are asked, too
-    :param is_limited: whether the next message of a state is waited for only as long as any chunk
+    :param timeout: seconds that it may take; with it, the next message is waited for only as long as any chunk
     """
 
     newest: float
     refused: frozenset[bytes]
     most_bytes: float
     compared: int
-    is_limited: bool
+    timeout: float | None
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,9 @@ class DownloadsStates(AsksWitnesses):
     #: ``None`` if it is not known
     newest_epoch: Callable[[int], int] | None = None
 
+    #: whose state did not come in time; others are asked first
+    _too_slow: frozenset[PeerID] = frozenset()
+
     def numbers_in_state(self) -> float:
         """Numbers in this peer's own state, of which that of another one has about as many; infinity if not known."""
         return math.inf
@@ -100,8 +106,7 @@ class DownloadsStates(AsksWitnesses):
         for _ in range(MOST_SOURCES):
             most_bytes = 16 * self.numbers_in_state() + SLACK
             compared = len(getattr(self, "main_parameters", ()))
-            wanted = Wanted(self._newest() + 1, frozenset(refused), most_bytes, compared, timeout is not None)
-            loaded = self._ask_process(wanted, timeout)
+            loaded = self._ask_process(Wanted(self._newest() + 1, frozenset(refused), most_bytes, compared, timeout))
             if loaded is None:
                 break
             reason = self._why_refused(loaded)
@@ -161,11 +166,11 @@ class DownloadsStates(AsksWitnesses):
     def _newest(self, expected: int = 0) -> float:
         return math.inf if self.newest_epoch is None else self.newest_epoch(expected)
 
-    def _ask_process(self, wanted: Wanted, timeout: float | None) -> Download | None:
+    def _ask_process(self, wanted: Wanted) -> Download | None:
         answer: MPFuture[Download | None] = MPFuture()
         self._outer_pipe.send(("_download_state", [wanted], {"answer": answer}))
         try:
-            return answer.result(timeout)
+            return answer.result(None if wanted.timeout is None else wanted.timeout + ANSWERS_WITHIN)
         except (TimeoutError, concurrent.futures.TimeoutError):
             return None
 
@@ -174,16 +179,25 @@ class DownloadsStates(AsksWitnesses):
     async def _download_state(self, wanted: Wanted, answer: Any) -> None:
         loaded = None
         try:
-            sharing = await self._sharing_peers(wanted)
-            sources = [peer for peer in sharing if peer.to_bytes() not in wanted.refused]
-            for peer in sources[:MOST_SOURCES]:
-                try:
-                    loaded = await self._download_from(peer, wanted, [one for one in sharing if one != peer])
-                    break
-                except Exception as e:  # the next one may have it
-                    logger.warning(f"Could not download the state of peer {peer}: {e!r}")
+            # with its time, it ends here as well: another one would share the line with it
+            loaded = await asyncio.wait_for(self._download_from_any(wanted), wanted.timeout)
+        except asyncio.TimeoutError:
+            logger.warning(f"No state was downloaded within {wanted.timeout:.0f} s")
         finally:
             answer.set_result(loaded)
+
+    async def _download_from_any(self, wanted: Wanted) -> Download | None:
+        sharing = await self._sharing_peers(wanted)
+        sources = [peer for peer in sharing if peer.to_bytes() not in wanted.refused]
+        for peer in sorted(sources, key=self._too_slow.__contains__)[:MOST_SOURCES]:
+            try:
+                return await self._download_from(peer, wanted, [one for one in sharing if one != peer])
+            except asyncio.CancelledError:  # the time is up
+                self._too_slow |= {peer}
+                raise
+            except Exception as e:  # the next one may have it
+                logger.warning(f"Could not download the state of peer {peer}: {e!r}")
+        return None
 
     async def _sharing_peers(self, wanted: Wanted) -> list[PeerID]:
         """Whom to ask, those first that are furthest ahead."""
@@ -202,7 +216,7 @@ class DownloadsStates(AsksWitnesses):
         parts: list[Any] = []
         hearing: asyncio.Task[tuple[Testimony, ...]] | None = None
         try:
-            async for message in aiter_with_timeout(stream, timeout=chunk_timeout if wanted.is_limited else None):
+            async for message in aiter_with_timeout(stream, timeout=None if wanted.timeout is None else chunk_timeout):
                 if hearing is None and wanted.compared:  # the peer sends what it has now, and epochs may be short
                     hearing = asyncio.create_task(self._hear_witnesses(others, wanted.compared))
                 size += message.ByteSize()

@@ -98,13 +98,16 @@ class CatchingUp:
         own.state_averager.step(wait_for_delayed_updates=True)
         self.begin()
         with own.tracker.pause_updates():
-            began, sought = time.monotonic(), own.tracker.global_epoch
+            began, sought, taken_before = time.monotonic(), own.tracker.global_epoch, own.state_averager.states_taken
             position = f"This peer is at epoch {own.local_epoch} and the swarm at {sought}"
             download_in_attempts(partial(self._download, timeout=own.load_state_timeout, **kwargs), position)
             if self.claims.note_download(began, sought, own.local_epoch, self._others):
                 own.tracker.look_at_once()
+            # what a newcomer that could download nothing has at random is no state of the next epoch, if one behind
+            has_state = own.local_epoch > 0 or own.state_averager.states_taken > taken_before
+            self.was_left_out = not has_state and own.local_epoch < own.tracker.global_epoch and not self.is_hopeless
             # with steps in the background all peers are one behind
-            may_jump = own.delay_optimizer_step or self.is_hopeless
+            may_jump = has_state and (own.delay_optimizer_step or self.is_hopeless)
             is_one_behind = own.local_epoch == own.tracker.global_epoch - 1
             own.begin_epoch(own.tracker.global_epoch if may_jump and is_one_behind else own.local_epoch)
 

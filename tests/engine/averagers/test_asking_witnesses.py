@@ -90,7 +90,7 @@ def test_nobody_is_asked_any_longer_when_the_download_fails() -> None:
     async def download() -> None:
         stubs = Stubs(never, fails)
         with pytest.raises(OSError, match="the line is cut"):
-            await DownloadsStates._download_from(stubs, PEERS[0], Wanted(7.0, frozenset(), 1e6, 2, True), PEERS[1:2])  # type: ignore[arg-type]
+            await DownloadsStates._download_from(stubs, PEERS[0], Wanted(7.0, frozenset(), 1e6, 2, 1.0), PEERS[1:2])  # type: ignore[arg-type]
         await asyncio.wait_for(cancelled.wait(), 5)
 
     asyncio.run(download())

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 from hivemind.optim import state_averager as upstream
+from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
 from tiny import LOOPBACK, TinyModel
 
 from hivenb.engine.averagers import asking_witnesses
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
-from hivenb.engine.averagers.state_download import Download, DownloadsStates, ranked_sources
+from hivenb.engine.averagers.state_download import Download, DownloadsStates, Wanted, ranked_sources
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.errors import UnbelievedStateError
@@ -97,6 +98,61 @@ class TestRefused:
             assert "nan or inf" in str(self.why([bad], {"epoch": EPOCH}, own=mask))
         ruined = torch.full((3,), math.nan)
         assert "nan or inf" in str(self.why([ruined], {"epoch": EPOCH}, own=ruined))
+
+
+class Slow(DownloadsStates):
+    """An averager in its own process, with two sources of which some never end."""
+
+    def __init__(self, *never_end: PeerID):
+        self.never_end = never_end
+        self.asked: list[PeerID] = []
+        self.at_work = 0
+
+    async def _sharing_peers(self, wanted: Wanted) -> list[PeerID]:
+        return list(SOURCES)
+
+    async def _download_from(self, peer: PeerID, wanted: Wanted, others: Any) -> Download:
+        self.asked.append(peer)
+        self.at_work += 1
+        try:
+            await asyncio.sleep(60.0 if peer in self.never_end else 0.0)
+            return Download(peer.to_bytes(), {"epoch": EPOCH}, [])
+        finally:
+            self.at_work -= 1
+
+
+SOURCES = (PeerID(b"first"), PeerID(b"second"))
+
+
+class TestTime:
+    """That a download may take."""
+
+    async def download(self, averager: Slow, refused: frozenset[bytes] = frozenset()) -> Download | None:
+        answer: asyncio.Future[Download | None] = asyncio.get_running_loop().create_future()
+        await averager._download_state(Wanted(EPOCH, refused, 1e6, 0, 0.05), answer)
+        assert averager.at_work == 0, "nobody else shares the line with the next one"
+        return answer.result()
+
+    def test_who_takes_too_long_is_given_up_and_asked_after_the_others(self) -> None:
+        async def twice(averager: Slow) -> list[Download | None]:
+            return [await self.download(averager), await self.download(averager)]
+
+        averager = Slow(SOURCES[0])
+        first, second = asyncio.run(twice(averager))
+        assert first is None
+        assert second is not None
+        assert second.source == SOURCES[1].to_bytes()
+        assert averager.asked == [SOURCES[0], SOURCES[1]]
+
+    def test_but_it_is_asked_if_there_is_nobody_else(self) -> None:
+        async def twice(averager: Slow) -> Download | None:
+            await self.download(averager)
+            averager.never_end = ()
+            return await self.download(averager, frozenset({SOURCES[1].to_bytes()}))
+
+        loaded = asyncio.run(twice(Slow(*SOURCES)))
+        assert loaded is not None
+        assert loaded.source == SOURCES[0].to_bytes()
 
 
 Serve = Callable[..., Any]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +60,63 @@ class TestCalledFor:
         catching_up.begin()  # once more, since the first time
         assert catching_up.is_hopeless
         assert not catching_up.is_called_for
+
+
+class Downloading:
+    """An optimizer that downloads the state of the others, who are at epoch 1 or 5, or does not get any.
+
+    :param own: its epoch
+    :param others: theirs
+    :param found: of the state that there is; ``None`` for none
+    """
+
+    def __init__(self, own: int, others: int, found: int | None):
+        rounds = SimpleNamespace(take=lambda wait: None, leave=lambda wait: None)
+        self.participant = participant(
+            local_epoch=own,
+            rounds=rounds,
+            begin_epoch=self.begin_epoch,
+            delay_optimizer_step=True,
+            delay_grad_averaging=True,
+            load_state_timeout=1.0,
+            grad_averager=None,
+        )
+        self.participant.tracker.global_epoch = others
+        self.participant.tracker.pause_updates = contextlib.nullcontext
+        self.participant.tracker.look = None
+        averager = self.participant.state_averager
+        averager.states_taken = 0
+        averager.load_state_from_peers = self.download
+        averager.give_up_searches = lambda: None
+        self.found = found
+        self.catching_up = CatchingUp(self.participant)
+        self.catching_up.take_over_state()
+
+    def download(self, timeout: float) -> None:
+        if self.found is not None:
+            self.participant.state_averager.states_taken += 1
+            self.participant.local_epoch = self.found
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.participant.local_epoch = epoch
+
+
+class TestNothingToBeHad:
+    """With steps in the background, where all peers are one epoch behind those that have ended it."""
+
+    def test_who_has_a_state_goes_on_at_the_epoch_of_the_others(self) -> None:
+        assert Downloading(0, 1, found=0).participant.local_epoch == 1
+        assert Downloading(4, 5, found=None).participant.local_epoch == 5
+
+    def test_a_newcomer_does_not_take_what_it_began_with_for_it_and_tries_again(self) -> None:
+        downloading = Downloading(0, 1, found=None)
+        assert downloading.participant.local_epoch == 0
+        assert downloading.catching_up.is_called_for
+        assert not Downloading(0, 0, found=None).catching_up.is_called_for
+
+    def test_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "CATCHING_UP", -1.0)
+        assert not Downloading(0, 1, found=None).catching_up.is_called_for
 
 
 class TestAttempts:
