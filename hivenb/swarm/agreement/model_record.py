@@ -32,6 +32,12 @@ EXPIRATION = 300.0
 #: Seconds between two renewals.
 RENEWAL = 60.0
 
+#: Seconds within which a peer that trains reports anew.
+RENEWED_WITHIN = 60.0
+
+#: Seconds between two looks for that.
+_LOOK_AGAIN = 0.5
+
 #: Bytes of a description in one record, which also says how many records there are.
 _PART_BYTES = RECORD_BYTES - 16
 
@@ -100,18 +106,42 @@ def agree_on_model(
     :raises SwarmError: if the models differ, and the message names the first difference; or if the DHT does not answer
     """
     know_run(dht, run_id)
-    reports = parse_reports(RecordBoard(dht, f"{run_id}_progress", timeout=timeout).read())
-    others = {key for key, report in reports.items() if report.peer_id != dht.peer_id.to_bytes()}
-    # without others, what stands there is what somebody trained before: a corrected cell is to be run again
-    theirs = _model_of(dht, run_id, others, timeout) if others else None
-    if theirs is not None and theirs[0] != digest_of(ours):
-        difference = None if theirs[1] is None else first_difference(ours, theirs[1])
-        if theirs[1] is None or difference is not None:
+    seen: dict[Any, float] = {}
+    deadline = time.monotonic() + RENEWED_WITHIN
+    while True:
+        reported = _reported(dht, run_id, timeout)
+        if (difference := _difference(dht, run_id, ours, reported, timeout)) is None:
+            break
+        # who has just died, or was ended, is listed for a while; who trains reports anew
+        alive = [key for key, until in reported.items() if until > seen.setdefault(key, until)]
+        if alive or time.monotonic() > deadline:
+            if (difference := _difference(dht, run_id, ours, alive or reported, timeout)) is None:
+                break
             raise SwarmError(
-                f"the swarm trains another model in the run {run_id!r}: {difference or 'its parameters are others'}. "
-                "Build the same model as the others, or give this run a name of its own (run_id=...)"
+                f"the swarm trains another model in the run {run_id!r}: {difference}. Build the same model as the "
+                "others, or give this run a name of its own (run_id=...)"
             )
+        time.sleep(_LOOK_AGAIN)
     declare_model(dht, run_id, ours)
+
+
+def _reported(dht: hivemind.DHT, run_id: str, timeout: float) -> dict[Any, float]:
+    """Until when the reports of the others count that train in a run, by their owners."""
+    records = RecordBoard(dht, f"{run_id}_progress", timeout=timeout).read()
+    own = dht.peer_id.to_bytes()
+    others = (key for key, report in parse_reports(records).items() if report.peer_id != own)
+    return {key: records[key].expiration_time for key in others}
+
+
+def _difference(
+    dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape], owners: Collection[Any], timeout: float
+) -> str | None:
+    """In what the model of some peers differs, in words; ``None`` if peers can average them."""
+    # without others, what stands there is what somebody trained before: a corrected cell is to be run again
+    theirs = _model_of(dht, run_id, owners, timeout) if owners else None
+    if theirs is None or theirs[0] == digest_of(ours):
+        return None
+    return "its parameters are others" if theirs[1] is None else first_difference(ours, theirs[1])
 
 
 def declare_model(dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape]) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import signal
+import threading
 
 import lightning
 import pytest
@@ -132,6 +133,26 @@ def test_two_swarms_of_one_process_count_as_two_peers():
         while len(host.peers("models")) < 2 and get_dht_time() < deadline:
             runs[0].wait(timeout=0.2)
         assert len({peer.peer_id for peer in host.peers("models")}) == 2
+
+
+def test_who_has_died_is_waited_for_and_who_trains_is_not(swarm, eventually):
+    report = {"epoch": 0, "samples_accumulated": 1, "samples_per_second": 1.0, "client_mode": False}
+    report |= {"peer_id": swarm.dht.peer_id.to_bytes(), "time": get_dht_time()}
+    board = RecordBoard(swarm.dht, "ended_progress", expiration=4.0)
+    with hivenb.Swarm.join(swarm.invite, "guest") as guest:
+        declare_model(swarm.dht, "ended", (("a.weight", (5, 5)),))
+        board.write(board.owner, report)
+        eventually(lambda: guest.peers("ended") and RecordBoard(guest.dht, "ended_model").read())
+        agree_on_model(guest.dht, "ended", OURS)  # it reports no more
+        assert not guest.peers("ended")
+        board.write(board.owner, report)
+        eventually(lambda: guest.peers("ended"))
+        trains = threading.Timer(1.0, board.write, (board.owner, report))
+        trains.start()
+        with pytest.raises(SwarmError, match="another model"):
+            agree_on_model(guest.dht, "ended", OURS)
+        assert guest.peers("ended"), "it has not waited until that report was forgotten"
+        trains.join()
 
 
 def test_a_dht_that_does_not_answer_is_an_error_at_whichever_read(swarm, eventually, monkeypatch):
