@@ -15,6 +15,7 @@ from hivemind.utils import get_logger
 
 from hivenb.engine.dht.guard import EXPIRED, REFUSALS, SHOWN_OUT, STRANGER, Guard
 from hivenb.engine.dht.passes import PASS_BYTES
+from hivenb.engine.dht.stream_limits import UnprovenStreams
 
 logger = get_logger(__name__)
 
@@ -66,6 +67,7 @@ class GuardedClient(WatchfulClient):
     def __init__(self, client: Client, guard: Guard):
         super().__init__(client)
         self.guard = guard
+        self._unproven = UnprovenStreams()
 
     async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
         self._require(peer_id)
@@ -101,7 +103,8 @@ class GuardedClient(WatchfulClient):
     async def stream_handler(self, proto: str, handler_cb: Any, balanced: bool = False) -> None:
         async def guarded(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             shown, peer = b"", info.peer_id
-            with contextlib.suppress(asyncio.IncompleteReadError, OSError, TimeoutError, asyncio.TimeoutError):
+            too_late = (asyncio.IncompleteReadError, OSError, TimeoutError, asyncio.TimeoutError)
+            with self._unproven.waiting(peer, writer), contextlib.suppress(*too_late):
                 shown = await asyncio.wait_for(reader.readexactly(PASS_BYTES), PROVEN_WITHIN)
             if reason := self.guard.why_not(shown, peer):
                 logger.debug(f"{peer} opened {proto} and is not let in: {reason}")

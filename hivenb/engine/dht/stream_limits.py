@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from hivemind.p2p import P2P, PeerID
@@ -20,6 +22,42 @@ WITHIN = 30.0
 
 #: Bytes in a second of a message that has begun, at least.
 SLOWEST = 4096.0
+
+
+#: Streams open to one process, of one peer and in all, whose openers have proven nothing yet.
+MOST_UNPROVEN_OF_ONE, MOST_UNPROVEN = 16, 256
+
+
+class UnprovenStreams:
+    """Streams of which nobody knows yet who has opened them. Where there are too many, the oldest makes room.
+
+    Who belongs here proves it as soon as a message takes; who keeps others out by many streams keeps none of them long.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[asyncio.StreamWriter, PeerID] = {}
+
+    @contextlib.contextmanager
+    def waiting(self, peer: PeerID, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """Count a stream for as long as its opener has proven nothing; it may be closed meanwhile.
+
+        :param peer: who has opened it, as libp2p says
+        :param writer: of the stream
+        """
+        of_this_one = [one for one, opener in self._open.items() if opener == peer]
+        if len(of_this_one) >= MOST_UNPROVEN_OF_ONE:
+            self._close(of_this_one[0])
+        elif len(self._open) >= MOST_UNPROVEN:
+            self._close(next(iter(self._open)))
+        self._open[writer] = peer
+        try:
+            yield
+        finally:
+            self._open.pop(writer, None)
+
+    def _close(self, writer: asyncio.StreamWriter) -> None:
+        logger.debug(f"{self._open.pop(writer)} has proven nothing, and its stream makes room for another one")
+        writer.close()
 
 
 class SilentStreamError(asyncio.IncompleteReadError):

@@ -184,6 +184,21 @@ def test_a_stream_of_one_who_says_nothing_is_closed(monkeypatch: pytest.MonkeyPa
     talk(SECRET, None, conversation, plain=True)
 
 
+@pytest.mark.process
+def test_streams_of_one_who_says_nothing_make_room_for_each_other() -> None:
+    async def conversation(server: Echo, stub: Any, calling: P2P) -> None:
+        opened = [await calling.call_binary_stream_handler(stub._peer, "Echo.rpc_stream") for _ in range(20)]
+        reads = [asyncio.ensure_future(reader.read(1)) for _, reader, _ in opened]
+        closed = asyncio.as_completed(reads, timeout=guarded_client.PROVEN_WITHIN / 2)
+        assert [await next(closed) for _ in range(4)] == [b""] * 4
+        assert sum(read.done() for read in reads) == 4
+        for _, _, writer in opened:
+            writer.close()
+        assert server.asked == 0
+
+    talk(SECRET, None, conversation, plain=True)
+
+
 # -- whole peers --------------------------------------------------------------------------------------------------
 
 

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, PeerID
 from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
 from hivenb.engine.dht import stream_limits
 from hivenb.engine.dht.daemon import TiedP2P
-from hivenb.engine.dht.stream_limits import SilentStreamError, TimedReader
+from hivenb.engine.dht.stream_limits import SilentStreamError, TimedReader, UnprovenStreams
 
 
 @pytest.fixture
@@ -42,6 +43,40 @@ def test_the_first_word_and_what_has_begun_have_their_time_and_what_lies_between
             await slow
 
     asyncio.run(main())
+
+
+class Stream:
+    """A stream that somebody has opened."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_the_oldest_of_those_who_prove_nothing_make_room_for_others():
+    streams, opened = UnprovenStreams(), []
+
+    def opens(stack: ExitStack, peer: PeerID) -> Stream:
+        opened.append(Stream())
+        stack.enter_context(streams.waiting(peer, opened[-1]))  # type: ignore[arg-type]
+        return opened[-1]
+
+    with ExitStack() as stack:
+        good = opens(stack, PeerID(b"good"))
+        of_one = [opens(stack, PeerID(b"stranger")) for _ in range(1000)]
+        assert not good.is_closed, "one stranger can only close its own"
+        assert [one.is_closed for one in of_one] == [True] * 984 + [False] * 16
+        with streams.waiting(PeerID(b"late"), Stream()):  # type: ignore[arg-type]
+            pass  # it has shown its pass, and is no longer counted
+        for number in range(1000):
+            opens(stack, PeerID(f"stranger {number}".encode()))
+        assert sum(not one.is_closed for one in opened) == 256
+        assert not opened[-1].is_closed
+    last = Stream()
+    with streams.waiting(PeerID(b"stranger 1"), last):  # type: ignore[arg-type]
+        assert not last.is_closed, "those that have ended are not counted"
 
 
 @pytest.mark.process
