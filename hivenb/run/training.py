@@ -77,8 +77,9 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
     def start(self, checkpoint: str | Path | None = None) -> None:
         """Start to train, or go on from where :meth:`stop` or an error left it. Returns at once.
 
-        A run of the same name that trains in this swarm already is stopped first, with a warning, and its local peers
-        leave. Runs of different names train side by side.
+        In the middle of a pass through the data, it goes on with as many batches as were left; the loader begins anew.
+        A run of the same name that trains in this swarm already is stopped first, with a warning, and local peers of
+        that name leave that follow another run, even one that has ended. Runs of different names train side by side.
 
         :param checkpoint: a file that a Trainer has written, to go on from; as all pickles, it can run code
         :raises TrainingError: if the data has no batches, another run trains this model, the checkpoint is not there,

@@ -15,7 +15,12 @@ _COUNTED_FOR = 60.0
 
 #: What hivemind's averagers say whenever one round is scheduled while another one is looked for, which is how rounds
 #: in the background work; and what Lightning advertises.
-_NOISE = ("Another look_for_group is already in progress", "For seamless cloud logging and experiment tracking")
+_NOISE = (
+    "Another look_for_group is already in progress",
+    "For seamless cloud logging and experiment tracking",
+    # what a run does on purpose when it was stopped in the middle of a pass: as many batches follow as were left
+    "You're resuming from a checkpoint that ended before the epoch ended",
+)
 
 _CLOCK = re.compile(r"(\d\d:\d\d:\d\d) (.*)", re.DOTALL)
 

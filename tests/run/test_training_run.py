@@ -332,6 +332,7 @@ def test_a_pass_that_is_stopped_goes_on_in_its_middle(make):
     run.start()
     assert run.wait(timeout=PATIENCE)
     assert (run.status.state, run.status.step) == (RunState.FINISHED, 20)
+    assert not any("ended before the epoch ended" in line for line in run.log)
 
 
 @pytest.mark.parametrize("least", [{"min_steps": 10_000}, {"min_epochs": 10_000}, {}], ids=str)
