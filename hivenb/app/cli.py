@@ -35,8 +35,9 @@ Others may join meanwhile, with the line that is shown at the start.
 """
 
 JOIN = """\
-Joins a swarm with one more peer, which trains the task on data of its own shuffle. The invite is what
-`hivenb demo` shows at the start. The peer first downloads the state of the model from the others.
+Joins a swarm with one more peer, which trains one of hivenb's own tasks on data of its own shuffle. The invite is
+what `hivenb demo` shows at the start, or `swarm.invite` in a notebook that trains the same task; a model of your
+own joins in a notebook or a script. The peer first downloads the state of the model from the others.
 Ctrl-C leaves the swarm; the others go on.
 
 Nobody can join without the invite. A swarm is there for its own machine only, unless it was opened with --public.

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from hivenb.swarm.swarm import Swarm
     from hivenb.tasks import Task
 
-#: The demo and those who join it: whoever joins with another task is told so, instead of training alone elsewhere.
-RUN_ID = "hivenb-demo"
+#: What the swarm is called in this process. The run has the default name: by whatever invite somebody joins, of a
+#: demonstration, a notebook or a relay, they take part in its run, or are told that they train another model.
+_SWARM = "hivenb"
 
 #: Seconds that a peer waits for others when a group forms, and for a round of averaging. Peers on one machine or in
 #: one house need far less; a round that still goes wrong is over that much sooner than by default.
@@ -75,7 +76,7 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
 
     clock.lap("imports")
     terminal.show("opening a swarm ...")
-    with _closing(Swarm(RUN_ID, public=settings.public), terminal) as swarm:
+    with _closing(Swarm(_SWARM, public=settings.public), terminal) as swarm:
         run = _make_run(task, swarm, settings.accelerator)
         terminal.say(_how_to_join(swarm.invite, settings))
         if settings.peers:
@@ -115,7 +116,7 @@ def run_join(
     name: str | None,
     terminal: Terminal,
 ) -> None:
-    """Join a swarm and train with it, until interrupted or for a number of its epochs.
+    """Join the run that an invite leads to and train with it, until interrupted or for a number of its epochs.
 
     :param invite: what ``hivenb demo`` printed, or ``Swarm.invite`` gave
     :param task_name: the task that the swarm trains
@@ -126,7 +127,7 @@ def run_join(
     :param terminal: where to show how it goes
     :raises InviteError: if the invite cannot be read
     :raises NotInvitedError: if the swarm is private, and only addresses were given
-    :raises SwarmError: if nobody answers
+    :raises SwarmError: if nobody answers, or the others train another model
     :raises HivenbError: if training fails
     """
     from hivenb.swarm.invite import read_invite
@@ -136,10 +137,11 @@ def run_join(
     from hivenb.swarm.swarm import Swarm
 
     terminal.show("joining the swarm ...")
-    swarm = Swarm.join(invite, RUN_ID, client_mode=client or None, public_name=name)
+    swarm = Swarm.join(invite, _SWARM, client_mode=client or None, public_name=name)
     with _closing(swarm, terminal):
-        terminal.say(f"joined the swarm; training {task_name}. Ctrl-C leaves it, and the others train on")
         run = _make_run(task, swarm, accelerator)
+        terminal.say(f"joined the swarm; training {task_name} in the run {run.options.run_id!r}")
+        terminal.say("Ctrl-C leaves it, and the others train on")
         _start(run, accelerator)
         with contextlib.suppress(KeyboardInterrupt):
             _watch(run, terminal, for_epochs=epochs)
@@ -195,7 +197,6 @@ def _make_run(task: Task, swarm: Swarm, accelerator: str) -> TrainingRun:
 
     options = Options(
         target_batch_size=task.target_batch_size,
-        run_id=swarm.invited_to or RUN_ID,
         matchmaking_time=MATCHMAKING_TIME,
         averaging_timeout=AVERAGING_TIMEOUT,
     )

@@ -25,6 +25,7 @@ from hivenb.app import cli
 from hivenb.app.lab import open_lab, own_copy
 from hivenb.errors import HivenbError, MissingDependencyError
 from hivenb.system.environment import notebook
+from hivenb.tasks import digits
 from hivenb.view.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,6 +161,21 @@ def test_others_join_the_demo_and_ctrl_c_ends_it(tmp_path):
     assert "interrupted" in demo.output
     assert "Traceback" not in demo.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_who_joins_by_an_invite_takes_part_in_the_run_that_it_is_of(swarm, tmp_path, eventually):
+    """One of a notebook, whose run has the default name: it is in no invite."""
+    task = digits()
+    options = hivenb.Options(target_batch_size=task.target_batch_size)
+    run = hivenb.TrainingRun(task.model, task.train, swarm=swarm, options=options, accelerator="cpu")
+    run.start()
+    with running([*HIVENB, "join", swarm.invite, "--name", "Ann"], tmp_path) as guest:
+        guest.wait_for("joined the swarm; training digits in the run 'lightning_run'", 90)
+        eventually(lambda: run.status.num_peers == 2 and "Ann" in [one.name for one in run.roster.members], 60)
+        guest.interrupt()
+        assert guest.wait(60) == 0, guest.output
 
 
 @pytest.mark.process
