@@ -47,14 +47,15 @@ class Swarm(BlocksPeers, Invites):
 
     There is one swarm of a name in each process: running the same cell twice gives the same swarm.
 
-    It is private: only those can join, read or write anything who have its invite. So is one of this machine alone,
-    which may have other users.
+    It is private: joining, reading or writing anything takes its invite, even if it listens on this machine only, which
+    others may use too.
 
     :param name: name of the swarm in this process
     :param public: listen on the network instead of on this machine alone; a swarm that is joined elsewhere always does
     :param open: let everybody in who can reach an address, peers of plain hivemind among them. Nothing is secret then
     :param secret: from which the keys of its invites follow, instead of one at random; at least 32 characters. Invites
-      stay good when the swarm is opened anew. Whoever is given addresses with it can invite others, and put them out
+      stay good when the swarm is opened anew with the same secret, ``identity_path`` and port, as ``host_maddrs`` says
+      it, at the same address. Whoever is given addresses with it can invite others, and put them out
     :param host_maddrs: multiaddresses to listen at, instead of those that ``public`` stands for
     :param announce_maddrs: multiaddresses under which others can reach this machine, if it cannot see them itself
     :param initial_peers: an invite, or addresses of peers of a swarm to join, which is open to all unless ``secret`` is

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hivemind
@@ -75,6 +77,22 @@ def test_whoever_has_no_invite_is_told_so(home: hivenb.Swarm, secret: Secret | N
 def test_an_old_invite_to_the_same_addresses_is_said_to_be_one(home: hivenb.Swarm) -> None:
     with pytest.raises(NotInvitedError, match=r"closed and opened anew.*Ask for a new invite"):
         hivenb.Swarm.join(encode_invite(home.addresses, OTHER_KEY), "guest")
+
+
+@pytest.mark.process
+def test_an_invite_stays_good_with_the_same_secret_key_and_port(tmp_path: Path) -> None:
+    """As the README says: the secret alone would leave the invite with the address of a peer that is gone."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"/ip4/0.0.0.0/tcp/{probe.getsockname()[1]}"
+    settings = {"secret": SECRET.reveal(), "identity_path": tmp_path / "peer.key", "host_maddrs": [address]}
+    invites = []
+    for _ in range(2):
+        with hivenb.Swarm("again", public=True, **settings) as swarm:
+            invites.append(swarm.invite)
+            with hivenb.Swarm.join(invites[0], "guest") as guest:
+                assert guest.is_private
+    assert len(set(invites)) == 2, "each opening signs a key of its own"
 
 
 def test_plain_hivemind_can_join_open_swarms_only(home: hivenb.Swarm) -> None:
