@@ -119,12 +119,12 @@ def test_a_tutorial_has_its_pictures_and_no_widgets() -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The book as the README builds it, elsewhere."""
+    """The book as the guide for contributors builds it, elsewhere."""
     builder = shutil.which("jupyter-book", path=str(Path(sys.executable).parent))
     if builder is None:
         pytest.skip("jupyter-book is not installed in this environment")
     into = tmp_path_factory.mktemp("book")
-    (command,) = re.findall(r"^jupyter-book (build .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^jupyter-book (build .*)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     done = subprocess.run(
         [builder, *command.replace("build/book", str(into)).split()],
         cwd=ROOT,

@@ -14,6 +14,7 @@ import yaml
 from building import build
 
 import hivenb
+from hivenb import errors
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -85,21 +86,34 @@ def test_an_installed_package_knows_its_version():
     assert installed == hivenb.__version__
 
 
-def test_ci_and_readme_give_the_same_commands():
+def test_ci_readme_and_guide_give_the_same_commands():
     ci, readme = (ROOT / ".ci" / "run").read_text().replace(" --quiet", ""), (ROOT / "README.md").read_text()
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
     install = 'pip install -e ".[test]" -c binder/constraints.txt'
     without, with_processes = 'pytest -m "not process" -n auto', "pytest -m process -n 3 --dist loadfile"
     assert f"{install}\n{without} && {with_processes}\n" in readme
     assert all(f"{command}\n" in ci for command in (install, without, with_processes))
+    assert all(f"`{command}`" in guide for command in (without, with_processes))
     fuzzer, minute = 'pip install -e ".[fuzz]" -c binder/constraints.txt', "python -m tests.fuzzing --seconds 60"
-    assert f"{fuzzer}\n{minute}\n" in readme
+    assert f"{fuzzer}\n{minute}\n" in guide
     assert f"{fuzzer}\n" in ci
     assert f"{minute} --seed 1\n" in ci
     install_book = 'pip install -e ".[book]" -c binder/constraints.txt'
     build_book = "jupyter-book build notebooks --path-output build/book -W -n --keep-going"
-    assert f"{install_book}\n{build_book}\n" in readme, "and tests/test_book.py runs it"
+    assert f"{install_book}\n{build_book}\n" in guide, "and tests/test_book.py runs it"
     assert 'pip install -e ".[demo]" -c binder/constraints.txt && hivenb demo' in readme
     assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_readme_explains_errors_in_the_words_in_which_they_are_raised():
+    readme = (ROOT / "README.md").read_text()
+    table = readme.partition("## If it does not work\n")[2].partition("\n## ")[0]
+    told = re.findall(r"^\| `(\w+Error)(?:: ([^`]+))?` \|", table, flags=re.MULTILINE)
+    source = "".join(path.read_text() for path in (ROOT / "hivenb").rglob("*.py"))
+    assert len(told) >= 5
+    for name, words in told:
+        assert issubclass(getattr(errors, name), errors.HivenbError)
+        assert all(part in source for part in re.split(r"/dev/shm| \.\.\. |'default'", words)), words
 
 
 def test_the_readmes_pictures_are_those_of_the_gallery_described_and_small():
