@@ -93,7 +93,9 @@ def _kind(environ: Mapping[str, str], modules: Mapping[str, Any], shell: Any, in
 
 
 def install_command(environment: Environment | None = None) -> str:
-    """Return what installs hivenb in a notebook cell or a terminal of this place: a line, or two.
+    """Return what installs a release of hivenb in a notebook cell or a terminal of this place: a line, or two.
+
+    hivenb is not on PyPI yet: until it is, the name of a wheel, as ``pip wheel --no-deps .`` makes, takes its place.
 
     In a cell, pip is held to what is installed already: a plain install would replace packages that others there need,
     and that the kernel has loaded. On Colab these are protobuf, grpcio and setuptools, since hivemind asks for
