@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import textwrap
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -43,12 +45,24 @@ class FieldInfo(About):
     default: Any
     requires: tuple[str, ...]
 
+    @property
+    def facts(self) -> str:
+        """Its default and unit, whether all peers share it, and what it needs, in a line of reStructuredText."""
+        facts = ["must be given" if self.default is dataclasses.MISSING else f"default: ``{self.default!r}``"]
+        if self.unit:
+            facts.append(f"in {self.unit}")
+        if self.swarm_wide:
+            facts.append("the same at all peers")
+        if self.requires:
+            facts.append("needs " + " and ".join(f"``{name}``" for name in self.requires))
+        return "; ".join(facts)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Options:
     """Every option of `hivenb.HivemindStrategy` but those of the swarm, checked as a whole.
 
-    Each option's meaning, unit and default is in `FIELDS`. ``offload_optimizer`` and ``delay_optimizer_step`` are on
+    `hivenb.options.FIELDS` says for code what is said below. ``offload_optimizer`` and ``delay_optimizer_step`` are on
     as needed unless given, and say here whether they are. Codecs are names in `hivenb.compression.CODECS` or
     hivemind's objects; an object that does what a named codec does is kept by its name.
 
@@ -213,6 +227,17 @@ FIELDS: Mapping[str, FieldInfo] = MappingProxyType(
         for option in dataclasses.fields(Options)
     }
 )
+
+
+def _explained(text: str) -> str:
+    """The docstring of the options with each of them: a notebook shows it, and nobody writes it twice."""
+    before, field, after = inspect.cleandoc(text).partition(":raises ")
+    lines = [f":param {one.name}: {one.help} ({one.facts})" for one in FIELDS.values()]
+    wrapped = [textwrap.fill(line, 112, subsequent_indent="  ", break_long_words=False) for line in lines]
+    return "\n".join([*before.splitlines(), *wrapped, field + after])
+
+
+Options.__doc__ = _explained(Options.__doc__ or "")
 
 
 def _check_names(changes: Mapping[str, Any]) -> None:

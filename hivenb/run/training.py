@@ -42,7 +42,18 @@ if TYPE_CHECKING:
 class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
     """Trains a model with the peers of a swarm, in a background thread, through a real ``lightning.Trainer``.
 
-    Nothing happens before :meth:`start`. All methods may be called from any thread.
+    Nothing happens before :meth:`start`. All methods may be called from any thread. The Trainer trains until it is
+    stopped (``max_epochs=-1``), on one device, writes no files and shows no progress bar, unless ``trainer_kwargs`` say
+    so. ``history`` is what was recorded, a :class:`hivenb.History`; ``roster`` tells who is and was here, as the list
+    of peers does; ``followers`` are the local peers, which train with the options of the run. Series of the history:
+
+    - ``loss``, and whatever the module logs, under its name
+    - ``peers``, and ``group_size``, those who met in a round
+    - ``samples_per_second`` of this peer, ``swarm_samples_per_second`` of all
+    - ``stalled_seconds`` for which training stood still in an epoch; ``waiting_seconds``, those of a round that failed
+    - ``bytes_sent``, ``bytes_received`` by this peer since the beginning
+    - ``memory`` of this process in main memory, ``gpu_memory`` of its tensors, in bytes
+    - ``left_out_batches``, whose gradients were not finite, and ``left_out_in_a_row``
 
     :param model: the LightningModule
     :param data: a DataLoader, a LightningDataModule, or a pair of training and validation DataLoaders

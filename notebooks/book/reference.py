@@ -6,7 +6,6 @@ Docstrings name things as people write them, `Options` or `hivenb.Options`, and 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from docutils import nodes
@@ -67,14 +66,15 @@ def parsed(directive: SphinxDirective, lines: list[str]) -> list[nodes.Node]:
 
 def described(field: FieldInfo) -> list[str]:
     """What is known of an option, in lines of reStructuredText."""
-    facts = ["must be given" if field.default is dataclasses.MISSING else f"default: ``{field.default!r}``"]
-    if field.unit:
-        facts.append(f"in {field.unit}")
-    if field.swarm_wide:
-        facts.append("the same at all peers")
-    if field.requires:
-        facts.append("needs " + " and ".join(f"``{name}``" for name in field.requires))
-    return [field.help.replace("*", r"\*"), "", f"*{field.label}*; {'; '.join(facts)}"]
+    return [field.help.replace("*", r"\*"), "", f"*{field.label}*; {field.facts}"]
+
+
+def without_options(app: Sphinx, what: str, name: str, found: Any, settings: Any, lines: list[str]) -> None:
+    """Leaves the options out of their class's docstring: the page lists them by groups."""
+    if name == "hivenb.Options":
+        start = next(number for number, line in enumerate(lines) if line.startswith(":param "))
+        end = next(number for number, line in enumerate(lines) if line.startswith(":raises "))
+        del lines[start:end]
 
 
 def find(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Element) -> nodes.Element | None:
@@ -100,5 +100,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls."""
     app.add_directive("codecs-of-hivenb", CodecList)
     app.add_directive("options-of-hivenb", OptionList)
+    app.setup_extension("sphinx.ext.autodoc")
+    app.connect("autodoc-process-docstring", without_options)
     app.connect("missing-reference", find)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

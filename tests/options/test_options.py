@@ -59,6 +59,19 @@ def test_import_needs_neither_torch_nor_hivemind_nor_lightning() -> None:
 # -- what is known about each option ----
 
 
+def test_the_docstring_explains_every_option_before_its_errors() -> None:
+    """It is what a notebook shows for ``Options?`` and Shift-Tab."""
+    explained, _, rest = inspect.getdoc(Options).partition("\n:raises OptionsError: ")
+    flat = " ".join(explained.split())
+    for name, info in FIELDS.items():
+        assert f":param {name}: {info.help} ({info.facts})" in flat
+    assert "in seconds" in FIELDS["averaging_timeout"].facts
+    assert "default: ``30.0``" in FIELDS["averaging_timeout"].facts
+    assert FIELDS["target_batch_size"].facts == "must be given; in samples; the same at all peers"
+    assert ":param" not in rest
+    assert all(len(line) <= 120 for line in explained.splitlines())
+
+
 def test_every_option_is_described() -> None:
     assert set(FIELDS) == set(ABOUT) == {field.name for field in dataclasses.fields(Options)}
     for name, info in FIELDS.items():

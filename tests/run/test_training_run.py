@@ -664,6 +664,8 @@ def test_the_history_tells_loss_validation_and_peers(make, eventually):
     snapshot = run.history.snapshot()
     series = snapshot.series
     assert {"loss", "val_loss", "peers", "samples_per_second", "stalled_seconds", "group_size"} <= set(series)
+    named = set(re.findall(r"``(\w+)``", TrainingRun.__doc__))
+    assert set(series) - {"val_loss"} <= named, "the docstring names all but what the module logs"
     assert snapshot.last("loss") < series["loss"].values[0]
     assert snapshot.last("val_loss") < series["val_loss"].values[0]
     assert snapshot.last("peers") == 1
