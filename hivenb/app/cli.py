@@ -30,7 +30,7 @@ DEMO = """\
 Trains a small model on real data, as the first of a swarm of peers on this machine, and shows how it goes.
 At the end: a table, a picture, and the accuracy of the model on data that no peer has trained on.
 
-An epoch of the swarm is one step of the optimizer, for which all peers have put their gradients together.
+An epoch of the swarm is one optimizer step, made once all peers together have processed enough samples.
 Others may join meanwhile, with the line that is shown at the start.
 """
 
