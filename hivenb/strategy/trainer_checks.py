@@ -8,13 +8,21 @@ from typing import Any
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from hivenb.engine.optimizer.torch_optimizers import find_obstacle
+from hivenb.options.options import Options
+
+#: Why a module that steps by hand is not trained so.
+SUMS_BY_HAND = (
+    "reuse_grad_buffers=True does not go with manual optimization: gradients are summed in the model, weighed by "
+    "samples, and how many backward passes of yours make a step is not known. Leave out reuse_grad_buffers, or train "
+    "with automatic optimization"
+)
 
 
-def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], *, offloaded: bool) -> None:
+def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], options: Options) -> None:
     """Refuse what cannot train with a swarm.
 
     :param optimizers: those that ``configure_optimizers`` returned
-    :param offloaded: whether the optimizer is to work on copies of the parameters in host memory
+    :param options: with which it is to be trained
     :raises MisconfigurationException: with the reason, and what to do instead
     """
     if len(optimizers) != 1:
@@ -22,9 +30,11 @@ def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], *, offlo
             f"configure_optimizers gave {len(optimizers)} optimizers; HivemindStrategy supports one, with as many "
             "parameter groups as you like"
         )
-    obstacle = find_obstacle(optimizers[0], module.modules(), offloaded)
+    obstacle = find_obstacle(optimizers[0], module.modules(), bool(options.offload_optimizer))
     if obstacle is not None:
         raise MisconfigurationException(obstacle)
+    if options.reuse_grad_buffers and not module.automatic_optimization:
+        raise MisconfigurationException(SUMS_BY_HAND)
     if getattr(getattr(trainer, "_accelerator_connector", None), "_layer_sync", None) is not None:
         raise MisconfigurationException(
             "sync_batchnorm=True needs a process group, and peers of a swarm have none: they come and go, and each "

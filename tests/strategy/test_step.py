@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -130,17 +130,14 @@ class TestZeroGrad:
     def test_calling_it_by_hand_has_no_effect_either(self, swarm: hivenb.Swarm) -> None:
         """hivemind raises a ValueError."""
 
-        class Manual(TinyModel):
-            automatic_optimization = False
-
-            def training_step(self, batch: Any, batch_idx: int) -> None:
+        class Impatient(TinyModel):
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
                 optimizer = self.optimizers()
                 assert not isinstance(optimizer, list)
                 optimizer.zero_grad()
-                self.manual_backward(super().training_step(batch, batch_idx))
-                optimizer.step()
+                return super().training_step(batch, batch_idx)
 
-        model: LightningModule = Manual(**SGD)
+        model = Impatient(**SGD)
         trainer(strategy(swarm, reuse_grad_buffers=True), max_epochs=2).fit(model, loader(64, 4))
         assert difference(parameters(model), plainly_trained(8)) < 1e-6
 
