@@ -45,7 +45,12 @@ class CountsBatches:
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's training step; an auxiliary peer, which only helps the others to average, makes none."""
-        return None if self.options.auxiliary else super().training_step(*args, **kwargs)  # type: ignore[misc]
+        if self.options.auxiliary:
+            return None
+        output = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        if output is None and self.lightning_module.automatic_optimization:
+            self._samples.leave_out()  # Lightning computes no gradient then
+        return output
 
     def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes the gradients; where they are summed in the model, each batch is weighed by its samples."""
@@ -64,8 +69,26 @@ class CountsBatches:
             closure()  # Lightning wants it called; it computes nothing
             time.sleep(HELPING_INTERVAL)
             return self.recovering(optimizer.step)
-        samples = self._samples.take()
         # as the method of the base class, which takes no model of pytorch_lightning
         stepping: Any = model or self.lightning_module
-        step = self.outlasting_ruin(self.precision_plugin.optimizer_step)
-        return self.recovering(step, optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs)
+        step, samples = self.outlasting_ruin(self._step), self._samples.since_step
+        try:
+            return self.recovering(step, optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs)
+        finally:
+            self._samples.begin_anew()
+
+    def _step(self, optimizer: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        # it is in the closure that a batch turns out to give no gradient
+        optimizer.left_out.counted = lambda said: min(said, self._samples.since_step)
+        if scaler is None:
+            return self.precision_plugin.optimizer_step(optimizer, closure=closure, **kwargs)
+
+        def computing() -> int | None:
+            closure()
+            return self._samples.since_step or None  # without a result, Lightning hands nothing to the scaler
+
+        output = self.precision_plugin.optimizer_step(optimizer, closure=computing, **kwargs)
+        if self.lightning_module.automatic_optimization and not self._samples.since_step:
+            scaler.pass_over(optimizer)
+        return output

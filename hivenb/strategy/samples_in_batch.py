@@ -15,7 +15,8 @@ class SampleCount:
         #: of the present batch
         self.in_batch = 0
         self._of_first_batch = 0
-        self._since_step = 0
+        #: of the batches since the last step, without those that give no gradient
+        self.since_step = 0
 
     def add(self, batch: Any, batch_size: int | None) -> None:
         """Count a batch.
@@ -24,12 +25,15 @@ class SampleCount:
         :raises MisconfigurationException: if its size cannot be told
         """
         self.in_batch = batch_size or count_samples(batch)
-        self._since_step += self.in_batch
+        self.since_step += self.in_batch
 
-    def take(self) -> int:
-        """Samples since this was last called."""
-        count, self._since_step = self._since_step, 0
-        return count
+    def leave_out(self) -> None:
+        """Let the present batch count no more: it gives no gradient."""
+        self.since_step -= self.in_batch
+
+    def begin_anew(self) -> None:
+        """A step was made with what there is."""
+        self.since_step = 0
 
     @property
     def of_first_batch(self) -> int:
