@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim.lr_scheduler import LRScheduler
 
+from hivenb.engine.optimizer.checkpoint import epoch_of, go_on_from_plain
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
 from hivenb.engine.optimizer.handover import give_back
@@ -283,8 +284,11 @@ class HivemindStrategy(CountsBatches, Recovers, RollsBack, EndsWithItsData, OneD
         return super().lightning_module_state_dict()
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+        own: list[Any] = self.optimizers
+        for optimizer, state in zip(own, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict(state)
+            if epoch_of(state) is None:
+                go_on_from_plain(optimizer, checkpoint)
 
     def teardown(self) -> None:
         """End the optimizer's processes and, unless it is borrowed, the DHT. Another ``fit`` starts them again."""

@@ -271,6 +271,41 @@ class TestCheckpoints:
         trainer(strategy(dht=swarm.dht), max_epochs=2).fit(model, loader(64, 16), ckpt_path=tmp_path / "plain.ckpt")
         assert_same(parameters(model), plain_training(64, 16, 8, **ADAM))
 
+    @pytest.mark.parametrize("mode", ["synchronous", "offloaded"])
+    def test_its_schedule_goes_on_at_an_epoch_of_the_swarm_that_agrees(
+        self, swarm: hivenb.Swarm, tmp_path: Path, mode: str
+    ) -> None:
+        """A peer that joins then has the same rates."""
+        rates, epochs = [], []
+
+        class Look(Callback):
+            def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+                epochs.append(trainer.strategy.hivemind_epoch)
+
+            def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+                rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+                epochs.append(trainer.strategy.hivemind_epoch)
+
+        model = {"lr": 1.0, "scheduler": lambda optimizer: {"scheduler": halving(optimizer), "interval": "step"}}
+        plain = Trainer(**QUIET, max_epochs=1)
+        plain.fit(TinyModel(**model), loader(64, 16))
+        plain.save_checkpoint(tmp_path / "plain.ckpt")
+        fitter = trainer(strategy(dht=swarm.dht, **MODES[mode]), max_epochs=2, callbacks=[Look()])
+        fitter.fit(TinyModel(**model), loader(64, 16), ckpt_path=tmp_path / "plain.ckpt")
+        assert epochs == [4, 5, 6, 7, 8]
+        assert rates == [0.5**epoch for epoch in epochs[1:]]
+
+    def test_without_a_schedule_it_is_not_the_first_epoch_of_the_swarm(
+        self, swarm: hivenb.Swarm, tmp_path: Path
+    ) -> None:
+        """In which whoever joins would download nothing, and average untrained weights into those of the file."""
+        plain = Trainer(**QUIET, max_epochs=1)
+        plain.fit(TinyModel(**ADAM), loader(64, 16))
+        plain.save_checkpoint(tmp_path / "plain.ckpt")
+        chosen = strategy(1024, dht=swarm.dht)
+        trainer(chosen, max_epochs=2).fit(TinyModel(**ADAM), loader(64, 16), ckpt_path=tmp_path / "plain.ckpt")
+        assert chosen.hivemind_epoch == 1
+
     def test_only_the_weights_if_only_they_are_wanted(self, swarm: hivenb.Swarm, tmp_path: Path) -> None:
         fitter = trainer(strategy(dht=swarm.dht), max_epochs=1)
         fitter.fit(TinyModel(), loader())
