@@ -21,6 +21,7 @@ from hivenb.errors import HivenbError
 from hivenb.options.options import Options
 from hivenb.strategy.counted_batches import CountsBatches
 from hivenb.strategy.exhausted_data import EndsWithItsData, ExhaustedData
+from hivenb.strategy.fit_without_step import SaysIfNoStep
 from hivenb.strategy.further_keywords import sort_keywords
 from hivenb.strategy.lightning_schedulers import (
     HiveMindScheduler,
@@ -45,7 +46,7 @@ from hivenb.system.environment import require_linux
 __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
 
 
-class HivemindStrategy(CountsBatches, Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
+class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
     """Train one model together with all peers of a run, over the internet, on machines that come and go.
 
     Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
