@@ -79,6 +79,12 @@ def schedulers_for_hivemind(
         if not _is_made(scheduler_fn) or scheduler_fn.optimizer is not optimizer:
             return scheduler_maker(scheduler_fn)
         moved = [(_follows_epochs(scheduler_fn), 1)]
+    elif any(config.interval == "epoch" for config in configured):
+        rank_zero_warn(
+            'Schedulers with interval="epoch", Lightning\'s default, move once in each epoch of the swarm too, that is '
+            "with target_batch_size samples of all peers, and not with a pass through the data. Count what you give them, "
+            'such as T_max or step_size, in these epochs, and return {"scheduler": ..., "interval": "step"}'
+        )
     if not moved:
         return None
     return partial(EpochSchedulers, moved) if offloaded else EpochSchedulers(moved)

@@ -56,9 +56,13 @@ def test_it_says_so_too_if_it_is_stopped_since_nothing_is_learned(swarm: hivenb.
 def test_a_run_marks_it(swarm: hivenb.Swarm) -> None:
     options = hivenb.Options(target_batch_size=8192, **own_run())
     run = hivenb.TrainingRun(TinyModel(), loader(), swarm=swarm, options=options, accelerator="cpu", max_epochs=1)
-    with pytest.warns(UserWarning, match=f"{WORDS}.* gave 64 of"):
+
+    def train_to_the_end() -> None:
         run.start()
         assert run.wait(timeout=60)
+
+    with pytest.warns(UserWarning, match=f"{WORDS}.* gave 64 of"):
+        train_to_the_end()
     assert any("the swarm has made no step" in event.text for event in run.history.snapshot().events)
 
 

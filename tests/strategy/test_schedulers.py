@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,26 @@ def test_one_from_the_model_moves_with_the_epochs_of_the_swarm(
         return [{"scheduler": halving(optimizer), "interval": interval, "frequency": frequency}]
 
     assert seen_rates(swarm, Configured(schedulers)) == rates
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "options", "is_said"),
+    [
+        (lambda optimizer: [halving(optimizer)], {}, True),
+        (lambda optimizer: [{"scheduler": halving(optimizer), "interval": "step"}], {}, False),
+        (lambda optimizer: [halving(optimizer)], {"scheduler_fn": halving}, False),
+        (lambda optimizer: [], {"scheduler_fn": halving}, False),
+    ],
+    ids=["by default", "on purpose", "replaced", "scheduler_fn"],
+)
+def test_who_counts_in_passes_is_told_what_moves_it(
+    swarm: hivenb.Swarm, schedulers: Any, options: dict[str, Any], is_said: bool
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(strategy(swarm, **options), max_epochs=1).fit(Configured(schedulers), loader(64, 8))
+    said = [one for one in caught if 'interval="epoch", Lightning\'s default, move once in' in str(one.message)]
+    assert len(said) == is_said
 
 
 def test_several_move_together(swarm: hivenb.Swarm, tmp_path: Path) -> None:
