@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -82,8 +83,8 @@ def schedulers_for_hivemind(
     elif any(config.interval == "epoch" for config in configured):
         rank_zero_warn(
             'Schedulers with interval="epoch", Lightning\'s default, move once in each epoch of the swarm too, that is '
-            "with target_batch_size samples of all peers, and not with a pass through the data. Count what you give them, "
-            'such as T_max or step_size, in these epochs, and return {"scheduler": ..., "interval": "step"}'
+            "with target_batch_size samples of all peers, and not with a pass through the data. Count what you give "
+            'them, such as T_max or step_size, in these epochs, and return {"scheduler": ..., "interval": "step"}'
         )
     if not moved:
         return None
@@ -113,4 +114,15 @@ def _follows_epochs(scheduler: Any) -> Any:
             "drift apart, and a newcomer would begin with the first one. Use a scheduler that follows the epochs of "
             "the swarm, such as CosineAnnealingLR or ExponentialLR"
         )
+    needed = [name for name, one in inspect.signature(scheduler.step).parameters.items() if _is_needed(one)]
+    if needed:
+        raise MisconfigurationException(
+            f"{type(scheduler).__name__}.step needs {', '.join(needed)}, and schedulers move with the epochs of the "
+            "swarm, by step() without arguments; use one that needs none"
+        )
     return scheduler
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    takes_any = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not takes_any

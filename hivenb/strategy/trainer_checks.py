@@ -25,6 +25,11 @@ def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], options:
     :param options: with which it is to be trained
     :raises MisconfigurationException: with the reason, and what to do instead
     """
+    if [type(one).__name__ for one in optimizers] == ["_MockOptimizer"]:  # which each of Lightning's packages has
+        raise MisconfigurationException(
+            f"{type(module).__name__}.configure_optimizers returned None, and without an optimizer the swarm has no "
+            "step to make; return one"
+        )
     if len(optimizers) != 1:
         raise MisconfigurationException(
             f"configure_optimizers gave {len(optimizers)} optimizers; HivemindStrategy supports one, with as many "
@@ -42,7 +47,19 @@ def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], options:
             "parameters (average_buffers=True); for small batches a layer without statistics of the batch, such as "
             "GroupNorm, does as well"
         )
-    if any(type(callback).__name__ == "StochasticWeightAveraging" for callback in trainer.callbacks):
+    for callback in trainer.callbacks:
+        _check_callback(callback)
+
+
+def _check_callback(callback: Any) -> None:
+    kinds = {kind.__name__ for kind in type(callback).__mro__}  # each of Lightning's packages has its own of them
+    if "BaseFinetuning" in kinds:
+        raise MisconfigurationException(
+            f"{type(callback).__name__} adds parameters to the optimizer while training, and what peers average is "
+            "laid down at its beginning. Give the optimizer all parameters from the beginning, and switch "
+            "requires_grad_ of those that are to be frozen for a while: parameters without a gradient stay as they are"
+        )
+    if "StochasticWeightAveraging" in kinds:
         raise MisconfigurationException(
             "StochasticWeightAveraging sets a learning rate of its own at a time of its own, which the swarm's step "
             "does not know of; use lightning.pytorch.callbacks.WeightAveraging, or a scheduler_fn and no weight "

@@ -183,13 +183,45 @@ class PlateauModel(TinyModel):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
 
 
+class NoOptimizer(TinyModel):
+    def configure_optimizers(self) -> None:
+        return None
+
+
+class Annealing:
+    """A scheduler as of timm, which is none of torch's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer = optimizer
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+class AnnealedModel(TinyModel):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [Annealing(optimizer)]
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:  # else Lightning itself refuses it
+        scheduler.step(1)
+
+
 @pytest.mark.parametrize(
     ("model", "keywords", "message"),
     [
         (TwoOptimizers, {}, "gave 2 optimizers"),
+        (NoOptimizer, {}, r"NoOptimizer\.configure_optimizers returned None.*return one"),
         (PlateauModel, {}, "ReduceLROnPlateau"),
+        (AnnealedModel, {}, r"Annealing\.step needs epoch, and"),
     ],
-    ids=["two optimizers", "plateau"],
+    ids=["two optimizers", "no optimizer", "plateau", "step with arguments"],
 )
 def test_a_model_that_cannot_be_trained_with_is_refused(model: Any, keywords: dict[str, Any], message: str) -> None:
     strategy = HivemindStrategy(8, **LOOPBACK, **keywords)
