@@ -75,7 +75,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
       rounds end with local gradients
     :param verbose: log what hivemind does inside, such as rounds and background tasks
     :param averager_opts: further keyword arguments of both averagers
-    :param host_maddrs: multiaddresses at which the strategy's own DHT listens
+    :param host_maddrs: multiaddresses at which the strategy's own DHT listens, or one
     :param initial_peers: addresses of peers to join: a list, one string with commas, or an invite. By default the
       environment variable ``INITIAL_PEERS``
     :param dht: a running DHT to borrow; the strategy then neither starts nor ends one
@@ -103,7 +103,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         averaging_timeout: float = 30.0,
         verbose: bool = False,
         averager_opts: dict[str, Any] | None = None,
-        host_maddrs: list[str] | None = None,
+        host_maddrs: list[str] | str | None = None,
         initial_peers: str | Iterable[str] | None = None,
         dht: hivemind.DHT | None = None,
         **optimizer_kwargs: Any,

@@ -90,6 +90,9 @@ def test_where_its_own_dht_would_listen() -> None:
         ({"initial_peers": ["not an address"]}, ["'not'", "one looks like /ip4/"]),
         ({"initial_peers": "/ip4/127.0.0.1/tcp/1"}, ["does not say whose it is"]),
         ({"initial_peers": "hivenb://xyz"}, ["damaged"]),
+        ({"host_maddrs": "localhost"}, ["host_maddrs='localhost'", "Must begin with /", "one looks like /ip4/"]),
+        ({"host_maddrs": ["/ip4/0.0.0.0/tcp/0", "/ip4/999.0.0.1/tcp/0"]}, ["host_maddrs='/ip4/999.0.0.1/tcp/0'"]),
+        ({"announce_maddrs": [":80"]}, ["announce_maddrs=':80'"]),
         ({"auxiliary": True, "client_mode": True}, ["auxiliary=True", "client_mode=True"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -99,6 +102,12 @@ def test_what_cannot_work_is_said_at_once(keywords: dict[str, Any], words: list[
         HivemindStrategy(**{"target_batch_size": 8, **keywords})
     for word in words:
         assert word in str(caught.value)
+
+
+def test_one_address_of_its_own_needs_no_list() -> None:
+    chosen = HivemindStrategy(8, host_maddrs="/ip4/127.0.0.1/tcp/0", announce_maddrs=PEER)
+    assert chosen._dht_kwargs["host_maddrs"] == ["/ip4/127.0.0.1/tcp/0"]
+    assert chosen._dht_kwargs["announce_maddrs"] == [PEER]
 
 
 @pytest.mark.parametrize("given", [PEER, [PEER], f" {PEER} ,{OTHER}", [PEER, OTHER], f"{PEER},{OTHER},{PEER}"])
