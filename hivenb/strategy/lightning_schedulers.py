@@ -17,7 +17,7 @@ from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
 
 
 class HiveMindScheduler:
-    """What Lightning sees of a scheduler that the swarm's epochs move: its state and rate, but no step of its own.
+    """What Lightning and a module see of a scheduler that the swarm's epochs move: all of it but a step of its own.
 
     :param scheduler: the scheduler that hivemind steps
     :param optimizer: the torch optimizer whose rate it sets; by default the scheduler's own
@@ -39,6 +39,11 @@ class HiveMindScheduler:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.scheduler.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler" or name.startswith("__"):  # a copy, which has none yet, would ask for it without end
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.scheduler, name)
 
 
 MakeSchedulers = Callable[[torch.optim.Optimizer], EpochSchedulers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import warnings
 from functools import partial
@@ -372,3 +373,20 @@ def monitored(chosen: HivemindStrategy, model: TinyModel, folder: Path) -> dict[
         rows = list(csv.DictReader(lines))
     found = {name: [float(row[name]) for row in rows if row[name]] for name in rows[0]}
     return {name: values for name, values in found.items() if name not in ("epoch", "step")}
+
+
+def test_a_module_sees_all_of_its_scheduler(swarm: hivenb.Swarm) -> None:
+    seen = []
+
+    class Looking(Configured):
+        def on_train_batch_end(self, *args: Any) -> None:
+            own: Any = self.lr_schedulers()
+            seen.append((own.last_epoch, own.base_lrs, own.gamma))
+
+    chosen = strategy(swarm)
+    trainer(chosen, max_epochs=1).fit(Looking(lambda optimizer: [halving(optimizer)]), loader(64, 8))
+    assert seen == [(epoch, [1.0], 0.5) for epoch in (0, 1, 1, 2, 2, 3, 3, 4)]
+    shown: Any = chosen.lr_scheduler_configs[0].scheduler
+    assert copy.copy(shown).last_epoch == copy.deepcopy(shown).last_epoch == 4
+    with pytest.raises(AttributeError, match="no_such"):
+        shown.no_such  # noqa: B018
