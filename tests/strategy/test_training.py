@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hivemind.compression import Float16Compression
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, own_run, parameters, samples, trainer
+from torch.utils.data import DataLoader
 
 import hivenb
 from hivenb.engine.optimizer.epoch_report import EpochReport
@@ -114,6 +116,33 @@ class TestSamples:
         chosen = strategy(16, batch_size=8, dht=swarm.dht)
         trainer(chosen, max_epochs=1, callbacks=[reports]).fit(TinyModel(), loader(16, 4))
         assert reports.samples == [16, 16]
+
+    @pytest.mark.parametrize(
+        ("first", "batch_size", "counted"),
+        [(torch.tensor(0.5), None, 1), (torch.ones(1), None, 1), (torch.ones(1), 8, 8), (torch.ones(8), None, 8)],
+        ids=["a scalar first", "one number first", "batch_size given", "all alike"],
+    )
+    def test_a_batch_whose_tensors_differ_in_size_is_warned_of(
+        self, swarm: hivenb.Swarm, first: torch.Tensor, batch_size: int | None, counted: int
+    ) -> None:
+        """Once, and by what has an effect here: Lightning names ``self.log``."""
+
+        class Weighted(TinyModel):
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+                return super().training_step((batch["x"], batch["y"]), batch_idx)
+
+        batches = [{"temperature": first, "x": x, "y": y} for x, y in loader(64, 8)]
+        reports = Reports()
+        chosen = strategy(8, dht=swarm.dht, batch_size=batch_size)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fitter = trainer(chosen, max_epochs=2, callbacks=[reports])
+            fitter.fit(Weighted(), DataLoader(batches, batch_size=None))
+        said = [str(one.message) for one in caught if "HivemindStrategy(batch_size=...)" in str(one.message)]
+        assert [words for words in said if "taken for 1 samples" in words] == said
+        assert len(said) == (counted == 1)
+        assert not any("self.log" in str(one.message) for one in caught)
+        assert reports.samples == [8] * (2 * counted)
 
     def test_accumulated_batches_count_together(self, swarm: hivenb.Swarm) -> None:
         reports = Reports()
