@@ -37,8 +37,8 @@ class SampleCount:
             return
         self._has_warned = True
         rank_zero_warn(
-            f"A batch of type {type(batch).__name__} is taken for {self.in_batch} samples, as its first tensor has so many; another "
-            f"one in it has {other}. If that is wrong, this peer counts for too little or too much: give it as "
+            f"A batch of type {type(batch).__name__} is taken for {self.in_batch} samples: its first tensor has so "
+            f"many, and another one in it has {other}. If that is wrong, this peer counts for too little or too much: give it as "
             "HivemindStrategy(batch_size=...), or Options(batch_size=...)"
         )
 
