@@ -38,8 +38,8 @@ class SampleCount:
         self._has_warned = True
         rank_zero_warn(
             f"A batch of type {type(batch).__name__} is taken for {self.in_batch} samples: its first tensor has so "
-            f"many, and another one in it has {other}. If that is wrong, this peer counts for too little or too much: give it as "
-            "HivemindStrategy(batch_size=...), or Options(batch_size=...)"
+            f"many, and another one in it has {other}. If that is wrong, this peer counts for too little or "
+            "too much: give it as HivemindStrategy(batch_size=...), or Options(batch_size=...)"
         )
 
     def leave_out(self) -> None:
