@@ -10,7 +10,7 @@ from typing import Any
 import lightning
 import torch
 
-from hivenb.engine.optimizer.checkpoint import epoch_of
+from hivenb.engine.optimizer.checkpoint import epoch_to_go_on_at
 from hivenb.errors import TrainingError
 
 
@@ -49,13 +49,14 @@ class RunFolder:
             )
         try:
             found = torch.load(checkpoint, map_location="cpu", weights_only=False, mmap=True)
-            (optimizer,) = found["optimizer_states"]
+            (_,) = found["optimizer_states"]
+            begins_at = epoch_to_go_on_at(found)
         except Exception as error:
             raise TrainingError(
                 f"checkpoint={str(checkpoint)!r} is none of a training with one optimizer: {type(error).__name__}"
             ) from error
         self.checkpoint = Path(checkpoint).resolve()
-        return epoch_of(optimizer) or 0
+        return begins_at
 
     def take_back(self) -> int:
         """Let the next start go on from where the last one was to: it failed before it had begun.

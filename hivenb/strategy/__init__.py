@@ -1,6 +1,8 @@
 """HivemindStrategy: the seam between Lightning and hivemind's optimizer.
 
-Not loaded on first use, as other faces are: importing this makes ``Trainer(strategy="hivemind")`` known to Lightning.
+Not loaded on first use, as other faces are: importing this makes ``Trainer(strategy="hivemind")`` known to
+Lightning. ``pytorch_lightning`` is to be imported before, for its Trainer to know that name; a strategy that is made
+any Trainer takes, whatever was imported first.
 """
 
 from hivenb.strategy.hivemind_strategy import DEFAULT_HOST_MADDRS, HivemindStrategy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +11,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim.lr_scheduler import LRScheduler
 
-from hivenb.engine.dht.dht import require_invited
+from hivenb.engine.optimizer.checkpoint import epoch_of, go_on_from_plain
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
 from hivenb.engine.optimizer.handover import give_back
@@ -20,7 +19,9 @@ from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.torch_optimizers import factory_like
 from hivenb.errors import HivenbError
 from hivenb.options.options import Options
+from hivenb.strategy.counted_batches import CountsBatches
 from hivenb.strategy.exhausted_data import EndsWithItsData, ExhaustedData
+from hivenb.strategy.fit_without_step import SaysIfNoStep
 from hivenb.strategy.further_keywords import sort_keywords
 from hivenb.strategy.lightning_schedulers import (
     HiveMindScheduler,
@@ -34,7 +35,6 @@ from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings, how_to_jo
 from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
 from hivenb.strategy.recovery import Recovers
 from hivenb.strategy.rolling_back import RollsBack
-from hivenb.strategy.samples_in_batch import SampleCount
 from hivenb.strategy.shared_memory import require_room_for
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_trainer
@@ -45,11 +45,8 @@ from hivenb.system.environment import require_linux
 
 __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
 
-#: Seconds between two looks of an auxiliary peer, in place of each of its batches, whether there is a round to help in.
-HELPING_INTERVAL = 0.1
 
-
-class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
+class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
     """Train one model together with all peers of a run, over the internet, on machines that come and go.
 
     Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
@@ -68,8 +65,8 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
     :param delay_grad_averaging: average gradients in the background; needs ``delay_optimizer_step``
     :param offload_optimizer: keep the optimizer and its state in host memory, to save memory of the device. By default
       only where ``delay_optimizer_step`` needs it
-    :param reuse_grad_buffers: accumulate in the model's own ``.grad``, to save one buffer per parameter. The
-      module's ``optimizer_zero_grad`` has no effect meanwhile
+    :param reuse_grad_buffers: accumulate in the model's own ``.grad``, to save one buffer per parameter; needs
+      automatic optimization. The module's ``optimizer_zero_grad`` has no effect meanwhile
     :param scheduler_fn: ``callable(optimizer) -> LRScheduler``, or a scheduler; in place of those that
       ``configure_optimizers`` returns, whose rates are carried over where the optimizer is offloaded
     :param matchmaking_time: seconds to wait for peers when a group forms. Raise it if in a quarter of the epochs
@@ -78,7 +75,7 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
       rounds end with local gradients
     :param verbose: log what hivemind does inside, such as rounds and background tasks
     :param averager_opts: further keyword arguments of both averagers
-    :param host_maddrs: multiaddresses at which the strategy's own DHT listens
+    :param host_maddrs: multiaddresses at which the strategy's own DHT listens, or one
     :param initial_peers: addresses of peers to join: a list, one string with commas, or an invite. By default the
       environment variable ``INITIAL_PEERS``
     :param dht: a running DHT to borrow; the strategy then neither starts nor ends one
@@ -106,7 +103,7 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
         averaging_timeout: float = 30.0,
         verbose: bool = False,
         averager_opts: dict[str, Any] | None = None,
-        host_maddrs: list[str] | None = None,
+        host_maddrs: list[str] | str | None = None,
         initial_peers: str | Iterable[str] | None = None,
         dht: hivemind.DHT | None = None,
         **optimizer_kwargs: Any,
@@ -148,7 +145,6 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
         )
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
-        self._samples = SampleCount()
         self._given_optimizer: torch.optim.Optimizer | None = None
         self._configured_schedulers: list[Any] = []
         self._hooks: ModuleHooks | None = None
@@ -187,7 +183,7 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
         module: Any = self.lightning_module
-        check_trainer(trainer, module, self.optimizers, offloaded=bool(self.options.offload_optimizer))
+        check_trainer(trainer, module, self.optimizers, self.options)
         plugin: Any = self.precision_plugin
         if getattr(plugin, "scaler", None) is not None:
             plugin.scaler = scaler_for(plugin.scaler, self.options.reuse_grad_buffers)
@@ -227,7 +223,7 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
         before = self.options
         self.recover()
         is_training = self._optimizer is not None and self._optimizer.is_alive()
-        check_change(before, options, scaled=is_training and getattr(self.precision_plugin, "scaler", None) is not None)
+        check_change(before, options, self if is_training else None)
         if self._optimizer is None or self._hooks is None or not is_training:
             self.options = options
             return
@@ -271,43 +267,6 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
         if self._optimizer is not None:
             self._optimizer.begin()
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Called in the training loop before anything happens for that batch; counts its samples.
-
-        :raises NotInvitedError: if the invite to the swarm has expired
-        """
-        require_invited(self.dht)
-        self.recover()
-        self.return_if_due()
-        if not self.options.auxiliary:
-            self._samples.add(batch, self.options.batch_size)
-
-    def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Computes the gradients; where they are summed in the model, each batch is weighed by its samples."""
-        if not self.options.reuse_grad_buffers or self._optimizer is None:
-            return super().backward(closure_loss, optimizer, *args, **kwargs)
-        averager, trainer = self._optimizer.grad_averager, self.lightning_module.trainer
-        averager.keep_gradients()
-        # Lightning divides the loss by the number of batches of a step
-        averager.samples_of_weight_one = self._samples.of_first_batch * trainer.accumulate_grad_batches
-        weight = self._samples.in_batch / self._samples.of_first_batch
-        return super().backward(closure_loss * weight, optimizer, *args, **kwargs)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's training step; an auxiliary peer, which only helps the others to average, makes none."""
-        return None if self.options.auxiliary else super().training_step(*args, **kwargs)
-
-    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        if self.options.auxiliary:
-            closure()  # Lightning wants it called; it computes nothing
-            time.sleep(HELPING_INTERVAL)
-            return self.recovering(optimizer.step)
-        samples = self._samples.take()
-        # as the method of the base class, which takes no model of pytorch_lightning
-        stepping: Any = model or self.lightning_module
-        step = self.outlasting_ruin(self.precision_plugin.optimizer_step)
-        return self.recovering(step, optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs)
-
     def on_validation_start(self) -> None:
         """Applies what runs in the background: a checkpoint then holds the parameters that its score is of."""
         super().on_validation_start()
@@ -326,8 +285,11 @@ class HivemindStrategy(Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
         return super().lightning_module_state_dict()
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+        own: list[Any] = self.optimizers
+        for optimizer, state in zip(own, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict(state)
+            if epoch_of(state) is None:
+                go_on_from_plain(optimizer, checkpoint)
 
     def teardown(self) -> None:
         """End the optimizer's processes and, unless it is borrowed, the DHT. Another ``fit`` starts them again."""

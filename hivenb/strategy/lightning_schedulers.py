@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
 
 
 class HiveMindScheduler:
-    """What Lightning sees of a scheduler that the swarm's epochs move: its state and rate, but no step of its own.
+    """What Lightning and a module see of a scheduler that the swarm's epochs move: all of it but a step of its own.
 
     :param scheduler: the scheduler that hivemind steps
     :param optimizer: the torch optimizer whose rate it sets; by default the scheduler's own
@@ -38,6 +39,11 @@ class HiveMindScheduler:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.scheduler.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler" or name.startswith("__"):  # a copy, which has none yet, would ask for it without end
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.scheduler, name)
 
 
 MakeSchedulers = Callable[[torch.optim.Optimizer], EpochSchedulers]
@@ -79,6 +85,12 @@ def schedulers_for_hivemind(
         if not _is_made(scheduler_fn) or scheduler_fn.optimizer is not optimizer:
             return scheduler_maker(scheduler_fn)
         moved = [(_follows_epochs(scheduler_fn), 1)]
+    elif any(config.interval == "epoch" for config in configured):
+        rank_zero_warn(
+            'Schedulers with interval="epoch", Lightning\'s default, move once in each epoch of the swarm too, that is '
+            "with target_batch_size samples of all peers, and not with a pass through the data. Count what you give "
+            'them, such as T_max or step_size, in these epochs, and return {"scheduler": ..., "interval": "step"}'
+        )
     if not moved:
         return None
     return partial(EpochSchedulers, moved) if offloaded else EpochSchedulers(moved)
@@ -107,4 +119,15 @@ def _follows_epochs(scheduler: Any) -> Any:
             "drift apart, and a newcomer would begin with the first one. Use a scheduler that follows the epochs of "
             "the swarm, such as CosineAnnealingLR or ExponentialLR"
         )
+    needed = [name for name, one in inspect.signature(scheduler.step).parameters.items() if _is_needed(one)]
+    if needed:
+        raise MisconfigurationException(
+            f"{type(scheduler).__name__}.step needs {', '.join(needed)}, and schedulers move with the epochs of the "
+            "swarm, by step() without arguments; use one that needs none"
+        )
     return scheduler
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    takes_any = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not takes_any

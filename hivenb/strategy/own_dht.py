@@ -9,7 +9,7 @@ from typing import Any
 import hivemind
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from hivenb.engine.dht.addresses import PUBLIC
+from hivenb.engine.dht.addresses import PUBLIC, read_maddrs
 from hivenb.engine.dht.dht import reachable_addresses
 from hivenb.engine.dht.passes import InviteKey
 from hivenb.engine.dht.secret import Secret, as_secret
@@ -27,7 +27,7 @@ SECRET_VARIABLE = "HIVENB_SECRET"
 
 def dht_settings(
     initial_peers: str | Iterable[str] | None,
-    host_maddrs: list[str] | None,
+    host_maddrs: list[str] | str | None,
     further: Mapping[str, Any],
     *,
     borrows: bool,
@@ -45,6 +45,10 @@ def dht_settings(
     try:
         invite = _invite(initial_peers, borrows)
         secret = None if borrows else _credential(further.get("secret"), invite)
+        listens_at = read_maddrs("host_maddrs", host_maddrs)
+        further = dict(further)
+        if announced := read_maddrs("announce_maddrs", further.get("announce_maddrs")):
+            further["announce_maddrs"] = list(announced)
     except SwarmError as e:
         raise MisconfigurationException(str(e)) from e
     peers = invite.addresses
@@ -56,7 +60,7 @@ def dht_settings(
         )
     return {
         "initial_peers": list(peers) or None,
-        "host_maddrs": list(host_maddrs or DEFAULT_HOST_MADDRS),
+        "host_maddrs": list(listens_at or DEFAULT_HOST_MADDRS),
         "client_mode": client_mode,
         "is_walled": not detect().reachable,
         **further,

@@ -17,6 +17,7 @@ from hivenb.errors import OptionsError
 from hivenb.options.checks import CODEC_FIELDS
 from hivenb.options.options import FIELDS, Options
 from hivenb.options.outer_optimizer_choice import outer_optimizer_factory
+from hivenb.strategy.trainer_checks import SUMS_BY_HAND
 
 #: Options of which the engine's optimizer knows nothing.
 _NOT_THE_ENGINES = ("batch_size", "scheduler_fn", "keep_state_every", "roll_back")
@@ -64,17 +65,21 @@ def with_buffers(settings: Mapping[str, Any], module: Any) -> dict[str, Any]:
     return {**settings, "averager_opts": {**(settings.get("averager_opts") or {}), "module_buffers": buffers}}
 
 
-def check_change(before: Options, after: Options, *, scaled: bool = False) -> None:
+def check_change(before: Options, after: Options, strategy: Any = None) -> None:
     """Refuse what cannot be changed while a run trains.
 
-    :param scaled: whether gradients are scaled, as in half precision
+    :param strategy: of Lightning's, that trains; ``None`` if none does
     :raises OptionsError: naming the option, and what to do instead
     """
     if before.run_id != after.run_id:
         raise OptionsError(
             f"run_id={after.run_id!r} would be another run, while this peer trains in {before.run_id!r}: stop it first"
         )
-    if scaled and before.reuse_grad_buffers != after.reuse_grad_buffers:
+    if strategy is None or before.reuse_grad_buffers == after.reuse_grad_buffers:
+        return
+    if not strategy.lightning_module.automatic_optimization:
+        raise OptionsError(SUMS_BY_HAND)
+    if getattr(strategy.precision_plugin, "scaler", None) is not None:
         raise OptionsError(
             "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.data import _extract_batch_size as sizes_in
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 
 class SampleCount:
@@ -15,7 +16,9 @@ class SampleCount:
         #: of the present batch
         self.in_batch = 0
         self._of_first_batch = 0
-        self._since_step = 0
+        self._has_warned = False
+        #: of the batches since the last step, without those that give no gradient
+        self.since_step = 0
 
     def add(self, batch: Any, batch_size: int | None) -> None:
         """Count a batch.
@@ -24,12 +27,28 @@ class SampleCount:
         :raises MisconfigurationException: if its size cannot be told
         """
         self.in_batch = batch_size or count_samples(batch)
-        self._since_step += self.in_batch
+        self.since_step += self.in_batch
+        if batch_size is None and not self._has_warned:
+            self._warn_if_ambiguous(batch)
 
-    def take(self) -> int:
-        """Samples since this was last called."""
-        count, self._since_step = self._since_step, 0
-        return count
+    def _warn_if_ambiguous(self, batch: Any) -> None:
+        other = next((size for size in sizes_in(batch) if size not in (None, self.in_batch)), None)
+        if other is None:
+            return
+        self._has_warned = True
+        rank_zero_warn(
+            f"A batch of type {type(batch).__name__} is taken for {self.in_batch} samples: its first tensor has so "
+            f"many, and another one in it has {other}. If that is wrong, this peer counts for too little or "
+            "too much: give it as HivemindStrategy(batch_size=...), or Options(batch_size=...)"
+        )
+
+    def leave_out(self) -> None:
+        """Let the present batch count no more: it gives no gradient."""
+        self.since_step -= self.in_batch
+
+    def begin_anew(self) -> None:
+        """A step was made with what there is."""
+        self.since_step = 0
 
     @property
     def of_first_batch(self) -> int:
@@ -39,13 +58,14 @@ class SampleCount:
 
 
 def count_samples(batch: Any) -> int:
-    """Samples in a batch of whatever type, as Lightning finds them.
+    """Samples in a batch of whatever type, as Lightning finds them: those of the first tensor.
 
     :raises MisconfigurationException: if it cannot be told; the message says what to do
     """
+    # not by extract_batch_size, which says of some batches to give their size to self.log: without effect here
     try:
-        return extract_batch_size(batch)
-    except (MisconfigurationException, RecursionError) as e:
+        return next(size for size in sizes_in(batch) if size is not None)
+    except (StopIteration, RecursionError) as e:
         raise MisconfigurationException(
             f"cannot tell the number of samples in a batch of type {type(batch).__name__}; give it as "
             "HivemindStrategy(batch_size=...)"

@@ -8,23 +8,38 @@ from typing import Any
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from hivenb.engine.optimizer.torch_optimizers import find_obstacle
+from hivenb.options.options import Options
+
+#: Why a module that steps by hand is not trained so.
+SUMS_BY_HAND = (
+    "reuse_grad_buffers=True does not go with manual optimization: gradients are summed in the model, weighed by "
+    "samples, and how many backward passes of yours make a step is not known. Leave out reuse_grad_buffers, or train "
+    "with automatic optimization"
+)
 
 
-def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], *, offloaded: bool) -> None:
+def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], options: Options) -> None:
     """Refuse what cannot train with a swarm.
 
     :param optimizers: those that ``configure_optimizers`` returned
-    :param offloaded: whether the optimizer is to work on copies of the parameters in host memory
+    :param options: with which it is to be trained
     :raises MisconfigurationException: with the reason, and what to do instead
     """
+    if [type(one).__name__ for one in optimizers] == ["_MockOptimizer"]:  # which each of Lightning's packages has
+        raise MisconfigurationException(
+            f"{type(module).__name__}.configure_optimizers returned None, and without an optimizer the swarm has no "
+            "step to make; return one"
+        )
     if len(optimizers) != 1:
         raise MisconfigurationException(
             f"configure_optimizers gave {len(optimizers)} optimizers; HivemindStrategy supports one, with as many "
             "parameter groups as you like"
         )
-    obstacle = find_obstacle(optimizers[0], module.modules(), offloaded)
+    obstacle = find_obstacle(optimizers[0], module.modules(), bool(options.offload_optimizer))
     if obstacle is not None:
         raise MisconfigurationException(obstacle)
+    if options.reuse_grad_buffers and not module.automatic_optimization:
+        raise MisconfigurationException(SUMS_BY_HAND)
     if getattr(getattr(trainer, "_accelerator_connector", None), "_layer_sync", None) is not None:
         raise MisconfigurationException(
             "sync_batchnorm=True needs a process group, and peers of a swarm have none: they come and go, and each "
@@ -32,7 +47,19 @@ def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], *, offlo
             "parameters (average_buffers=True); for small batches a layer without statistics of the batch, such as "
             "GroupNorm, does as well"
         )
-    if any(type(callback).__name__ == "StochasticWeightAveraging" for callback in trainer.callbacks):
+    for callback in trainer.callbacks:
+        _check_callback(callback)
+
+
+def _check_callback(callback: Any) -> None:
+    kinds = {kind.__name__ for kind in type(callback).__mro__}  # each of Lightning's packages has its own of them
+    if "BaseFinetuning" in kinds:
+        raise MisconfigurationException(
+            f"{type(callback).__name__} adds parameters to the optimizer while training, and what peers average is "
+            "laid down at its beginning. Give the optimizer all parameters from the beginning, and switch "
+            "requires_grad_ of those that are to be frozen for a while: parameters without a gradient stay as they are"
+        )
+    if "StochasticWeightAveraging" in kinds:
         raise MisconfigurationException(
             "StochasticWeightAveraging sets a learning rate of its own at a time of its own, which the swarm's step "
             "does not know of; use lightning.pytorch.callbacks.WeightAveraging, or a scheduler_fn and no weight "

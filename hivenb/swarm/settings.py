@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hivenb.engine.dht.addresses import LOOPBACK, is_loopback, public_addresses
+from hivenb.engine.dht.addresses import LOOPBACK, is_loopback, public_addresses, read_maddrs
 from hivenb.engine.dht.dht import STARTUP_TIMEOUT
 from hivenb.engine.dht.passes import InviteKey
 from hivenb.engine.dht.secret import Secret, as_secret
@@ -77,7 +77,7 @@ def read_settings(settings: Mapping[str, Any]) -> Settings:
 
     :raises TypeError: if there is no such setting
     :raises InviteError: if an invite or address cannot be read
-    :raises SwarmError: if they do not go together
+    :raises SwarmError: if they do not go together, or an address of this peer cannot be read
     """
     given = dict(settings)
     names = [f.name for f in fields(Settings) if f.name not in ("invite_key", "run_id")]
@@ -87,8 +87,7 @@ def read_settings(settings: Mapping[str, Any]) -> Settings:
             f"{', '.join(names)}"
         )
     for name in ("host_maddrs", "announce_maddrs"):
-        value = given.get(name) or ()
-        given[name] = (value,) if isinstance(value, str) else tuple(value)
+        given[name] = read_maddrs(name, given.get(name))
     if given.get("identity_path") is not None:
         given["identity_path"] = os.fspath(given["identity_path"])
     invite = read_invite(given.get("initial_peers"))

@@ -90,6 +90,9 @@ def test_where_its_own_dht_would_listen() -> None:
         ({"initial_peers": ["not an address"]}, ["'not'", "one looks like /ip4/"]),
         ({"initial_peers": "/ip4/127.0.0.1/tcp/1"}, ["does not say whose it is"]),
         ({"initial_peers": "hivenb://xyz"}, ["damaged"]),
+        ({"host_maddrs": "localhost"}, ["host_maddrs='localhost'", "Must begin with /", "one looks like /ip4/"]),
+        ({"host_maddrs": ["/ip4/0.0.0.0/tcp/0", "/ip4/999.0.0.1/tcp/0"]}, ["host_maddrs='/ip4/999.0.0.1/tcp/0'"]),
+        ({"announce_maddrs": [":80"]}, ["announce_maddrs=':80'"]),
         ({"auxiliary": True, "client_mode": True}, ["auxiliary=True", "client_mode=True"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -99,6 +102,12 @@ def test_what_cannot_work_is_said_at_once(keywords: dict[str, Any], words: list[
         HivemindStrategy(**{"target_batch_size": 8, **keywords})
     for word in words:
         assert word in str(caught.value)
+
+
+def test_one_address_of_its_own_needs_no_list() -> None:
+    chosen = HivemindStrategy(8, host_maddrs="/ip4/127.0.0.1/tcp/0", announce_maddrs=PEER)
+    assert chosen._dht_kwargs["host_maddrs"] == ["/ip4/127.0.0.1/tcp/0"]
+    assert chosen._dht_kwargs["announce_maddrs"] == [PEER]
 
 
 @pytest.mark.parametrize("given", [PEER, [PEER], f" {PEER} ,{OTHER}", [PEER, OTHER], f"{PEER},{OTHER},{PEER}"])
@@ -183,13 +192,45 @@ class PlateauModel(TinyModel):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
 
 
+class NoOptimizer(TinyModel):
+    def configure_optimizers(self) -> None:
+        return None
+
+
+class Annealing:
+    """A scheduler as of timm, which is none of torch's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer = optimizer
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+class AnnealedModel(TinyModel):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [Annealing(optimizer)]
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:  # else Lightning itself refuses it
+        scheduler.step(1)
+
+
 @pytest.mark.parametrize(
     ("model", "keywords", "message"),
     [
         (TwoOptimizers, {}, "gave 2 optimizers"),
+        (NoOptimizer, {}, r"NoOptimizer\.configure_optimizers returned None.*return one"),
         (PlateauModel, {}, "ReduceLROnPlateau"),
+        (AnnealedModel, {}, r"Annealing\.step needs epoch, and"),
     ],
-    ids=["two optimizers", "plateau"],
+    ids=["two optimizers", "no optimizer", "plateau", "step with arguments"],
 )
 def test_a_model_that_cannot_be_trained_with_is_refused(model: Any, keywords: dict[str, Any], message: str) -> None:
     strategy = HivemindStrategy(8, **LOOPBACK, **keywords)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import DELAYS
+from tiny import DELAYS, TinyModel, loader, trainer
 from torch.optim.lr_scheduler import ExponentialLR
 
 from strategy.peer import Moment
@@ -99,6 +99,21 @@ def test_a_run_goes_on_from_the_file_of_its_last_peer(start_peer: Start, tmp_pat
     assert newcomer.begun().epoch == 0
     for one in (outdated, newcomer):
         assert one.since(0)[0].epoch > ahead
+
+
+def test_a_peer_that_joins_gets_the_weights_of_a_file_of_plain_lightnings(start_peer: Start, tmp_path: Path) -> None:
+    """Also before the first step: it does not average its untrained ones into them."""
+    model = TinyModel(lr=0.0)
+    with torch.no_grad():
+        model.layer.weight.fill_(5.0)
+    plain = trainer("auto", max_epochs=1)
+    plain.fit(model, loader(64, 16))
+    plain.save_checkpoint(tmp_path / "plain.ckpt")
+    settings = {"epochs": 3, "model": {"lr": 0.0}}
+    peers = train_all(start_peer, {**settings, "resume": tmp_path / "plain.ckpt"}, settings)
+    for one in peers:
+        for mine, theirs in zip(one.parameters, model.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs)
 
 
 def test_late_peers_join_while_everything_is_averaged_in_the_background(start_peer: Start) -> None:

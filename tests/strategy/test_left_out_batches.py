@@ -191,10 +191,18 @@ class Spoiled(TinyModel):
         return loss * math.nan if batch_idx % 8 > 2 else loss
 
 
+class Choosy(TinyModel):
+    """That gives no gradient for five of eight batches."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+        return None if batch_idx % 8 > 2 else super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("module", [Spoiled, Choosy])
 @pytest.mark.parametrize("kind", [{}, DELAYS, {"reuse_grad_buffers": True}], ids=["synchronous", "delays", "reused"])
-def test_the_others_get_nothing_of_it(train_together: Swarm, kind: dict[str, Any]) -> None:
+def test_the_others_get_nothing_of_it(train_together: Swarm, kind: dict[str, Any], module: type) -> None:
     settings = {"epochs": 6, "target": 128, "strategy": kind}
-    sound, spoiled = train_together(settings, {**settings, "module": Spoiled})
+    sound, spoiled = train_together(settings, {**settings, "module": module})
     for peer in (sound, spoiled):
         for tensors in peer.history().values():
             assert all(bool(tensor.isfinite().all()) for tensor in tensors)

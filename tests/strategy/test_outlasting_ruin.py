@@ -11,11 +11,11 @@ import pytest
 from hivenb.engine.optimizer.left_out_batches import MOST_IN_A_ROW, LeftOutBatches
 from hivenb.errors import NotFiniteError, UnbelievedStateError
 from hivenb.strategy import rolling_back
-from hivenb.strategy.hivemind_strategy import HivemindStrategy
+from hivenb.strategy.counted_batches import CountsBatches
 from hivenb.strategy.rolling_back import RollsBack
 
 
-class Stepping(RollsBack):
+class Stepping(CountsBatches, RollsBack):
     """What of a strategy such a step needs."""
 
     def __init__(self, roll_back: bool, num_peers: int = 2):
@@ -93,11 +93,10 @@ def test_nor_are_they_left_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_strategys_steps_are_such() -> None:
     own: Any = Stepping(True)
     own.options.auxiliary = False
-    own._samples = SimpleNamespace(take=lambda: 8)
     own.lightning_module = object()
     own.precision_plugin = SimpleNamespace(optimizer_step=lambda *args, **kwargs: ruined())
     own.recovering = lambda step, *args, **kwargs: step(*args, **kwargs)
-    assert HivemindStrategy.optimizer_step(own, object(), lambda: None) is None
+    assert own.optimizer_step(own._optimizer, lambda: None) is None
     own.options.roll_back = False
     with pytest.raises(UnbelievedStateError):
-        HivemindStrategy.optimizer_step(own, object(), lambda: None)
+        own.optimizer_step(own._optimizer, lambda: None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import csv
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,26 @@ def test_one_from_the_model_moves_with_the_epochs_of_the_swarm(
         return [{"scheduler": halving(optimizer), "interval": interval, "frequency": frequency}]
 
     assert seen_rates(swarm, Configured(schedulers)) == rates
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "options", "is_said"),
+    [
+        (lambda optimizer: [halving(optimizer)], {}, True),
+        (lambda optimizer: [{"scheduler": halving(optimizer), "interval": "step"}], {}, False),
+        (lambda optimizer: [halving(optimizer)], {"scheduler_fn": halving}, False),
+        (lambda optimizer: [], {"scheduler_fn": halving}, False),
+    ],
+    ids=["by default", "on purpose", "replaced", "scheduler_fn"],
+)
+def test_who_counts_in_passes_is_told_what_moves_it(
+    swarm: hivenb.Swarm, schedulers: Any, options: dict[str, Any], is_said: bool
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(strategy(swarm, **options), max_epochs=1).fit(Configured(schedulers), loader(64, 8))
+    said = [one for one in caught if 'interval="epoch", Lightning\'s default, move once in' in str(one.message)]
+    assert len(said) == is_said
 
 
 def test_several_move_together(swarm: hivenb.Swarm, tmp_path: Path) -> None:
@@ -351,3 +373,20 @@ def monitored(chosen: HivemindStrategy, model: TinyModel, folder: Path) -> dict[
         rows = list(csv.DictReader(lines))
     found = {name: [float(row[name]) for row in rows if row[name]] for name in rows[0]}
     return {name: values for name, values in found.items() if name not in ("epoch", "step")}
+
+
+def test_a_module_sees_all_of_its_scheduler(swarm: hivenb.Swarm) -> None:
+    seen = []
+
+    class Looking(Configured):
+        def on_train_batch_end(self, *args: Any) -> None:
+            own: Any = self.lr_schedulers()
+            seen.append((own.last_epoch, own.base_lrs, own.gamma))
+
+    chosen = strategy(swarm)
+    trainer(chosen, max_epochs=1).fit(Looking(lambda optimizer: [halving(optimizer)]), loader(64, 8))
+    assert seen == [(epoch, [1.0], 0.5) for epoch in (0, 1, 1, 2, 2, 3, 3, 4)]
+    shown: Any = chosen.lr_scheduler_configs[0].scheduler
+    assert copy.copy(shown).last_epoch == copy.deepcopy(shown).last_epoch == 4
+    with pytest.raises(AttributeError, match="no_such"):
+        shown.no_such  # noqa: B018

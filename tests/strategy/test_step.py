@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tiny import DELAYS, QUIET, TinyModel, loader, own_run, parameters, trainer
@@ -130,17 +130,14 @@ class TestZeroGrad:
     def test_calling_it_by_hand_has_no_effect_either(self, swarm: hivenb.Swarm) -> None:
         """hivemind raises a ValueError."""
 
-        class Manual(TinyModel):
-            automatic_optimization = False
-
-            def training_step(self, batch: Any, batch_idx: int) -> None:
+        class Impatient(TinyModel):
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
                 optimizer = self.optimizers()
                 assert not isinstance(optimizer, list)
                 optimizer.zero_grad()
-                self.manual_backward(super().training_step(batch, batch_idx))
-                optimizer.step()
+                return super().training_step(batch, batch_idx)
 
-        model: LightningModule = Manual(**SGD)
+        model = Impatient(**SGD)
         trainer(strategy(swarm, reuse_grad_buffers=True), max_epochs=2).fit(model, loader(64, 4))
         assert difference(parameters(model), plainly_trained(8)) < 1e-6
 
@@ -150,6 +147,30 @@ def test_a_weight_average_with_a_rate_of_its_own_is_refused(swarm: hivenb.Swarm)
         trainer(strategy(swarm), max_epochs=1, callbacks=[StochasticWeightAveraging(swa_lrs=0.1)]).fit(
             TinyModel(), loader()
         )
+
+
+class Unfreezing(BaseFinetuning):
+    """Freezes the layer for a pass."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.layer)
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.layer, optimizer)
+
+
+def test_parameters_that_come_later_are_refused_and_ones_that_thaw_are_not(swarm: hivenb.Swarm) -> None:
+    class Thawing(TinyModel):
+        def on_train_epoch_start(self) -> None:
+            self.layer.weight.requires_grad_(self.current_epoch > 0)
+
+    with pytest.raises(MisconfigurationException, match=r"Unfreezing adds parameters .*requires_grad_"):
+        trainer(strategy(swarm), max_epochs=1, callbacks=[Unfreezing()]).fit(TinyModel(), loader())
+    ours, plain = Thawing(**SGD), Thawing(**SGD)
+    trainer(strategy(swarm), max_epochs=2).fit(ours, loader(64, 4))
+    Trainer(**QUIET, max_epochs=2).fit(plain, loader(64, 16))
+    assert difference(parameters(ours), parameters(plain)) < 1e-6
 
 
 def test_batch_norm_over_a_process_group_is_refused(swarm: hivenb.Swarm) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hivemind.compression import Float16Compression
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, own_run, parameters, samples, trainer
+from torch.utils.data import DataLoader
 
 import hivenb
 from hivenb.engine.optimizer.epoch_report import EpochReport
@@ -114,6 +116,33 @@ class TestSamples:
         chosen = strategy(16, batch_size=8, dht=swarm.dht)
         trainer(chosen, max_epochs=1, callbacks=[reports]).fit(TinyModel(), loader(16, 4))
         assert reports.samples == [16, 16]
+
+    @pytest.mark.parametrize(
+        ("first", "batch_size", "counted"),
+        [(torch.tensor(0.5), None, 1), (torch.ones(1), None, 1), (torch.ones(1), 8, 8), (torch.ones(8), None, 8)],
+        ids=["a scalar first", "one number first", "batch_size given", "all alike"],
+    )
+    def test_a_batch_whose_tensors_differ_in_size_is_warned_of(
+        self, swarm: hivenb.Swarm, first: torch.Tensor, batch_size: int | None, counted: int
+    ) -> None:
+        """Once, and by what has an effect here: Lightning names ``self.log``."""
+
+        class Weighted(TinyModel):
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+                return super().training_step((batch["x"], batch["y"]), batch_idx)
+
+        batches = [{"temperature": first, "x": x, "y": y} for x, y in loader(64, 8)]
+        reports = Reports()
+        chosen = strategy(8, dht=swarm.dht, batch_size=batch_size)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fitter = trainer(chosen, max_epochs=2, callbacks=[reports])
+            fitter.fit(Weighted(), DataLoader(batches, batch_size=None))
+        said = [str(one.message) for one in caught if "HivemindStrategy(batch_size=...)" in str(one.message)]
+        assert [words for words in said if "taken for 1 samples" in words] == said
+        assert len(said) == (counted == 1)
+        assert not any("self.log" in str(one.message) for one in caught)
+        assert reports.samples == [8] * (2 * counted)
 
     def test_accumulated_batches_count_together(self, swarm: hivenb.Swarm) -> None:
         reports = Reports()
@@ -270,6 +299,41 @@ class TestCheckpoints:
         model = TinyModel(**ADAM)
         trainer(strategy(dht=swarm.dht), max_epochs=2).fit(model, loader(64, 16), ckpt_path=tmp_path / "plain.ckpt")
         assert_same(parameters(model), plain_training(64, 16, 8, **ADAM))
+
+    @pytest.mark.parametrize("mode", ["synchronous", "offloaded"])
+    def test_its_schedule_goes_on_at_an_epoch_of_the_swarm_that_agrees(
+        self, swarm: hivenb.Swarm, tmp_path: Path, mode: str
+    ) -> None:
+        """A peer that joins then has the same rates."""
+        rates, epochs = [], []
+
+        class Look(Callback):
+            def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+                epochs.append(trainer.strategy.hivemind_epoch)
+
+            def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+                rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+                epochs.append(trainer.strategy.hivemind_epoch)
+
+        model = {"lr": 1.0, "scheduler": lambda optimizer: {"scheduler": halving(optimizer), "interval": "step"}}
+        plain = Trainer(**QUIET, max_epochs=1)
+        plain.fit(TinyModel(**model), loader(64, 16))
+        plain.save_checkpoint(tmp_path / "plain.ckpt")
+        fitter = trainer(strategy(dht=swarm.dht, **MODES[mode]), max_epochs=2, callbacks=[Look()])
+        fitter.fit(TinyModel(**model), loader(64, 16), ckpt_path=tmp_path / "plain.ckpt")
+        assert epochs == [4, 5, 6, 7, 8]
+        assert rates == [0.5**epoch for epoch in epochs[1:]]
+
+    def test_without_a_schedule_it_is_not_the_first_epoch_of_the_swarm(
+        self, swarm: hivenb.Swarm, tmp_path: Path
+    ) -> None:
+        """In which whoever joins would download nothing, and average untrained weights into those of the file."""
+        plain = Trainer(**QUIET, max_epochs=1)
+        plain.fit(TinyModel(**ADAM), loader(64, 16))
+        plain.save_checkpoint(tmp_path / "plain.ckpt")
+        chosen = strategy(1024, dht=swarm.dht)
+        trainer(chosen, max_epochs=2).fit(TinyModel(**ADAM), loader(64, 16), ckpt_path=tmp_path / "plain.ckpt")
+        assert chosen.hivemind_epoch == 1
 
     def test_only_the_weights_if_only_they_are_wanted(self, swarm: hivenb.Swarm, tmp_path: Path) -> None:
         fitter = trainer(strategy(dht=swarm.dht), max_epochs=1)

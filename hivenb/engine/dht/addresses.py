@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
+from hivenb.errors import SwarmError
+
 #: This machine alone, at whichever port is free.
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
@@ -56,3 +58,23 @@ def routes(addresses: Iterable[str]) -> dict[str, Reach]:
         if found.get(peer_id) is not Reach.DIRECTLY:
             found[peer_id] = Reach.RELAYED if CIRCUIT in way else Reach.DIRECTLY
     return found
+
+
+def read_maddrs(name: str, given: str | Iterable[object] | None) -> tuple[str, ...]:
+    """Multiaddresses of this peer, as somebody has given them.
+
+    :param name: of the parameter
+    :param given: one, or several
+    :raises SwarmError: if one cannot be read
+    """
+    from hivemind.utils.multiaddr import Multiaddr
+
+    addresses = (given,) if isinstance(given, str) else tuple(str(one) for one in given or ())
+    for address in addresses:
+        try:
+            Multiaddr(address)
+        except ValueError as e:
+            raise SwarmError(
+                f"{name}={address!r} is no multiaddress ({e}); one looks like {PUBLIC[0]}, or give a list of them"
+            ) from e
+    return addresses

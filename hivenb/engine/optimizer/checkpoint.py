@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain, repeat
 from typing import Any
 
 import torch
 
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
+from hivenb.engine.optimizer.participant import Participant
 
 #: Under this name, beside the state of the torch optimizer, is what the swarm adds to it.
 _OURS = "hivemind"
@@ -33,6 +35,40 @@ def epoch_of(state_dict: Mapping[str, Any]) -> int | None:
     """
     epoch: int | None = state_dict.get(_OURS, {}).get("local_epoch")
     return epoch
+
+
+def epoch_to_go_on_at(checkpoint: Mapping[str, Any], frequencies: Iterable[int] = ()) -> int:
+    """The epoch of the swarm at which training goes on from a file that a Trainer has written.
+
+    One of plain Lightning's has none: then it is that of its schedulers, so that whoever joins has the same rates;
+    and never the first, in which whoever joins downloads nothing, and averages untrained weights into the file's.
+
+    :param checkpoint: what the file holds, with the state of one optimizer
+    :param frequencies: of its schedulers, as :class:`EpochSchedulers` has them; by default 1
+    """
+    for state in checkpoint["optimizer_states"]:
+        if (epoch := epoch_of(state)) is not None:
+            return epoch
+    return max(1, _epoch_of_schedulers(checkpoint, frequencies))
+
+
+def go_on_from_plain(optimizer: Participant, checkpoint: Mapping[str, Any]) -> None:
+    """Be at the epoch of the swarm at which training goes on from a file of plain Lightning's.
+
+    :param optimizer: which has the state in it by now, and does not take part yet
+    :param checkpoint: what the file holds
+    """
+    scheduler = optimizer.state_averager.scheduler
+    frequencies = () if scheduler is None else scheduler.frequencies
+    with optimizer.tracker.pause_updates():
+        optimizer.begin_epoch(epoch_to_go_on_at(checkpoint, frequencies))
+    if scheduler is not None:
+        scheduler.epoch = _epoch_of_schedulers(checkpoint, frequencies)  # where Lightning restores them to
+
+
+def _epoch_of_schedulers(checkpoint: Mapping[str, Any], frequencies: Iterable[int]) -> int:
+    moved = zip(checkpoint.get("lr_schedulers", ()), chain(frequencies, repeat(1)), strict=False)
+    return max((int(state.get("last_epoch", 0)) * frequency for state, frequency in moved), default=0)
 
 
 def restore_optimizer_state(averager: TrainingStateAverager, state_dict: Mapping[str, Any]) -> int | None:

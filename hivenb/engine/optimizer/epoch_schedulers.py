@@ -33,6 +33,11 @@ class EpochSchedulers(LRScheduler):
         return tuple(scheduler for scheduler, _ in self._schedulers)
 
     @property
+    def frequencies(self) -> tuple[int, ...]:
+        """For each of them, the number of the swarm's epochs between two of its steps."""
+        return tuple(frequency for _, frequency in self._schedulers)
+
+    @property
     def optimizer(self) -> torch.optim.Optimizer:  # type: ignore[override]
         """The torch optimizer whose rates they set: the one that makes the steps."""
         return self._schedulers[0][0].optimizer if self._stepping is None else self._stepping

@@ -23,6 +23,11 @@ class GradScaler(hivemind.GradScaler):
         self._optimizer_states_to_reset.add(id(optimizer))
         return result
 
+    def pass_over(self, optimizer: Any) -> None:
+        """Let an optimizer of the swarm end an epoch that is over, after a batch that has given no gradient."""
+        self.step(optimizer, batch_size=0)
+        self.update()
+
 
 class GradScalerOfBatches(torch.amp.GradScaler):
     """``torch.amp.GradScaler`` that hands each batch to the swarm's optimizer, which leaves out those it has to."""
@@ -37,6 +42,10 @@ class GradScalerOfBatches(torch.amp.GradScaler):
             # torch does not call it with gradients that are not finite: the others would wait for this peer in vain
             result = optimizer.step(*args, **kwargs)
         return result
+
+    def pass_over(self, optimizer: Any) -> None:
+        """Let an optimizer of the swarm end an epoch that is over, after a batch that has given no gradient."""
+        optimizer.step(batch_size=0)
 
 
 def scaler_for(scaler: torch.amp.GradScaler, reuse_grad_buffers: bool) -> torch.amp.GradScaler:

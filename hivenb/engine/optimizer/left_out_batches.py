@@ -1,4 +1,7 @@
-"""Batches whose gradients are not finite: left out where they are made, counted, said, and in the end an error."""
+"""Batches whose gradients are not finite: left out where they are made, counted, said, and in the end an error.
+
+One that gives no gradient at all is passed over without a word: somebody has decided so.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,8 @@ class LeftOutBatches:
         self.in_a_row = 0
         #: gives the scale by which losses, and so gradients, are multiplied at the moment
         self.scale: Callable[[], float] = lambda: NO_SCALE
+        #: gives the samples that count of those that a step is said to have: none if its batch has given no gradient
+        self.counted: Callable[[int], int] = lambda said: said
         #: whether training goes on with none that counts: the others may be about to bring a good state back
         self.outlasts: Callable[[], bool] = lambda: False
         #: called with True before the first batch and after each step, and with False after a batch that is left out;
@@ -113,9 +118,13 @@ class LeavesOutBatches(hivemind.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        batch_size = self.batch_size_per_step if batch_size is None else batch_size
+        if batch_size is not None and not (batch_size := self.left_out.counted(batch_size)):
+            self._go_on_without_a_batch()
+            return loss
         self.left_out.bring()
         if self._is_to_be_left_out(None):
-            lost = f"Its {batch_size or self.batch_size_per_step} samples do not count, and no step was made"
+            lost = f"Its {batch_size} samples do not count, and no step was made"
             self.left_out.leave_out(self._where_not_finite(), lost)
             self._go_on_without_a_batch()
             return loss
@@ -125,6 +134,9 @@ class LeavesOutBatches(hivemind.Optimizer):
         # hivemind's own looks at scaled gradients alone. The step goes on in either case, as the others may be done
         # with their samples, and wait for this peer
         self.settle()
+        batch_size = self.left_out.counted(batch_size)
+        if not batch_size:
+            return True
         self.left_out.bring()
         if grad_scaler is None and self._can_judge_late():
             self._unjudged = self.grad_averager.accumulate_if_finite_(batch_size)
