@@ -249,7 +249,7 @@ class FaultTolerantRunner(AllReduceRunner):
             yield message
 
     def _expects(self, sender: PeerID, number: int, count: int) -> bool:
-        """Whether a stream is a sender's only one, or one of several that is still to come: what it sends counts once."""
+        """Whether a stream is a sender's only one, or one of several that is to come; what it sends counts once."""
         if sender in self._undivided:
             return False
         joined = self._joined.get(sender)

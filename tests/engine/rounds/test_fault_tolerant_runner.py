@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ async def exchange(evil: list[list[averaging_pb2.AveragingData]]) -> tuple[list[
 @pytest.mark.parametrize("streams", [[plain(-2.0)], joined(-2.0)], ids=["plain", "joined"])
 def test_a_sender_that_sends_its_parts_once_is_served(streams: list[Any]) -> None:
     answers, average, refused = run(exchange(streams))
-    assert sum(answers, []) == [AVERAGE] * PARTS
+    assert list(chain(*answers)) == [AVERAGE] * PARTS
     assert average.tolist() == [2.0] * 10 * PARTS
     assert not refused
 
@@ -96,7 +97,7 @@ def test_a_sender_that_sends_its_parts_once_is_served(streams: list[Any]) -> Non
 def test_what_a_sender_sends_again_takes_nobodys_place(first: list[Any], again: list[Any]) -> None:
     answers, average, refused = run(exchange([*first, *again]))
     assert answers[len(first) :] == [[VIOLATION]] * len(again)
-    assert sum(answers[: len(first)], []) == [AVERAGE] * PARTS
+    assert list(chain(*answers[: len(first)])) == [AVERAGE] * PARTS
     assert average.tolist() == [2.0] * 10 * PARTS, "the good one's counts, and the first of the evil one"
     assert list(refused) == [EVIL]
 
