@@ -248,11 +248,11 @@ class ProgressTracker(_ProgressTracker):
         loop, stored = asyncio.get_running_loop(), None
         last_report, last_active_epoch, self._reported = -math.inf, -math.inf, self.local_progress
         while not self.shutdown_triggered.is_set():
-            pause = last_report + min(self.metadata_expiration, SILENCE) / 2 - get_dht_time()
+            pause = last_report + min(self.metadata_expiration, SILENCE) / 2 - time.monotonic()
             await loop.run_in_executor(None, self.should_report_progress.wait, max(0.0, pause))
             self.should_report_progress.clear()
             while not self.shutdown_triggered.is_set():
-                pause = last_report + self._report_due_after - get_dht_time()
+                pause = last_report + self._report_due_after - time.monotonic()
                 if stored is not None and not stored.done():
                     await asyncio.sleep(_TICK)
                 elif pause > 0:
@@ -260,7 +260,7 @@ class ProgressTracker(_ProgressTracker):
                     self._hurries.clear()
                 else:
                     break
-            progress, last_report = self.local_progress, get_dht_time()
+            progress, last_report = self.local_progress, time.monotonic()
             if progress.samples_accumulated > 0 or progress.epoch != self._reported.epoch or self._announced.is_set():
                 self._announced.clear()
                 last_active_epoch = self.global_epoch
@@ -272,7 +272,7 @@ class ProgressTracker(_ProgressTracker):
                     key=self.training_progress_key,
                     subkey=self._local_public_key,
                     value=None if self._is_away else progress.dict(),
-                    expiration_time=last_report + self.metadata_expiration,
+                    expiration_time=get_dht_time() + self.metadata_expiration,
                     return_future=True,
                 )
             except OSError as e:
