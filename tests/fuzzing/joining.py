@@ -32,6 +32,8 @@ from fuzzing.records import NUMBERS, any_value
 from fuzzing.target import Choices, Target
 from hivenb.engine.rounds.gathered import epoch_of, is_readable, marked
 
+GROUP = bytes(range(20))
+
 #: What hivemind tries a round anew after; anything else would end it.
 KNOWN = ("AllreduceException", "MatchmakingException")
 
@@ -140,7 +142,7 @@ async def _average_with(own: Any, group: Any) -> bool:
 
 
 def a_beginning(choices: Choices) -> averaging_pb2.MessageFromLeader:
-    message = averaging_pb2.MessageFromLeader(code=averaging_pb2.BEGIN_ALLREDUCE, group_id=b"group")
+    message = averaging_pb2.MessageFromLeader(code=averaging_pb2.BEGIN_ALLREDUCE, group_id=GROUP)
     peers = [OWN.to_bytes(), EVIL.to_bytes(), GOOD.to_bytes()]
     message.ordered_peer_ids.extend(peers)
     message.gathered.extend(what_is_gathered(choices) for _ in peers)

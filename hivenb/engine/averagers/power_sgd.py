@@ -10,6 +10,11 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.optim.power_sgd_averager import AllReducePhases
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _PowerSGDGradientAverager
 
+from hivenb.engine.averagers.state_download import Download
+
+#: Shapes that are told where some do not fit.
+_MOST_TOLD = 8
+
 #: What is left of a column beside those before it counts as rounding below this, half precision's on the wire included.
 _ROUNDING = 1e-3
 
@@ -21,6 +26,20 @@ class KeepsFewComponents(_PowerSGDGradientAverager):
     gradient has fewer components, the columns beyond are rounding errors, blown up and different on each peer: with
     rank 32 and a matrix of rank 8, the average was off by 80 percent, and the peers' averages by 20 from each other.
     """
+
+    def numbers_in_state(self) -> float:
+        """Numbers in this peer's factors, of which another one sends as many."""
+        return sum(rows.numel() for rows in self._qs)
+
+    def _why_refused(self, loaded: Download) -> str | None:
+        # hivemind copies what is there into its factors: a single number would fill one
+        own, theirs = [one.shape for one in self._qs], [one.shape for one in loaded.tensors]
+        if own != theirs:
+            return (
+                f"it holds {_in_words(theirs)} where this peer has {_in_words(own)}; do all use the same averager_rank?"
+            )
+        reason: str | None = super()._why_refused(loaded)
+        return reason
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
         # hivemind/optim/power_sgd_averager.py keeps what is left over in the type of the gradients and multiplies it by
@@ -63,3 +82,9 @@ def orthonormalize_(columns: torch.Tensor) -> None:
 
 def _subtract_(column: torch.Tensor, others: torch.Tensor) -> None:
     column.sub_(others @ (others.t() @ column))
+
+
+def _in_words(shapes: Sequence[torch.Size]) -> str:
+    """As many as fit on a line: whoever sends them may send any number."""
+    told = ", ".join(str(tuple(shape)) for shape in shapes[:_MOST_TOLD])
+    return f"{told or 'nothing'}{' and others' if len(shapes) > _MOST_TOLD else ''}"

@@ -4,12 +4,12 @@ more than it can hold. It waits for their answers by how long the last ones took
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
@@ -17,53 +17,19 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivenb.engine.dht.checked_once import CheckedOnce
 from hivenb.engine.dht.checked_values import named
 from hivenb.engine.dht.patience import Patience, PatientStub
-from hivenb.engine.dht.record_rules import FROM_ONE, RULES, Kind, is_peer_id
+from hivenb.engine.dht.record_rules import FROM_ONE, KEYS_FROM_ONE, RULES, Kind, is_peer_id
 from hivenb.engine.dht.signatures import SignatureValidator
-
-#: Keys that a node keeps for others, records under one of them, and bytes of these, at most: what it answers when it is
-#: asked for the key is one message, of two megabytes at most.
-MAX_KEYS, MAX_RECORDS, MAX_BYTES = 4096, 1024, 3 * 2**19
+from hivenb.engine.dht.storage import MAX_KEYS, MAX_RECORDS, Storage
 
 #: Who has sent what is just being handled.
 caller: contextvars.ContextVar[PeerID | None] = contextvars.ContextVar("caller", default=None)
 
 
-class Storage(DHTLocalStorage):
-    """``hivemind``'s, of limited size, in which a value never takes the place of a dictionary.
-
-    What is full takes nothing new: whoever fills it cannot drive out what is there.
-    """
-
-    def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
-        known = self.get(key)
-        if subkey is None and known is None and len(self) >= MAX_KEYS:
-            return False
-        is_plain = subkey is None and not isinstance(value, DictionaryDHTValue)
-        if is_plain and known is not None and isinstance(known.value, DictionaryDHTValue):
-            return False
-        return bool(super().store(key, value, expiration_time, subkey))
-
-    def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
-        known = self.get(key)
-        if known is None:
-            if len(self) >= MAX_KEYS:
-                return False
-        elif not isinstance(known.value, DictionaryDHTValue):
-            del self[key]
-        elif subkey not in known.value and not _has_room(known.value, len(value)):
-            return False
-        return bool(super().store_subkey(key, subkey, value, expiration_time))
-
-
-def _has_room(dictionary: DictionaryDHTValue, length: int) -> bool:
-    size = sum(len(item.value) for _, item in dictionary.items())
-    return len(dictionary) < MAX_RECORDS and size + length <= MAX_BYTES
-
-
 class Protocol(DHTProtocol):
     """``hivemind``'s ``DHTProtocol`` that passes over single bad records, instead of all that stand beside them."""
 
-    _brought: dict[tuple[bytes, bytes], dict[Any, float]]
+    #: by its id, what each peer has brought: under which keys, which records, and until when they stand
+    _brought: dict[bytes, dict[bytes, dict[Any, float]]]
     _taken: dict[bytes, frozenset[Any]]
     #: how long the last answers of the others took
     patience: Patience
@@ -74,7 +40,7 @@ class Protocol(DHTProtocol):
         # hivemind/dht/node.py:create makes one of its own class
         made.__class__ = cls
         made.record_validator = CheckedOnce(getattr(made.record_validator, "_validators", ()))
-        made.storage, made.cache = Storage(), Storage(made.cache.maxsize)
+        made.storage, made.cache = (Storage(size, made._is_known) for size in (None, made.cache.maxsize))
         made._brought, made._taken = {}, {}
         made.patience = Patience()
 
@@ -89,12 +55,13 @@ class Protocol(DHTProtocol):
         self, key_bytes: bytes, subkey_bytes: bytes, value_bytes: bytes, expiration_time: float
     ) -> bool:
         sender = caller.get()
-        if sender is None or subkey_bytes in self.RESERVED_SUBKEYS:
+        if sender is None:
             return bool(super()._validate_record(key_bytes, subkey_bytes, value_bytes, expiration_time))
         record = DHTRecord(key_bytes, subkey_bytes, value_bytes, expiration_time)
         try:  # before signatures are looked at, which takes a hundred times as long
-            subkey = MSGPackSerializer.loads(subkey_bytes)
-            if not self._is_of(sender, subkey, record):
+            is_plain = subkey_bytes in self.RESERVED_SUBKEYS
+            subkey = None if is_plain else MSGPackSerializer.loads(subkey_bytes)
+            if not is_plain and not self._is_of(sender, subkey, record):
                 return False
         except (ValueError, TypeError, RecursionError):  # it cannot be read
             return False
@@ -134,20 +101,33 @@ class Protocol(DHTProtocol):
         return report is None or named(report, 32).get("peer_id") == sender.to_bytes()
 
     def _may_bring(self, sender: PeerID, key: bytes, subkey: Any, expiration: float) -> bool:
-        """Whether a peer has not brought as many records under a key as one may."""
+        """Whether a peer has not brought as many keys, or as many records under one, as one may."""
         kind, now = self._kind_of(key), get_dht_time()
         most = FROM_ONE if kind is None else RULES[kind].from_one
-        brought = self._brought.setdefault((key, sender.to_bytes()), {})
+        keys = self._brought.setdefault(sender.to_bytes(), {})
+        if kind is None and key not in keys:
+            if len(keys) >= KEYS_FROM_ONE:
+                _forget(keys, lambda records: max(records.values(), default=now) >= now)
+            if sum(self._kind_of(one) is None for one in keys) >= KEYS_FROM_ONE:
+                return False
+        brought = keys.setdefault(key, {})
         if subkey not in brought and len(brought) >= most:
-            for old in [one for one, expires in brought.items() if expires < now]:
-                del brought[old]
+            _forget(brought, lambda expires: expires >= now)
             if len(brought) >= most:
                 return False
         brought[subkey] = max(expiration, brought.get(subkey, expiration))
-        if len(self._brought) > 4 * MAX_RECORDS:
-            self._brought = {one: all_ for one, all_ in self._brought.items() if max(all_.values()) >= now}
+        if len(self._brought) > MAX_RECORDS:
+            _forget(self._brought, lambda keys: any(max(all_.values(), default=0.0) >= now for all_ in keys.values()))
         return True
+
+    def _is_known(self, key: DHTID) -> bool:
+        return self._kind_of(key.to_bytes()) is not None
 
     def _kind_of(self, key: bytes) -> Kind | None:
         validators = getattr(self.record_validator, "_validators", ())
         return next((one.kinds.get(key) for one in validators if isinstance(one, SignatureValidator)), None)
+
+
+def _forget(noted: dict[Any, Any], is_still_true: Callable[[Any], bool]) -> None:
+    for one in [one for one, value in noted.items() if not is_still_true(value)]:
+        del noted[one]

@@ -107,6 +107,9 @@ RULES: Mapping[Kind, Rule] = {
 #: Records that one peer may bring under a key of which nothing is known.
 FROM_ONE = 256
 
+#: Keys of which nothing is known under which one peer may bring records. Another run of the swarm has about ten.
+KEYS_FROM_ONE = 128
+
 
 class RunRecords(RecordValidatorBase):
     """The keys of a run, for the validator of a node, :class:`hivenb.engine.dht.signatures.SignatureValidator`.

@@ -113,10 +113,10 @@ class CatchingUp:
 
     def _download(self, **kwargs: Any) -> None:
         own = self._participant
-        own.state_averager.newest_epoch = self.newest_epoch
-        own.state_averager.load_state_from_peers(**kwargs)
-        if has_state_of_its_own(own.grad_averager):
-            own.grad_averager.load_state_from_peers(**kwargs)
+        with_state = [own.state_averager, *([own.grad_averager] if has_state_of_its_own(own.grad_averager) else [])]
+        for averager in with_state:
+            averager.newest_epoch = self.newest_epoch
+            averager.load_state_from_peers(**kwargs)
 
     def newest_epoch(self, expected: int = 0) -> int:
         """The newest epoch of the others, as they report it.

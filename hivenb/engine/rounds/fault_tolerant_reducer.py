@@ -73,6 +73,8 @@ class FaultTolerantReducer(TensorPartReducer):
     def __init__(self, part_shapes: Sequence[torch.Size], num_senders: int, rules: PartRules):
         self._rules = rules
         self._largest_weights = rules.largest_weights or (math.inf,) * num_senders
+        #: of each sender, the part that it sends next; hivemind counts a part only once the loop comes to it
+        self._next_parts = [0] * num_senders
         super().__init__(part_shapes, num_senders)
 
     def reset_accumulators(self) -> None:
@@ -96,6 +98,7 @@ class FaultTolerantReducer(TensorPartReducer):
     ) -> torch.Tensor:
         # before hivemind counts it as received: a group would wait for what could not be added
         try:
+            self._take_turn(sender_index, part_index)
             claimed, norm = self._checked(part_index, tensor_part, weight)
             weight = min(claimed, self._largest_weights[sender_index])
             self._rules.on_weight(sender_index, claimed, weight)
@@ -108,6 +111,15 @@ class FaultTolerantReducer(TensorPartReducer):
         return await asyncio.shield(
             super().accumulate_part(sender_index, part_index, tensor_part.detach(), weight=weight)
         )
+
+    def _take_turn(self, sender_index: int, part_index: int) -> None:
+        """Note that a sender's part is there: one that came twice would count in place of another sender's.
+
+        :raises RefusedPart: if another one is the sender's next
+        """
+        if part_index != self._next_parts[sender_index]:
+            raise RefusedPart("it is not the next one of its sender")
+        self._next_parts[sender_index] += 1
 
     def _checked(self, part_index: int, part: torch.Tensor, weight: float) -> tuple[float, float]:
         """The weight with which a part counts, and its norm.

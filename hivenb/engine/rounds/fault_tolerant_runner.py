@@ -61,6 +61,8 @@ class FaultTolerantRunner(AllReduceRunner):
         self._exchanges: dict[PeerID, asyncio.Task[None]] = {}
         self._left_out: set[PeerID] = set()
         self._joined: dict[PeerID, JoinedStreams] = {}
+        #: those that have opened their only stream
+        self._undivided: set[PeerID] = set()
         #: when something has last arrived from a peer
         self._heard_at: dict[PeerID, float] = {}
         self._notes = ExchangeNotes()
@@ -230,18 +232,28 @@ class FaultTolerantRunner(AllReduceRunner):
         number, count = place_of(begins)
         parts = self._noting(sender, achain(as_aiter(begins), stream))
         answer = partial(super().rpc_aggregate_part, context=context)
+        if not self._expects(sender, number, count):
+            if sender not in self.banned_senders:  # else it may try anew what has failed
+                self._refuse(sender, "it sent its parts more than once")
+            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
         if count == 1:
+            self._undivided.add(sender)
             seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(sender) else PARTS_LEFT_OPEN
             async for message in left_open(answer(parts), seconds, lambda _: self._has_all_of(sender)):
                 yield message
             return
         joined = self._joined.get(sender) or self._joined.setdefault(sender, JoinedStreams(count, answer))
-        if not joined.expects(number, count):
-            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
-            return
         answers = joined.serve(number, parts)
         async for message in left_open(answers, CLOSED_WITHIN, partial(joined.is_whole, number)):
             yield message
+
+    def _expects(self, sender: PeerID, number: int, count: int) -> bool:
+        """Whether a stream is a sender's only one, or one of several that is to come; what it sends counts once."""
+        if sender in self._undivided:
+            return False
+        joined = self._joined.get(sender)
+        return joined is None or joined.expects(number, count)
 
     def _has_all_of(self, sender: PeerID) -> bool:
         received = self.tensor_part_reducer.num_parts_received[self.sender_peer_ids.index(sender)]

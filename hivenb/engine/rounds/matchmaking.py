@@ -22,7 +22,7 @@ from hivenb.engine.rounds.account import NOTABLE, Account
 from hivenb.engine.rounds.early_beginnings import EarlyBeginnings
 from hivenb.engine.rounds.exchange_notes import ExchangeNotes
 from hivenb.engine.rounds.expected_peers import ExpectedPeers
-from hivenb.engine.rounds.gathered import epoch_of, is_readable, marked
+from hivenb.engine.rounds.gathered import LARGEST_GROUP, epoch_of, is_readable, marked, why_no_group
 from hivenb.engine.rounds.given_up_search import ANSWERED_WITHIN, has_begun
 from hivenb.engine.rounds.paced_group_key_manager import PacedGroupKeyManager
 from hivenb.engine.rounds.search import LeadersOfASearch, Waiting, give_up
@@ -83,11 +83,11 @@ class EpochMatchmaking(Matchmaking):
         expected = self._expected_at(self.step_control)
         present = {self.peer_id, *self.current_followers}
         # a group of one would turn everybody away; the key manager's own size stays open, it draws from it
-        return max(2, len(expected | {peer.to_bytes() for peer in present}))
+        return min(max(2, len(expected | {peer.to_bytes() for peer in present})), LARGEST_GROUP)
 
     @target_group_size.setter
     def target_group_size(self, chosen: int | None) -> None:
-        self._chosen_size = chosen
+        self._chosen_size = None if chosen is None else min(chosen, LARGEST_GROUP)
 
     async def look_for_group(self, step: StepControl) -> GroupInfo | None:
         if self._leaders.step is not step:  # else it is the same search, begun anew
@@ -252,8 +252,8 @@ class EpochMatchmaking(Matchmaking):
         return self._await_trigger(await super().leader_assemble_group())
 
     async def follower_assemble_group(self, leader: PeerID, msg: averaging_pb2.MessageFromLeader) -> GroupInfo:
-        if not all(map(is_readable, msg.gathered)):
-            raise MatchmakingException(f"{leader} has sent what its group cannot have gathered")
+        if (reason := why_no_group(msg, self.peer_id)) is not None:
+            raise MatchmakingException(f"{leader} has announced a group that is none: {reason}")
         if self.assembled_group.cancelled():  # the search was given up meanwhile, and whoever is in is to know
             peers = tuple(map(PeerID, msg.ordered_peer_ids))
             return self._await_trigger(GroupInfo(msg.group_id, peers, tuple(msg.gathered)))

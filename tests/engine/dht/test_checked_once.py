@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import pytest
 from hivemind.dht.routing import DHTID
@@ -10,6 +11,7 @@ from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidat
 
 from hivenb.engine.dht.checked_once import REMEMBERED, CheckedOnce
 from hivenb.engine.dht.dht import DHT
+from hivenb.engine.dht.record_rules import LARGEST
 
 
 class Looking(RecordValidatorBase):
@@ -63,6 +65,21 @@ def test_it_remembers_no_more_than_it_may(record: DHTRecord) -> None:
         validators.validate(dataclasses.replace(record, subkey=b"%d" % number))
     validators.validate(dataclasses.replace(record, subkey=b"0"))
     assert len(looking.seen) == REMEMBERED + 2
+
+
+@pytest.mark.parametrize("field", ["value", "subkey"])
+def test_what_is_longer_than_it_stores_is_not_remembered(record: DHTRecord, field: str) -> None:
+    """Refused as they are, those of megabytes would fill the memory."""
+    looking = Looking(refused=b"x" * LARGEST)
+    validators = CheckedOnce([looking])
+    long = dataclasses.replace(record, **{field: b"x" * LARGEST})
+    expected = field != "value"
+    assert [validators.validate(long) for _ in range(2)] == [expected] * 2
+    assert len(looking.seen) == 2
+    gone = weakref.ref(long)
+    del long
+    looking.seen.clear()
+    assert gone() is None, "something holds it still"
 
 
 async def _kind(dht: DHT, node: object) -> type[CompositeValidator]:

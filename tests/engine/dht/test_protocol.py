@@ -20,40 +20,14 @@ from tiny import LOOPBACK
 from hivenb.engine.dht import protocol
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.dht.identity import id_of, new_identity
-from hivenb.engine.dht.protocol import MAX_BYTES, MAX_KEYS, MAX_RECORDS, Storage
 from hivenb.engine.dht.record_board import owner_of
-from hivenb.engine.dht.record_rules import FROM_ONE, RULES, Kind
+from hivenb.engine.dht.record_rules import FROM_ONE, KEYS_FROM_ONE, RULES, Kind
 from hivenb.engine.dht.secret import Secret
-
-KEY = DHTID.generate("key")
+from hivenb.engine.dht.storage import MAX_KEYS, MAX_RECORDS, Storage
 
 
 def later(seconds: float = 60.0) -> float:
     return get_dht_time() + seconds
-
-
-class TestStorage:
-    def test_a_value_takes_no_dictionarys_place_and_a_dictionary_that_of_a_value(self) -> None:
-        storage = Storage()
-        assert storage.store(KEY, b"plain", later(500))
-        assert storage.store(KEY, b"entry", later(10), subkey="a")
-        assert not storage.store(KEY, b"plain", later(500))
-        found = storage.get(KEY)
-        assert found is not None
-        assert isinstance(found.value, DictionaryDHTValue)
-        assert found.value.get("a").value == b"entry"
-
-    def test_what_is_full_keeps_what_it_has(self) -> None:
-        storage = Storage()
-        assert all(storage.store_subkey(KEY, number, b"x", later()) for number in range(MAX_RECORDS))
-        assert not storage.store_subkey(KEY, "one more", b"x", later(120))
-        assert storage.store_subkey(KEY, 0, b"newer", later(120))
-        large = DHTID.generate("large")
-        taken = sum(storage.store_subkey(large, number, b"x" * 8192, later()) for number in range(MAX_RECORDS))
-        assert taken == MAX_BYTES // 8192
-        others = [DHTID.generate(number) for number in range(MAX_KEYS)]
-        assert sum(storage.store(one, b"x", later()) for one in others) == MAX_KEYS - 2
-        assert not storage.store_subkey(others[-1], "a", b"x", later())
 
 
 @pytest.fixture(scope="module")
@@ -147,12 +121,38 @@ class TestTaking:
         assert sent(("share", 0, 2, later(70))) == [True], "it may change what it has brought"
         assert RULES[Kind.PROGRESS].from_one < 10
 
+    def test_one_peer_brings_no_more_keys_than_its_share_and_those_of_a_run_beside(
+        self, swarm: DHT, stranger: hivemind.DHT, sent: Callable[..., list[bool]]
+    ) -> None:
+        swarm.run_coroutine(_forget_what_was_brought)
+        plain = sent(*((f"plain {number}", None, 1, later()) for number in range(KEYS_FROM_ONE // 2)))
+        taken = sent(*((f"key {number}", "a", 1, later()) for number in range(KEYS_FROM_ONE)))
+        assert sum(plain) + sum(taken) == KEYS_FROM_ONE
+        assert sent(("key 0", "b", 1, later())) == [True]
+        assert sent(("known_grad_averager.0b1", stranger.peer_id.to_bytes(), True, later())) == [True]
+
+
+async def _forget_what_was_brought(dht: DHT, node: Any) -> None:
+    node.protocol._brought.clear()
+
 
 def test_of_an_answer_what_is_good_is_taken_and_no_more_than_one_looks_at(swarm: DHT, stranger: hivemind.DHT) -> None:
     stranger.run_coroutine(partial(answer, "answered", 2 * MAX_RECORDS))
     found = swarm.get("answered", latest=True, return_future=True).result(20)
     assert MAX_RECORDS / 2 < len(found.value) <= MAX_RECORDS
     assert "bad" not in found.value
+
+
+@pytest.mark.process
+def test_strangers_leave_the_keys_of_a_run_their_room(swarm: DHT) -> None:
+    async def fill(dht: DHT, node: Any) -> list[bool]:
+        storage = Storage(is_known=node.protocol._is_known)
+        for number in range(MAX_KEYS):
+            storage.store(DHTID.generate(number), b"x", later())
+        keys = "another key", "known_progress", "known_grad_averager.0b010"
+        return [storage.store_subkey(DHTID.generate(key), b"peer", b"x", later()) for key in keys]
+
+    assert swarm.run_coroutine(fill) == [False, True, True]
 
 
 def test_nobody_is_the_caller_of_what_a_node_asks_itself() -> None:

@@ -119,6 +119,26 @@ class TestNothingToBeHad:
         assert not Downloading(0, 1, found=None).catching_up.is_called_for
 
 
+class HasState:
+    """An averager with a state of its own, which notes beyond which epoch it believes nobody."""
+
+    newest_epoch: Any = None
+
+    def __init__(self) -> None:
+        self.believed: list[Any] = []
+
+    def load_state_from_peers(self, **kwargs: Any) -> None:
+        self.believed.append(self.newest_epoch and self.newest_epoch())
+
+
+def test_what_is_downloaded_is_of_no_epoch_that_nobody_has_reached() -> None:
+    """Of PowerSGD's state, too: whoever claims the latest one would be asked first, by everybody."""
+    own = participant(state_averager=HasState(), grad_averager=HasState())
+    own.tracker.look, own.tracker.global_epoch = None, 7
+    CatchingUp(own)._download()
+    assert own.state_averager.believed == own.grad_averager.believed == [7]
+
+
 class TestAttempts:
     def failing(self, *errors: Exception) -> tuple[Any, list[int]]:
         """A download that fails so often, and the attempts."""

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.utils import get_dht_time
+from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.p2p import PeerID
+from hivemind.utils import MPFuture, get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
 from tiny import LOOPBACK
 
 from hivenb.engine.dht.dht import DHT
@@ -307,6 +310,83 @@ def test_what_was_announced_or_withdrawn_is_reported_at_once(make_tracker: Any) 
     assert tracker._report_due_after == AS_RECKONED
     tracker.step_aside()
     assert tracker._report_due_after == 0.0
+
+
+class NoSwarm:
+    """In place of a DHT: nobody is there, and it notes until when each report is to stand."""
+
+    peer_id, client_mode = PeerID(b"\x12\x20" + bytes(32)), False
+
+    def __init__(self) -> None:
+        self.expirations: list[float] = []
+
+    def add_validators(self, validators: object) -> None:
+        pass
+
+    def run_coroutine(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def get(self, key: str, return_future: bool = False, **kwargs: Any) -> Any:
+        return _done(None) if return_future else None
+
+    def store(self, key: str, *, expiration_time: float, **kwargs: Any) -> Any:
+        self.expirations.append(expiration_time)
+        return _done(True)
+
+
+def _done(result: Any) -> Any:
+    answer: MPFuture[Any] = MPFuture()
+    answer.set_result(result)
+    return answer
+
+
+@pytest.mark.parametrize("epoch", [0, 1], ids=["in its epoch", "at the next one"])
+def test_a_clock_that_is_set_back_silences_nobody(epoch: int, monkeypatch: pytest.MonkeyPatch, eventually: Any) -> None:
+    dht, set_back = NoSwarm(), 0.0
+    monkeypatch.setattr(module, "get_dht_time", lambda: get_dht_time() - set_back)
+    monkeypatch.setattr(module, "SILENCE", 1.0)  # after half of which it reports in any case
+    key = RSAPrivateKey()
+    tracker = ProgressTracker(dht, "run", 10_000, private_key=key, client_mode=False, start=True)  # type: ignore[arg-type]
+    try:
+        tracker.report_local_progress(0, 1)
+        tracker.announce()
+        eventually(lambda: dht.expirations)
+        set_back = 600.0
+        before = len(dht.expirations)
+        tracker.report_local_progress(epoch, 2)
+        eventually(lambda: len(dht.expirations) >= before + 3, 10.0)
+        assert dht.expirations[-1] < get_dht_time() - set_back + METADATA_EXPIRATION + 1.0
+    finally:
+        tracker.shutdown(10)
+
+
+@pytest.mark.parametrize(
+    ("told", "is_ready"),
+    [
+        ({"samples_per_second": 1e12}, False),
+        ({"samples_per_second": 1e12, "age": 0.5}, False),
+        ({"samples_per_second": 1.0, "age": 1e9}, False),
+        ({"samples_per_second": 100.0, "age": 5.0}, True),
+        ({"samples_accumulated": 900}, True),
+    ],
+    ids=["a speed of 1e12", "for half a second", "since 1990", "as fast as this one", "has reported it"],
+)
+def test_no_speed_that_another_one_claims_ends_an_epoch(told: dict[str, Any], is_ready: bool) -> None:
+    dht: Any = NoSwarm()
+    tracker = ProgressTracker(dht, "run", 1000, private_key=RSAPrivateKey(), client_mode=False, start=False)
+    tracker.performance_ema.samples_per_second = 100.0
+    tracker.report_local_progress(3, 100)
+    tracker.report_local_progress(3, 500 if "age" in told and is_ready else 100)
+    fields = {
+        "samples_accumulated": 0,
+        "samples_per_second": 1.0,
+        "time": get_dht_time() - told.pop("age", 0.0),
+        **told,
+    }
+    other = LocalTrainingProgress(peer_id=b"other", epoch=3, client_mode=False, **fields)
+    tracker.global_progress = tracker._estimate({b"other": other})
+    assert tracker.global_progress.num_peers == 2
+    assert tracker.ready_to_update_epoch is is_ready
 
 
 def test_a_batch_that_misleads_the_others_is_reported_and_no_other_one(

@@ -10,6 +10,7 @@ import torch
 from hivemind.averaging.partition import AllreduceException
 
 from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer, PartRules
+from hivenb.engine.rounds.refused_parts import RefusedPart
 
 SHAPE = torch.Size([2])
 
@@ -85,3 +86,21 @@ def test_what_a_sender_claims_beyond_its_largest_weight_does_not_count_and_is_to
 
     assert asyncio.run(run()) == [6.0, 6.0]
     assert told_weights == [(0, 1.0, 1.0), (1, 1e9, 3.0)]
+
+
+def test_a_part_out_of_turn_is_refused_and_counts_for_nothing() -> None:
+    refused: list[tuple[int, str]] = []
+
+    async def run() -> list[float]:
+        reducer = FaultTolerantReducer([SHAPE] * 2, 2, PartRules(on_refused=lambda *told: refused.append(told)))
+        first = asyncio.ensure_future(reducer.accumulate_part(0, 0, torch.ones(2)))
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedPart):
+            await reducer.accumulate_part(0, 0, torch.full((2,), 9.0))
+        with pytest.raises(RefusedPart):
+            await reducer.accumulate_part(1, 1, torch.full((2,), 9.0))
+        await reducer.accumulate_part(1, 0, torch.full((2,), 3.0))
+        return (await asyncio.wait_for(first, 10)).tolist()
+
+    assert asyncio.run(run()) == [2.0, 2.0]
+    assert [sender for sender, _ in refused] == [0, 1]

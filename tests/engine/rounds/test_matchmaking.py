@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from fuzzing.averager_without_process import EVIL, OTHER, OWN, anew, gathered, run, step, stream
 from hivemind.averaging.control import AveragingStage
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
@@ -23,7 +24,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
-from hivenb.engine.rounds.gathered import epoch_of, is_marked, marked
+from hivenb.engine.rounds.gathered import LARGEST_GROUP, epoch_of, is_marked, marked
 from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 from hivenb.engine.rounds.paced_group_key_manager import SEARCH_EVERY
 
@@ -136,6 +137,52 @@ def test_a_group_is_complete_with_those_who_are_there_or_with_as_many_as_the_use
         return matchmaking.target_group_size
 
     assert asyncio.run(expect_two()) == size
+
+
+def test_a_group_takes_no_more_than_all_can_begin_with(dht: DHT, run_id: str) -> None:
+    async def expect_too_many() -> list[int | None]:
+        found = []
+        for chosen in (None, 10**6):
+            matchmaking = await _matchmaking(dht, run_id, chosen)
+            await matchmaking.expect(ExpectedPeers(frozenset(Attendance(b"%d" % n, 0, 0) for n in range(1000))))
+            found.append(matchmaking.target_group_size)
+        return found
+
+    assert asyncio.run(expect_too_many()) == [LARGEST_GROUP] * 2
+
+
+@pytest.mark.parametrize("is_given_up", [False, True], ids=["who searches", "who has given up its search"])
+@pytest.mark.parametrize(
+    ("peers", "group"),
+    [((EVIL, OTHER), b"g" * 20), ((OWN, EVIL, EVIL), b"g" * 20), ((OWN, EVIL), b"")],
+    ids=["of others", "somebody twice", "with the id that all others begin with"],
+)
+def test_a_leader_that_announces_no_group_is_blamed(peers: tuple[PeerID, ...], group: bytes, is_given_up: bool) -> None:
+    message = averaging_pb2.MessageFromLeader(
+        code=averaging_pb2.BEGIN_ALLREDUCE,
+        group_id=group,
+        ordered_peer_ids=[peer.to_bytes() for peer in peers],
+        gathered=[gathered() for _ in peers],
+    )
+
+    async def follow() -> list[frozenset[bytes]]:
+        matchmaking, told = anew()._matchmaking, []
+        matchmaking.tell = lambda account: told.append(account.stalled)
+
+        async def join(request: Any) -> Any:
+            if is_given_up:
+                matchmaking.assembled_group.cancel()
+            return stream([averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED), message])
+
+        matchmaking._servicer_type = SimpleNamespace(
+            get_stub=lambda *args, **kwargs: SimpleNamespace(rpc_join_group=join)
+        )
+        async with matchmaking.looking_for_group(step()):
+            assert await matchmaking._request_join_group(EVIL) is None
+        assert not matchmaking._awaiting_trigger
+        return told
+
+    assert run(follow()) == [frozenset({EVIL.to_bytes()})]
 
 
 def test_whoever_comes_unexpectedly_takes_nobodys_place(dht: DHT, joining_dht: DHT, run_id: str) -> None:
