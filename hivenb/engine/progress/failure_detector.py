@@ -21,8 +21,7 @@ from hivemind.dht.protocol import DHTProtocol
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.proto import dht_pb2
-from hivemind.utils import MPFuture, get_dht_time, get_logger
-from hivemind.utils.timed_storage import MAX_DHT_TIME_DISCREPANCY_SECONDS
+from hivemind.utils import MPFuture, get_logger
 
 from hivenb.engine.dht.protocol import Protocol
 from hivenb.engine.progress.pace import Pace
@@ -171,18 +170,6 @@ class FailureDetector:
     def too_many(self) -> frozenset[bytes]:
         """Ids of those that have never answered, beyond those who were seen first."""
         return frozenset(self._unreached[MAX_UNREACHED:])
-
-    def in_time(self, report: LocalTrainingProgress) -> LocalTrainingProgress:
-        """The same report, not sent longer before it arrived here than clocks are apart.
-
-        Whoever claims to have sent it in 1970 would have gathered samples since then.
-        """
-        sighting = self._sightings.get(report.peer_id)
-        if sighting is None:
-            return report
-        age = min(max(0.0, time.monotonic() - sighting.reported_at), REMEMBERED_FOR)
-        oldest = get_dht_time() - age - MAX_DHT_TIME_DISCREPANCY_SECONDS
-        return report if report.time >= oldest else report.copy(update={"time": oldest})
 
     @property
     def answering(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from hivemind.optim.progress_tracker import LocalTrainingProgress
@@ -48,18 +47,14 @@ class Pace:
         """Seconds without a new report after which a peer is asked whether it is there."""
         return self.report_period + max(LATE, self.look_period / 2)
 
-    def report_due_after(
-        self, now: LocalTrainingProgress, reported: LocalTrainingProgress, target: float = math.inf
-    ) -> float:
+    def report_due_after(self, now: LocalTrainingProgress, reported: LocalTrainingProgress) -> float:
         """Seconds from a report to the next one, if nothing happens in between.
 
         :param now: how far the peer is
         :param reported: what the others know of it
-        :param target: samples of an epoch, of which the others reckon with a share at most beyond what was reported
         """
         if now.epoch != reported.epoch:
             return 0.0
-        gathered = (now.time - reported.time) * reported.samples_per_second
-        reckoned = reported.samples_accumulated + min(gathered, target / self.peers)
+        reckoned = reported.samples_accumulated + (now.time - reported.time) * reported.samples_per_second
         is_misled = abs(now.samples_accumulated - reckoned) > MISLED_BY * now.samples_per_second
         return max(MISLED, self.look_period / 2) if is_misled else self.report_period

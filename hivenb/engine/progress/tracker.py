@@ -16,7 +16,7 @@ from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
 from hivenb.engine.dht.dht import know_run
 from hivenb.engine.progress.answer import UNANSWERED, answer_of
-from hivenb.engine.progress.estimate import gathered_by, seconds_left, seconds_until
+from hivenb.engine.progress.estimate import seconds_left
 from hivenb.engine.progress.pace import MAX_REFRESH_PERIOD
 from hivenb.engine.progress.peer_list import OnLook, PeerList, reports_in
 from hivenb.engine.progress.peer_reports import Look
@@ -74,7 +74,7 @@ class ProgressTracker(_ProgressTracker):
         self._hurries = threading.Event()
         self._lock_counting = threading.Lock()
         self._counted_at, self._longest_pause = math.inf, 0.0
-        self._batch_size, self._over_at = 0, -math.inf  # the latter: when the epoch is, whatever speeds others claim
+        self._batch_size = 0
         #: whether all peers train on only when this one has ended its epoch, too
         self.is_waited_for = False
         #: seconds without an answer after which a peer has gone whose line is short
@@ -169,11 +169,10 @@ class ProgressTracker(_ProgressTracker):
     def ready_to_update_epoch(self) -> bool:
         """Whether this peer can end its epoch right away. With others, also when they are estimated to be done."""
         progress = self.global_progress
-        if progress.epoch > self.local_progress.epoch or progress.samples_accumulated >= self.target_batch_size:
-            return True
+        if progress.num_peers > 1:
+            return super().ready_to_update_epoch or get_dht_time() + self._early_by >= progress.eta_next_epoch
         # nothing to be estimated: an epoch of a peer that is alone has as many samples as it should
-        over_at = max(progress.eta_next_epoch, self._over_at)
-        return progress.num_peers > 1 and get_dht_time() + self._early_by >= over_at
+        return progress.epoch > self.local_progress.epoch or progress.samples_accumulated >= self.target_batch_size
 
     @property
     def _early_by(self) -> float:
@@ -217,9 +216,6 @@ class ProgressTracker(_ProgressTracker):
             reports = {**reports, self._local_public_key: self.local_progress}
         entries = {key: ValueWithExpiration(report.dict(), math.inf) for key, report in reports.items()}
         progress = super()._parse_swarm_progress_data(entries)
-        now, target = get_dht_time(), self.target_batch_size
-        gathered = gathered_by(now, reports, self._local_public_key, progress.epoch, target)
-        self._over_at = now + seconds_until(target, gathered) if progress.num_peers > 1 else -math.inf
         if progress.num_peers <= 1 or seconds_left(progress) is None:
             # hivemind would wait for max_refresh_period: it finds a peer, which is this one, or peers that have just
             # begun and whose speed is not known yet, and whose first epoch is over by then
@@ -288,8 +284,7 @@ class ProgressTracker(_ProgressTracker):
         """Seconds from the last report to the next one, if nothing happens in between."""
         if self._announced.is_set() or self._aside.is_set():
             return 0.0
-        reported = self._reported or self.local_progress
-        return self.list.pace.report_due_after(self.local_progress, reported, self.target_batch_size)
+        return self.list.pace.report_due_after(self.local_progress, self._reported or self.local_progress)
 
     def __del__(self) -> None:
         """Nothing: a tracker at work is held by its thread, and hivemind's method fails after a failed constructor."""

@@ -20,7 +20,7 @@ from tiny import LOOPBACK
 
 from hivenb.engine.dht.dht import DHT
 from hivenb.engine.process.child_process import shared_locks_held
-from hivenb.engine.progress.failure_detector import MAX_QUESTIONS, MAX_UNREACHED, REMEMBERED_FOR, FailureDetector
+from hivenb.engine.progress.failure_detector import MAX_QUESTIONS, MAX_UNREACHED, FailureDetector
 from hivenb.engine.progress.tracker import GONE_AFTER
 
 
@@ -213,22 +213,3 @@ def test_of_a_flood_no_more_are_counted_than_can_be_asked(dht: DHT, joining_dht:
     assert joining_dht.peer_id.to_bytes() not in too_many
     assert detector.in_doubt(flood[0].peer_id), "before it was asked"
     assert not detector.in_doubt(joining_dht.peer_id.to_bytes())
-
-
-@pytest.mark.parametrize(("age", "counts_as"), [(2.0, 2.0), (-60.0, -60.0), (600.0, 3.0), (1e9, 3.0)])
-def test_no_report_was_sent_long_before_it_came(age: float, counts_as: float) -> None:
-    detector = FailureDetector(cast(Any, SimpleNamespace(run_coroutine=lambda *args, **kwargs: Future())))
-    late = report(PeerID(b"peer"))
-    late.time = get_dht_time() - age
-    assert detector.in_time(late) is late, "nothing is known of it yet"
-    detector.find_gone([late], GONE_AFTER)
-    assert get_dht_time() - detector.in_time(late).time == pytest.approx(counts_as, abs=1.0)
-
-
-def test_one_that_turns_its_clock_back_gains_no_more_than_a_report_may_stand() -> None:
-    detector = FailureDetector(cast(Any, SimpleNamespace(run_coroutine=lambda *args, **kwargs: Future())))
-    one = report(PeerID(b"peer"))
-    detector.find_gone([one], GONE_AFTER)
-    one.time = 0.0
-    detector.find_gone([one], GONE_AFTER)
-    assert get_dht_time() - detector.in_time(one).time < REMEMBERED_FOR + 5.0

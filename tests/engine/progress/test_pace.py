@@ -53,10 +53,3 @@ def test_the_more_there_are_the_more_seldom_it_reports(
     assert pace.report_due_after(progress(0, 100.0, time=10.1, epoch=4), reported) == 0.0
     assert pace.look_period <= as_reckoned
     assert pace.silence == pytest.approx(silence)
-
-
-def test_one_that_gathers_more_than_the_others_reckon_with_tells_them() -> None:
-    pace, reported = Pace(2), progress(100, 100.0, time=10.0)
-    assert pace.report_due_after(progress(145, 100.0, time=10.45), reported, target=100) == AS_RECKONED
-    assert pace.report_due_after(progress(165, 100.0, time=10.65), reported, target=100) == MISLED
-    assert Pace(1).report_due_after(progress(165, 100.0, time=10.65), reported, target=100) == AS_RECKONED, "alone"

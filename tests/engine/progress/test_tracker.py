@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
@@ -358,35 +357,6 @@ def test_a_clock_that_is_set_back_silences_nobody(epoch: int, monkeypatch: pytes
         assert dht.expirations[-1] < get_dht_time() - set_back + METADATA_EXPIRATION + 1.0
     finally:
         tracker.shutdown(10)
-
-
-@pytest.mark.parametrize(
-    ("told", "is_ready"),
-    [
-        ({"samples_per_second": 1e12}, False),
-        ({"samples_per_second": 1e12, "age": 0.5}, False),
-        ({"samples_per_second": 1.0, "age": 1e9}, False),
-        ({"samples_per_second": 100.0, "age": 5.0}, True),
-        ({"samples_accumulated": 900}, True),
-    ],
-    ids=["a speed of 1e12", "for half a second", "since 1990", "as fast as this one", "has reported it"],
-)
-def test_no_speed_that_another_one_claims_ends_an_epoch(told: dict[str, Any], is_ready: bool) -> None:
-    dht: Any = NoSwarm()
-    tracker = ProgressTracker(dht, "run", 1000, private_key=RSAPrivateKey(), client_mode=False, start=False)
-    tracker.performance_ema.samples_per_second = 100.0
-    tracker.report_local_progress(3, 100)
-    tracker.report_local_progress(3, 500 if "age" in told and is_ready else 100)
-    fields = {
-        "samples_accumulated": 0,
-        "samples_per_second": 1.0,
-        "time": get_dht_time() - told.pop("age", 0.0),
-        **told,
-    }
-    other = LocalTrainingProgress(peer_id=b"other", epoch=3, client_mode=False, **fields)
-    tracker.global_progress = tracker._estimate({b"other": other})
-    assert tracker.global_progress.num_peers == 2
-    assert tracker.ready_to_update_epoch is is_ready
 
 
 def test_a_batch_that_misleads_the_others_is_reported_and_no_other_one(
