@@ -41,7 +41,7 @@ def download(averager: Any, monkeypatch: pytest.MonkeyPatch, *states: Download) 
     asked: list[Wanted] = []
     left = iter(states)
 
-    def ask(wanted: Wanted, timeout: float | None) -> Download | None:
+    def ask(wanted: Wanted) -> Download | None:
         asked.append(wanted)
         return next(left, None)
 
