@@ -34,6 +34,15 @@ DELAYS: dict[str, Any] = {
     "delay_grad_averaging": True,
 }
 
+#: Ways to train, as options: one for each way in which the engine takes a batch.
+MODES: dict[str, dict[str, Any]] = {
+    "synchronous": {},
+    "reused": {"reuse_grad_buffers": True},
+    "offloaded": {"offload_optimizer": True},
+    "all delays": DELAYS,
+    "local updates": {"use_local_updates": True},
+}
+
 _runs = itertools.count(1)
 
 

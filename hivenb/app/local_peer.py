@@ -43,10 +43,12 @@ class _Follower(TrainingRun):
 
     def train_with(self, options: Options) -> None:
         """Train, or train on, with these options."""
-        if options.run_id != self.options.run_id:  # it was changed while that run had stopped
+        is_renamed = options.run_id != self.options.run_id  # while that run had stopped
+        if is_renamed:
             self.stop()
         self._options.follow(_trains_in_full(options))
-        self.start()
+        if is_renamed:
+            self.start()
         self.resume()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import cloudpickle
 
@@ -88,17 +88,6 @@ class Followers:
             self._told = None
 
 
-class PeerOfRun(Protocol):
-    """A peer, and the run in which it takes part."""
-
-    @property
-    def run_id(self) -> str:
-        """Name of that run."""
-
-
-AnyPeer = TypeVar("AnyPeer", bound=PeerOfRun)
-
-
 class FollowedRun(Protocol):
     """A run, as those see it who take part in it from other processes: :class:`hivenb.TrainingRun` is one."""
 
@@ -121,12 +110,3 @@ class FollowedRun(Protocol):
     @property
     def followers(self) -> Followers:
         """Who follows its options."""
-
-
-def left_behind(peers: Iterable[AnyPeer], run: FollowedRun) -> tuple[AnyPeer, ...]:
-    """Those of some local peers that take part in a run of the same name, and follow another one.
-
-    :param peers: of the run's swarm
-    """
-    run_id = run.options.run_id
-    return tuple(peer for peer in peers if peer.run_id == run_id and peer not in run.followers)

@@ -190,6 +190,15 @@ class LocalPeers:
             raise LocalPeerError("the swarm was closed before the peers on this machine had started; open it anew")
 
 
+def left_behind(peers: Sequence[LocalPeer], run: FollowedRun) -> tuple[LocalPeer, ...]:
+    """Those of some local peers that take part in a run of the same name, and follow another one.
+
+    :param peers: of the run's swarm
+    """
+    run_id = run.options.run_id
+    return tuple(peer for peer in peers if peer.run_id == run_id and peer not in run.followers)
+
+
 def _end(peers: Sequence[LocalPeer], timeout: float) -> None:
     for peer in peers:
         peer.ask_to_leave()

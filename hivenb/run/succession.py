@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hivenb._fresh_locks import free_in_children
 from hivenb.errors import TrainingError
-from hivenb.peers.followed_run import left_behind
+from hivenb.peers.local_peers import left_behind
 from hivenb.run.run_in_swarm import RunInSwarm
 
 if TYPE_CHECKING:

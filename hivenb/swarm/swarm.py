@@ -16,9 +16,9 @@ from hivenb.engine.dht.secret import Secret
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
 from hivenb.errors import SwarmError
 from hivenb.options.options import DEFAULT_RUN_ID
-from hivenb.peers.followed_run import FollowedRun, left_behind
+from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
-from hivenb.peers.local_peers import LocalPeers
+from hivenb.peers.local_peers import LocalPeers, left_behind
 from hivenb.swarm.blocking import BlocksPeers
 from hivenb.swarm.invite import read_addresses, read_invite
 from hivenb.swarm.inviting import Invites

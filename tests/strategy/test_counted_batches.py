@@ -9,7 +9,7 @@ import torch
 from lightning import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from tiny import DELAYS, TinyModel, loader, own_run, trainer
+from tiny import MODES, TinyModel, loader, own_run, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 import hivenb
@@ -65,13 +65,6 @@ class TestStepsByHand:
         assert_same(model, plain)
 
 
-MODES: dict[str, dict[str, Any]] = {
-    "synchronous": {},
-    "reused": {"reuse_grad_buffers": True},
-    "offloaded": {"offload_optimizer": True},
-    "all delays": DELAYS,
-    "local updates": {"use_local_updates": True},
-}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"lr": 0.1, "momentum": 0.9},
     "weight decay": {"optimizer": torch.optim.AdamW, "lr": 0.1, "weight_decay": 0.5},

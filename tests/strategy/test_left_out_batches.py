@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning import Callback
 from lightning.pytorch.plugins import MixedPrecision
-from tiny import DELAYS, TinyModel, loader, own_run, parameters, trainer
+from tiny import DELAYS, MODES, TinyModel, loader, own_run, parameters, trainer
 from torch.utils.data import DataLoader
 
 import hivenb
@@ -17,14 +17,6 @@ from hivenb.engine.optimizer.left_out_batches import MOST_IN_A_ROW
 from hivenb.errors import NotFiniteError
 from hivenb.strategy import HivemindStrategy
 from strategy.peers import Swarm, difference
-
-MODES: dict[str, dict[str, Any]] = {
-    "synchronous": {},
-    "reused": {"reuse_grad_buffers": True},
-    "offloaded": {"offload_optimizer": True},
-    "all delays": DELAYS,
-    "local updates": {"use_local_updates": True},
-}
 
 
 class Spoil(Callback):
