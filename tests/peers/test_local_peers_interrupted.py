@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from interrupts import interruptible_thread
 
+from hivenb.options.options import Options
 from hivenb.peers import local_peers as module
 from hivenb.peers.followed_run import FollowedRun, Followers
 from hivenb.peers.local_peer import LocalPeer
@@ -72,7 +73,7 @@ def peers(forked: Forked) -> Iterator[LocalPeers]:
 
 
 def add(peers: LocalPeers, count: int, **kwargs: Any) -> tuple[LocalPeer, ...]:
-    run = cast(FollowedRun, SimpleNamespace(followers=Followers()))
+    run = cast(FollowedRun, SimpleNamespace(followers=Followers(), options=Options(target_batch_size=1)))
     return peers.add(count, run, lambda: (), **kwargs)
 
 
