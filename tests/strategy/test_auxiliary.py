@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from strategy.peers import Start, met, stop
+from strategy.peers import Start, meet, met, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -21,13 +21,9 @@ def test_a_helper_is_in_the_rounds_of_those_that_train(start_peer: Start) -> Non
     second = start_peer(1, {**SETTINGS, "peers": 2}, addresses=addresses)
     first.wait_for_epoch(2)
     helper = start_peer(2, {**SETTINGS, "strategy": {"auxiliary": True}}, addresses=addresses)
-    since = first.wait_for_epoch(3, group_size=3).epoch
-    first.wait_for_epoch(since + 3)
-    second.wait_for_epoch(since + 3)
+    meet([first, second, helper], since=3)
     stop([first, second, helper])
-    for one in (first, second):
-        assert len(met(one, since, 3)) >= 2, [report.group_size for report in one.reports()]
-    together = set(met(first, since, 3)) & set(met(second, since, 3))
+    together = set(met(first, 3, 3)) & set(met(second, 3, 3))
     for epoch in together:
         for mine, theirs in zip(
             met(first, epoch, 3)[epoch].parameters, met(second, epoch, 3)[epoch].parameters, strict=True
