@@ -46,6 +46,12 @@ MAX_PARTS, MAX_PARAMETERS = 512, 100_000
 
 _MAX_DIMENSIONS, _MAX_TYPE, _DIGEST, _PROOF_BYTES = 64, 32, 64, 128
 
+#: The name of a parameter that the optimizer has from elsewhere.
+NOT_OF_THE_MODULE = "(not of the module)"
+
+#: What wrappers of modules put into the names of their parameters.
+_WRAPPERS = frozenset({"_orig_mod", "module", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
 #: Name and shape of a parameter; and its type, where that is averaged in another than single precision.
 ParameterShape = tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], str]
 
@@ -54,7 +60,7 @@ def describe_parameters(module: torch.nn.Module, optimizer: torch.optim.Optimize
     """Name, shape and, unless single, the precision of each parameter, in the order in which they are averaged."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return tuple(_described(names.get(id(p), "(not of the module)"), tuple(p.shape), p.dtype) for p in parameters)
+    return tuple(_described(names.get(id(p), NOT_OF_THE_MODULE), tuple(p.shape), p.dtype) for p in parameters)
 
 
 def _described(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> ParameterShape:
@@ -63,11 +69,27 @@ def _described(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Paramet
 
 
 def first_difference(ours: Sequence[ParameterShape], theirs: Sequence[ParameterShape]) -> str | None:
-    """The first parameter in which two models differ, in words; ``None`` if peers can average them."""
+    """The first parameter in which two models differ, in words; ``None`` if peers can average them.
+
+    Parameters are averaged by their places. Where two have one shape and other names, something else would be averaged
+    into each without a word, such as an encoder into a decoder that one peer has built first.
+    """
+    names, other_names = _comparable_names([one[0] for one in ours], [one[0] for one in theirs])
     for number, (own, other) in enumerate(zip(ours, theirs, strict=False), start=1):
         if own[1] != other[1]:
             return (
                 f"parameter {number} is {own[0]} of shape {own[1]} here and {other[0]} of shape {other[1]} in the swarm"
+            )
+        name, other_name = names[number - 1], other_names[number - 1]
+        if name != other_name:
+            remedy = (
+                "give the optimizer its parameters in the same order at all peers"
+                if other_name in names
+                else "give the layers the same names at all peers"
+            )
+            return (
+                f"parameter {number}, of shape {own[1]}, is {own[0]} here and {other[0]} in the swarm, and peers "
+                f"average what stands at the same place; {remedy}"
             )
         if own[2:] != other[2:]:
             here, there = ("".join(one[2:]) or "float32" for one in (own, other))
@@ -78,6 +100,29 @@ def first_difference(ours: Sequence[ParameterShape], theirs: Sequence[ParameterS
     if len(ours) != len(theirs):
         return f"there are {len(ours)} parameters here and {len(theirs)} in the swarm"
     return None
+
+
+def _comparable_names(ours: Sequence[str], theirs: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names as they are the same at all peers: without what a wrapper, such as ``torch.compile``, adds to them.
+
+    What all names of a module begin with goes as well: to the one the model is ``self.model``, to another ``self.net``.
+    Where one of two is not of the module, the other one takes its place.
+    """
+    pairs = list(zip(ours, theirs, strict=False))
+    named = [pair for pair in pairs if NOT_OF_THE_MODULE not in pair]
+    own, other = (without_wrappers([pair[side] for pair in named]) for side in (0, 1))
+    bare = iter(zip(own, other, strict=True))
+    found = [next(bare) if NOT_OF_THE_MODULE not in pair else (NOT_OF_THE_MODULE,) * 2 for pair in pairs]
+    return [one for one, _ in found], [one for _, one in found]
+
+
+def without_wrappers(names: Sequence[str]) -> list[str]:
+    """Names of one module without what wrappers add to them, and without what all of them begin with."""
+    parts = [[part for part in name.split(".") if part not in _WRAPPERS] or [name] for name in names]
+    shared = 0
+    while parts and all(len(one) > shared + 1 and one[shared] == parts[0][shared] for one in parts):
+        shared += 1
+    return [".".join(one[shared:]) for one in parts]
 
 
 @dataclass(frozen=True)

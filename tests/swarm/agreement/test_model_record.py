@@ -50,7 +50,7 @@ def test_describes_in_which_precision_they_are_averaged_unless_that_is_single():
     ("theirs", "words"),
     [
         (OURS, None),
-        ((("b.weight", (3, 4)), ("b.bias", (3,))), None),  # names do not matter for averaging
+        ((("b.weight", (3, 4)), ("b.bias", (3,))), None),  # one has it as self.a, the other one as self.b
         ((("a.weight", (3, 5)), ("a.bias", (3,))), r"parameter 1 is a.weight of shape \(3, 4\) here and .*\(3, 5\)"),
         (OURS[:1], "2 parameters here and 1 in the swarm"),
         ((("a.weight", (3, 4), "float64"), OURS[1]), r"parameter 1, a\.weight, .* float32 here and in float64 in the"),
@@ -63,6 +63,38 @@ def test_first_difference(theirs, words):
     else:
         assert difference is not None
         assert re.search(words, difference)
+
+
+def two_layers(*names):
+    return tuple((name, (4, 4)) for name in names)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        ("enc.weight", "dec.weight"),
+        ("enc._orig_mod.weight", "dec._orig_mod.weight"),  # each compiled
+        ("_orig_mod.enc.weight", "_orig_mod.dec.weight"),
+        ("module.enc.weight", "module.dec.weight"),
+        ("net.model.enc.weight", "net.model.dec.weight"),  # in a LightningModule
+        ("(not of the module)", "dec.weight"),
+    ],
+)
+def test_names_that_only_a_wrapper_makes_others_are_no_difference(theirs):
+    ours = two_layers("enc.weight", "dec.weight")
+    assert first_difference(ours, two_layers(*theirs)) is None
+    assert first_difference(two_layers(*theirs), ours) is None
+
+
+def test_parameters_in_another_order_are_a_difference_though_shapes_are_equal():
+    difference = first_difference(two_layers("enc.weight", "dec.weight"), two_layers("dec.weight", "enc.weight"))
+    assert difference is not None
+    assert "parameter 1, of shape (4, 4), is enc.weight here and dec.weight in the swarm" in difference
+    assert "in the same order" in difference
+    renamed = first_difference(two_layers("enc.weight", "dec.weight"), two_layers("enc.weight", "out.weight"))
+    assert renamed is not None
+    assert "parameter 2, of shape (4, 4), is dec.weight here and out.weight in the swarm" in renamed
+    assert "the same names" in renamed
 
 
 class Linear(lightning.LightningModule):
@@ -92,6 +124,8 @@ def test_another_model_is_refused_and_the_others_train_on(eventually):
         eventually(lambda: guest.peers("models"), 60)  # two epochs may be over before its first report arrives
         with pytest.raises(SwarmError, match=r"another model.*layer\.weight of shape \(5, 4\) here.*\(2, 4\)"):
             agree_on_model(guest.dht, "models", describe_parameters(*trained(Linear(5))))
+        with pytest.raises(SwarmError, match=r"another model.*is layer\.gain here and layer\.weight in the swarm"):
+            agree_on_model(guest.dht, "models", (("layer.gain", (2, 4)), ("layer.bias", (2,))))
         agree_on_model(guest.dht, "models", describe_parameters(*trained(Linear(2))))
 
         mistaken = make_run(5, guest)
