@@ -44,8 +44,10 @@ LEAST_TRAFFIC, STEADY = 1e6, 4
 #: Ours: batches in a row that are left out from which on something is wrong, and the seconds for which that is said.
 SEVERAL_IN_A_ROW, SAID_FOR = 3, 60.0
 
-#: The target batch size is never multiplied by more at once: learning changes with it.
-LARGEST_FACTOR = 8
+#: By how much an advice multiplies the target batch size, so that what learning makes of it can be seen before the next
+#: one: the rate that suits it changes, too. Of gradient descent with momentum, it grows as the batch does
+#: (https://arxiv.org/abs/1706.02677), of Adam as the square root of it (https://arxiv.org/abs/2205.10782).
+FACTOR = 2
 
 #: The options that make up overlap.
 OVERLAP = ("delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging")
@@ -175,16 +177,14 @@ def _standing_still(rounds: Rounds, options: Options) -> Advice | None:
             return hidden
         if any(getattr(options, name) for name in OVERLAP):
             seen += " although they overlap"
-        enough = rounds.stalled * (1 / MUCH - 1) / max(rounds.computing, 1e-9)
-        return _rarer("rounds too often", options, seen, figures, enough)
+        return _rarer("rounds too often", options, seen, figures)
     if rounds.epoch < SHORT_EPOCH * options.matchmaking_time:
-        enough = SHORT_EPOCH * options.matchmaking_time / max(rounds.epoch, 1e-9)
         seen += (
             f", as epochs of {_seconds(rounds.epoch)} are much shorter than the matchmaking time of "
             f"{options.matchmaking_time:g} s"
         )
         figures |= {"epoch_seconds": rounds.epoch}
-        return _rarer("short epochs", options, seen, figures, enough)
+        return _rarer("short epochs", options, seen, figures)
     return None
 
 
@@ -202,7 +202,7 @@ def _much_traffic(rounds: Rounds, options: Options) -> Advice | None:
         "much traffic",
         f"In each of the last {rounds.count} rounds training stood still for {_seconds(rounds.stalled)}, of which the "
         f"network took {_seconds(traffic.seconds)} for {traffic.bytes / 1e6:,.1f} MB at "
-        f"{traffic.rate / 1e6:,.1f} MB/s: send gradients in half as many bytes.",
+        f"{traffic.rate / 1e6:,.1f} MB/s: send gradients in half as many bytes, rounded to three digits.",
         {
             "share": traffic.seconds / rounds.stalled,
             "rounds": rounds.count,
@@ -216,24 +216,34 @@ def _much_traffic(rounds: Rounds, options: Options) -> Advice | None:
 
 
 def _hidden(rounds: Rounds, options: Options, seen: str, figures: Mapping[str, float]) -> Advice | None:
-    """Overlap, where the rounds fit between each other."""
-    wanted = "delay_state_averaging" if options.use_local_updates else "delay_grad_averaging"
+    """Overlap, where the rounds fit between each other.
+
+    Only what learning does not pay for is offered: digits came to an accuracy of 0.986 with steps and parameters in the
+    background, and of 0.989 without, but of 0.9 instead of 0.99 with gradients there, by three peers on two cores.
+    """
+    wanted = "delay_state_averaging" if options.use_local_updates else "delay_optimizer_step"
     if rounds.stalled_share >= TOO_MUCH_TO_HIDE or getattr(options, wanted):
         return None
     text = (
-        f"{seen}, which is less than the {_seconds(rounds.computing)} of training between them: let averaging run in "
-        "background."
+        f"{seen}, which is less than the {_seconds(rounds.computing)} of training between them: let "
+        f"{'averaging' if options.use_local_updates else 'the step and the averaging of parameters'} run in background."
     )
+    if not options.use_local_updates:
+        text += " Gradients are still waited for, so that none comes late."
     return _advice("no overlap", text, figures, options, {wanted: True})
 
 
-def _rarer(rule: str, options: Options, seen: str, figures: Mapping[str, float], enough: float) -> Advice | None:
-    """A larger target batch size, by the least power of two that is more than ``enough``."""
-    now, factor = options.target_batch_size, 2
-    while factor <= enough and factor < LARGEST_FACTOR:
-        factor *= 2
-    text = f"{seen}: gather {factor * now:,} samples for an update instead of {now:,}."
-    return _advice(rule, text, figures, options, {"target_batch_size": factor * now})
+def _rarer(rule: str, options: Options, seen: str, figures: Mapping[str, float]) -> Advice | None:
+    """A larger target batch size, and what becomes of the learning rate."""
+    now, later = options.target_batch_size, FACTOR * options.target_batch_size
+    root = FACTOR**0.5
+    text = (
+        f"{seen}: gather {later:,} samples for an update instead of {now:,}. The learning rate stays as it is unless "
+        f"you change it: for {FACTOR} times the samples, that of SGD is usually multiplied by {FACTOR}, that of Adam "
+        f"by {root:.1f}."
+    )
+    figures = {**figures, "rate_factor_of_sgd": FACTOR, "rate_factor_of_adam": root}
+    return _advice(rule, text, figures, options, {"target_batch_size": later})
 
 
 def _advice(

@@ -54,12 +54,13 @@ ABOUT: Mapping[str, About] = MappingProxyType(
         ),
         "delay_optimizer_step": About(
             "optimizer step in background",
-            "Training goes on during the optimizer step, with parameters that are one step old.",
+            "Training goes on during the step and the averaging of parameters, with those of before the step.",
             "overlap",
         ),
         "delay_grad_averaging": About(
             "gradient averaging in background",
-            "Training goes on while gradients are averaged: no wait for it, updates come a round late.",
+            "Training goes on while gradients are averaged, which then arrive up to one epoch late: no wait, but less "
+            "is learned from as many samples (three peers on digits: accuracy 0.9 instead of 0.99).",
             "overlap",
         ),
         "offload_optimizer": About(

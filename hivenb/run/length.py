@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 #: Before this share of the whole is done, what is left cannot be told from it.
 _TOO_EARLY = 0.02
 
-_BEGINS, _ENDS = ("started", "resumed"), ("stopped", "finished", "failed")
+_BEGINS, _ENDS = ("started", "resumed"), ("paused", "stopped", "finished", "failed")
 
 
 @dataclass(frozen=True)
 class Length:
     """The length of a run at one moment.
 
-    :param seconds: that it has trained, from each start to the stop after it
+    :param seconds: that it has trained, from each start to the stop after it, without pauses
     :param done: passes over this peer's data, or batches, that are done, as ``unit`` says
     :param goal: of how many, by ``max_epochs`` or ``max_steps`` of the Trainer; ``None`` for no end
     :param unit: ``"pass"`` or ``"batch"``
@@ -71,7 +71,7 @@ def require_way_to_go(trainer: Any, since: Any) -> None:
 
 
 def trained_seconds(events: Sequence[Event], now: float | None) -> float:
-    """Seconds between each start of a run and the end that followed.
+    """Seconds between each start of a run, or end of a pause, and the pause or the end that followed.
 
     :param events: of the run's history
     :param now: on their clock, if the run has not ended

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import OptionsError
-from hivenb.options.as_code import describe
+from hivenb.options.in_words import value_in_words
 from hivenb.options.options import FIELDS, Options
 from hivenb.options.swarm_wide import Shared, labels_of, shared_part, with_shared_part
 from hivenb.run.options_change import OptionsChange
@@ -340,8 +340,9 @@ class RunOptions:
             self._stage.notify()
 
     def _put_in_force(self, options: Options) -> None:
-        for name, (_, value) in self._in_force.difference(options).items():
-            if self._stage.state is not RunState.READY:
-                shown = value if isinstance(value, str) else describe(value)
-                self._history.mark("option", f"{FIELDS[name].label}: {shown}")
+        for name, values in self._in_force.difference(options).items():
+            before, after = (value_in_words(name, value) for value in values)
+            # one that is on as needed may be called off, or left to itself, without anything to see
+            if before != after and self._stage.state is not RunState.READY:
+                self._history.mark("option", f"{FIELDS[name].label}: {after}")
         self._in_force = options

@@ -79,17 +79,22 @@ class Stage:
         while self._tasks:
             self._tasks.pop(0)()
 
-    def wait_at_gate(self) -> None:
-        """Be paused until training may go on; to be called by the thread that trains."""
+    def wait_at_gate(self, note: Callable[[str], None]) -> None:
+        """Be paused until training may go on; to be called by the thread that trains.
+
+        :param note: called with a word when the pause begins, and when training goes on
+        """
         with self.changed:
             if self.state is RunState.TRAINING:
                 self.enter(RunState.PAUSED)
+                note("paused")
         while not self._is_open:
             self.wait_until(lambda: self._is_open or bool(self._tasks))
             self.do_tasks()
         with self.changed:
             if self.state is RunState.PAUSED:
                 self.enter(RunState.TRAINING)
+                note("resumed")
 
 
 class Gate(Callback):
@@ -98,10 +103,17 @@ class Gate(Callback):
     :param stage: of the run
     :param began: called when training begins
     :param step_aside: called before a pause, so that no other peer waits for this one
+    :param note: called with a word when a pause begins, and when training goes on
     """
 
-    def __init__(self, stage: Stage, began: Callable[[], None], step_aside: Callable[[], None]):
-        self._stage, self._began, self._step_aside = stage, began, step_aside
+    def __init__(
+        self,
+        stage: Stage,
+        began: Callable[[], None],
+        step_aside: Callable[[], None],
+        note: Callable[[str], None] = lambda word: None,
+    ):
+        self._stage, self._began, self._step_aside, self._note = stage, began, step_aside, note
         #: whether the Trainer has set everything up, and taken over the checkpoint that it goes on from
         self.has_begun = False
         #: where in the data training was stopped, as Lightning's loop keeps it; ``None`` while it was not
@@ -130,7 +142,7 @@ class Gate(Callback):
         self._stage.do_tasks()
         if not self._stage.gate_is_open:
             self._step_aside()
-            self._stage.wait_at_gate()
+            self._stage.wait_at_gate(self._note)
         if self._stage.state is RunState.STOPPING:
             self.progress = trainer.fit_loop.state_dict()  # afterwards, Lightning counts this pass as a whole one
             _end(trainer)

@@ -106,7 +106,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
                 elif self._state is RunState.STOPPING:
                     raise TrainingError("the run is stopping; wait for it with run.wait() and start it again")
                 return
-            gate = Gate(self._stage, self._began, self._step_aside)
+            gate = Gate(self._stage, self._began, self._step_aside, partial(self.history.mark, "run"))
             fit = prepare_fit(self, str(self._folder.path), self._recorder, gate, self._on_epoch, self._look)
             if self._fit is not None and checkpoint is None:
                 require_way_to_go(fit.trainer, self._fit.trainer)

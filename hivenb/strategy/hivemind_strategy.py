@@ -62,7 +62,10 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
     :param delay_state_averaging: average parameters in the background, while training goes on
     :param delay_optimizer_step: run the optimizer in the background and apply its result in a later step; needs
       ``offload_optimizer`` and ``delay_state_averaging``. By default as ``delay_grad_averaging``
-    :param delay_grad_averaging: average gradients in the background; needs ``delay_optimizer_step``
+    :param delay_grad_averaging: average gradients in the background; needs ``delay_optimizer_step``. They arrive up to
+      one epoch late, computed with parameters that are older by as much, and less is learned from as many samples:
+      digits, by three peers on two cores, came to an accuracy of 0.9 instead of 0.99, and with the two other delays
+      to 0.986 instead of 0.989
     :param offload_optimizer: keep the optimizer and its state in host memory, to save memory of the device. By default
       only where ``delay_optimizer_step`` needs it
     :param reuse_grad_buffers: accumulate in the model's own ``.grad``, to save one buffer per parameter; needs

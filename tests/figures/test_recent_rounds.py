@@ -92,7 +92,8 @@ def test_compression_where_the_network_is_what_takes_long(codec: str, advised: b
         assert advice.changes == {"grad_compression": "float16"}
         assert advice.text == (
             "In each of the last 10 rounds training stood still for 8 s, of which the network took 8 s for "
-            "80.0 MB at 10.0 MB/s: send gradients in half as many bytes."
+            "80.0 MB at 10.0 MB/s: send gradients in half as many bytes, "
+            "rounded to three digits."
         )
 
 

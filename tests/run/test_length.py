@@ -26,6 +26,13 @@ def test_the_time_between_a_stop_and_the_next_start_does_not_count() -> None:
     assert trained_seconds(run_marks((5.0, "the swarm cannot be read: x")), 9.0) == 0.0
 
 
+def test_a_pause_does_not_count_either_and_may_end_in_a_stop() -> None:
+    marks = run_marks((0.0, "started"), (30.0, "paused"), (90.0, "resumed"), (95.0, "paused"))
+    assert trained_seconds(marks, 200.0) == 35.0
+    marks += run_marks((300.0, "stopped"))
+    assert trained_seconds(marks, None) == 35.0
+
+
 def test_a_run_that_was_not_started_has_no_length() -> None:
     assert length_of(None, History().snapshot(), False) == Length()
 

@@ -261,6 +261,11 @@ def test_a_pause_holds_and_resume_goes_on(make, eventually):
     run.resume()
     assert run.wait(epochs=2, timeout=PATIENCE)
     assert run.status.state is RunState.TRAINING
+    assert [event.text for event in run.history.snapshot().events if event.kind == "run"] == [
+        "started",
+        "paused",
+        "resumed",
+    ]
     eventually(lambda: len(run.swarm.peers(run.options.run_id)) == 1)
 
 
