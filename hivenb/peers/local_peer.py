@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hivenb.engine.process.known_process import KnownProcess
+from hivenb.engine.process.watched_process import how_it_ended
 from hivenb.errors import LocalPeerError
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import pack_options
@@ -105,7 +106,7 @@ class LocalPeer:
         while self.peer_id is None:
             remaining = deadline - time.monotonic()
             if self._exit_code is not None or self._failure is not None:
-                raise LocalPeerError(f"{self} could not start: {self._failure or self.last_words}")
+                raise LocalPeerError(f"{self} could not start: {self.last_words}")
             if remaining <= 0:
                 raise LocalPeerError(f"{self} did not start within {timeout:.0f} s; its log: {self.last_words}")
             tells_of_its_end = [] if self._server_has_ended else [self._process.sentinel]
@@ -147,8 +148,12 @@ class LocalPeer:
 
     @property
     def last_words(self) -> str:
-        """The end of its log in one line, or how it ended."""
-        return " / ".join(self.log[-3:]) or f"no word from it, exit code {self._exit_code}"
+        """Why it has ended, in one line: its own error, the signal that killed it, or else the end of its log."""
+        self._listen()
+        exit_code = self._exit_code
+        if self._failure is None and exit_code is not None and exit_code < 0:
+            return f"it {how_it_ended(exit_code)}"  # what it logged before says nothing of that
+        return self._failure or " / ".join(self.log[-3:]) or f"no word from it, exit code {exit_code}"
 
     def __repr__(self) -> str:
         return f"LocalPeer({self.number}, {self.state})"

@@ -143,7 +143,7 @@ class RunOptions:
             except OptionsError as e:
                 raise OptionsError(f"this peer cannot train with what its swarm has agreed on: {e}") from e
             self._go_on_with(options)
-            logger.warning(
+            logger.info(
                 f"This peer trains with the swarm's {', '.join(labels_of(own, agreed))} instead of its own: "
                 f"{hosting.why_not_host or 'it was decided meanwhile'}"
             )

@@ -82,3 +82,11 @@ def is_deprecation_in_a_library(category: type[Warning], filename: str) -> bool:
     """Whether a warning tells the authors of an installed package, and not the reader, to change their code."""
     deprecations = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
     return issubclass(category, deprecations) and ("site-packages" in filename or "dist-packages" in filename)
+
+
+def is_hint(category: type[Warning]) -> bool:
+    """Whether a warning tells by its kind of what may well be meant, as Lightning's ``PossibleUserWarning`` does.
+
+    There is one at each start of whoever has a ``validation_step`` and trains without validating.
+    """
+    return any(base.__name__ == "PossibleUserWarning" for base in category.__mro__)

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from hivenb._fresh_locks import free_in_children
 from hivenb.engine.process import child_process
 from hivenb.engine.process.interrupts import BackgroundThread
-from hivenb.system.log_lines import CAPACITY, LogLines, is_deprecation_in_a_library, is_noise
+from hivenb.system.log_lines import CAPACITY, LogLines, is_deprecation_in_a_library, is_hint, is_noise
 from hivenb.system.log_rate import LogRate
 from hivenb.system.printable import printable
 
@@ -171,7 +171,8 @@ def _collect_warnings(collector: LogCollector) -> None:
         if file is None and collector.owns(threading.get_ident()):
             if is_deprecation_in_a_library(category, filename):
                 return
-            logging.getLogger("hivenb.warnings").warning("%s: %s", category.__name__, message)
+            level = logging.INFO if is_hint(category) else logging.WARNING
+            logging.getLogger("hivenb.warnings").log(level, "%s: %s", category.__name__, message)
         else:
             printed(message, category, filename, lineno, file, line)
 

@@ -13,7 +13,7 @@ MAX_LETTERS = 500
 
 
 class LogPanel:
-    """The log's tail; it stays at its end as lines come in."""
+    """The log's tail, newest line first: that is what a person opens it for, and no page has to scroll to it."""
 
     def __init__(self) -> None:
         widgets = require_ipywidgets()
@@ -39,8 +39,9 @@ class CodePanel:
 
 
 def log_html(lines: Sequence[str]) -> str:
-    """The last lines, newest at the bottom and in view; long ones are cut."""
+    """The last lines, newest at the top; long ones are cut."""
     if not lines:
         return note("nothing logged yet")
-    shown = [line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines[-MAX_LINES:]]
-    return f'<div class="hivenb-log"><pre>{safe(chr(10).join(shown))}</pre></div>'
+    newest = lines[: -MAX_LINES - 1 : -1]
+    shown = [line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in newest]
+    return f'{note("newest first")}<div class="hivenb-log"><pre>{safe(chr(10).join(shown))}</pre></div>'

@@ -79,7 +79,7 @@ _CSS = """
 .hivenb-table .absent { opacity: .55; }
 .hivenb-table .share
   { display: inline-block; height: 8px; border-radius: 4px; margin-right: 8px; background: @SWARM; }
-.hivenb-log { display: flex; flex-direction: column-reverse; max-height: 200px; overflow: auto; }
+.hivenb-log { max-height: 200px; overflow: auto; }
 .hivenb pre
   { margin: 0; font-size: 12px; line-height: 1.5; white-space: pre-wrap; overflow-wrap: anywhere;
     font-family: var(--jp-code-font-family, monospace); background: none;

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 import pytest
@@ -31,3 +32,14 @@ def test_a_peer_that_fails_while_training_leaves_the_run_alone(swarm, eventually
     eventually(lambda: peer.state == "failed", PATIENCE)
     assert any("the peer's own" in line for line in peer.log)
     assert run.wait(epochs=3, timeout=PATIENCE)
+
+
+def test_of_one_that_was_killed_its_last_words_are_the_signal(swarm, eventually):
+    run = TrainingRun(
+        tiny.TinyModel(), tiny.loader(), swarm=swarm, options=Options(target_batch_size=64), accelerator="cpu"
+    )
+    (peer,) = swarm.add_local_peers(1, run)
+    os.kill(peer.pid, signal.SIGKILL)
+    eventually(lambda: peer.state == "failed", PATIENCE)
+    assert peer.log, "it has said something, which has nothing to do with its end"
+    assert peer.last_words == "it was killed by signal 9 (SIGKILL), often by the system when memory runs out"

@@ -7,7 +7,7 @@ import threading
 import warnings
 
 from hivenb.system import log_lines, logs
-from hivenb.system.log_lines import LogLines, is_deprecation_in_a_library, is_noise
+from hivenb.system.log_lines import LogLines, is_deprecation_in_a_library, is_hint, is_noise
 from hivenb.system.logs import collect_logs
 
 LOOK = "Another look_for_group is already in progress. The current run will be scheduled after the existing group"
@@ -46,6 +46,20 @@ def test_noise_is_left_out_of_the_log() -> None:
     assert collector.tail(1)[0].endswith("this is worth reading")
     assert not any("look_for_group" in line for line in collector.tail())
     assert is_noise("Tip: For seamless cloud logging and experiment tracking, try installing [litlogger]")
+
+
+def test_a_hint_of_lightnings_is_no_warning() -> None:
+    from lightning.fabric.utilities.warnings import PossibleUserWarning
+
+    assert is_hint(PossibleUserWarning)
+    assert not is_hint(UserWarning)
+    collector = collect_logs()
+    logs._collect_warnings(collector)
+    with collector.this_thread():
+        warnings.warn("You defined a `validation_step` but have no `val_dataloader`", PossibleUserWarning, stacklevel=1)
+        warnings.warn("this is one", UserWarning, stacklevel=1)
+    hint, warning = (line.split(" ")[1] for line in collector.tail(2))
+    assert (hint, warning) == ("INFO", "WARN")
 
 
 def test_notes_for_the_authors_of_libraries_are_left_out_and_the_users_own_are_kept() -> None:

@@ -199,6 +199,7 @@ def test_the_log_is_escaped_and_bounded(scene: Any) -> None:
     panel.update(DashboardState.of(scene))
     assert "<script" not in panel.widget.value
     assert "line 4999" in panel.widget.value
+    assert panel.widget.value.index("line 4999") < panel.widget.value.index("line 4998"), "the newest is read first"
     assert "line 1\n" not in panel.widget.value
     assert len(log_html(["y" * 9000] * 9000)) < 60_000
 

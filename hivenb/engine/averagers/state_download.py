@@ -182,7 +182,7 @@ class DownloadsStates(AsksWitnesses):
             # with its time, it ends here as well: another one would share the line with it
             loaded = await asyncio.wait_for(self._download_from_any(wanted), wanted.timeout)
         except asyncio.TimeoutError:
-            logger.warning(f"No state was downloaded within {wanted.timeout:.0f} s")
+            logger.info(f"No state was downloaded within {wanted.timeout:.0f} s")
         finally:
             answer.set_result(loaded)
 
@@ -196,7 +196,7 @@ class DownloadsStates(AsksWitnesses):
                 self._too_slow |= {peer}
                 raise
             except Exception as e:  # the next one may have it
-                logger.warning(f"Could not download the state of peer {peer}: {e!r}")
+                logger.info(f"Could not download the state of peer {peer}: {e!r}")
         return None
 
     async def _sharing_peers(self, wanted: Wanted) -> list[PeerID]:

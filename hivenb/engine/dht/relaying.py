@@ -127,7 +127,7 @@ async def keep_place(p2p: P2P, relays: Iterable[str]) -> None:
         with suppress(*_TROUBLE):
             is_lost = ids & {one.peer_id for one in await p2p.list_peers()} and not await has_place(p2p)
             lost_for = lost_for + _LOOK_EVERY if is_lost else 0.0
-    logger.warning("This peer has lost its place at the relay, and asks for another one")
+    logger.info("This peer has lost its place at the relay, and asks for another one")
     p2p._child.terminate()
 
 

@@ -77,15 +77,19 @@ class TimedReader:
         """As the stream's own method.
 
         :raises SilentStreamError: if it takes too long
+        :raises IncompleteReadError: if whoever writes it has closed it, or is gone
         """
-        if count <= 1 and not self._is_new:
-            data: bytes = await self._reader.readexactly(count)  # the begin of a message, which may come later
-            return data
+        is_begin = count <= 1 and not self._is_new  # of a message, which may come later
         self._is_new = False
         try:
-            data = await asyncio.wait_for(self._reader.readexactly(count), WITHIN + count / SLOWEST)
+            data: bytes = await asyncio.wait_for(
+                self._reader.readexactly(count), None if is_begin else WITHIN + count / SLOWEST
+            )
         except (TimeoutError, asyncio.TimeoutError) as e:
             raise SilentStreamError(b"", count) from e
+        except ConnectionError as e:
+            # hivemind knows of one way only in which a stream ends, and takes the others for errors of this peer
+            raise asyncio.IncompleteReadError(b"", count) from e
         return data
 
     def __getattr__(self, name: str) -> Any:

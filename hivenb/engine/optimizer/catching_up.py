@@ -173,10 +173,10 @@ def download_in_attempts(download: Callable[[], None], position: str) -> None:
             misfits += 1
             if misfits > 1:
                 raise
-            logger.warning(f"The state of a peer does not fit; it is downloaded once more: {e}")
+            logger.info(f"The state of a peer does not fit; it is downloaded once more: {e}")
             last_error = e
         except Exception as e:
-            logger.warning(f"Could not load the state from peers ({attempt} of {LOAD_STATE_ATTEMPTS}): {e!r}")
+            logger.info(f"Could not load the state from peers ({attempt} of {LOAD_STATE_ATTEMPTS}): {e!r}")
             last_error = e
     if refusal is last_error and refusal is not None:
         raise UnbelievedStateError(f"{position}, but {refusal}") from refusal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from hivemind.p2p import PeerID
@@ -32,13 +32,17 @@ class ExchangeNotes:
         """The weights that senders claim."""
         return {peer: claimed for peer, (claimed, _) in self.weights.items()}
 
-    @property
-    def lines(self) -> Mapping[PeerID, str]:
-        """What to say of those of whom something was not taken."""
+    def lines(self, implausible: Collection[PeerID] = ()) -> Mapping[PeerID, str]:
+        """What to say of those of whom something was not taken.
+
+        Nothing of a weight that is bounded in all honesty: reports are older than what a peer puts into a round.
+
+        :param implausible: those whose weight no honest peer has
+        """
         lines = {peer: f"{peer} is left out of a round: {reason}" for peer, reason in self.refused.items()}
-        for peer, (claimed, counted) in self.weights.items():
-            if counted < claimed:
-                words = f"counts with a weight of {counted:.4g} in a round, not with the {claimed:.4g} that it claims"
-                why = "a peer's weight is the samples that it has reported, and 1 for its state"
-                lines.setdefault(peer, f"{peer} {words}: {why}")
+        for peer in implausible:
+            claimed, counted = self.weights[peer]
+            words = f"counts with a weight of {counted:.4g} in a round, not with the {claimed:.4g} that it claims"
+            why = "a peer's weight is the samples that it has reported, and 1 for its state"
+            lines.setdefault(peer, f"{peer} {words}: {why}")
         return lines

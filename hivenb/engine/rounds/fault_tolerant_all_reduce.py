@@ -84,7 +84,7 @@ class FaultTolerantAllReduce(DecentralizedAverager):
         return Gathered(reached, notes.refused)
 
     def _log_what_was_not_taken(self, notes: ExchangeNotes) -> None:
-        for peer, line in notes.lines.items():
+        for peer, line in notes.lines(self._sender_weights.implausible(notes.claimed)).items():
             if time.monotonic() - self._said_at.get(peer, -math.inf) >= SAY_AGAIN_AFTER:
                 self._said_at[peer] = time.monotonic()
                 logger.warning(line)

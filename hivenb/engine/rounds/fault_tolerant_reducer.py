@@ -134,3 +134,12 @@ class FaultTolerantReducer(TensorPartReducer):
             )
             norm = checked_norm(part, self.part_shapes[part_index], dtype)
         return weight or NO_WEIGHT, norm
+
+    def finalize(self) -> None:
+        # hivemind warns of each round in which somebody is missing; who was, the round's outcome tells. It would
+        # cancel the part that is under way, and does no more than that
+        if not self.finished.is_set() and self.num_parts:
+            self.current_part_future.cancel()
+            self.accumulator = None
+            self.finished.set()
+        super().finalize()

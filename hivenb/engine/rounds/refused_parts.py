@@ -123,6 +123,11 @@ class CheckedParts(TensorPartContainer):
         self._trusted.add(peer_index)  # what comes are zeros
         super().register_failed_reducer(peer_index)
 
+    def finalize(self) -> None:
+        # hivemind warns of averages that have not come, in percent of all numbers; from whom, the round's outcome tells
+        self.failed_size = 0
+        super().finalize()
+
 
 class Gathered(dict[PeerID, Any]):
     """What the peers of a group have said of themselves, as hivemind's rounds give it, and who of them was refused.

@@ -58,6 +58,18 @@ class Round(StepControl):
         """Whether whoever waits for it has not had it yet: it has not begun, or did so by itself."""
         return self.begins_early is not None if self.triggered else not self.done()
 
+    @property
+    def triggered(self) -> bool:
+        # hivemind/optim/grad_averager.py asserts that a round is not, and one may be deserted at any moment: begun
+        # all the same, it comes to nothing, as one that others desert later does
+        return not self.is_deserted and bool(super().triggered)
+
+    def allow_allreduce(self) -> None:
+        """Let it begin when it has a group; without effect where it may already, or was given up."""
+        with self._lock_cancelling:
+            if not self.done() and self._trigger is not None and not self._trigger.done():
+                super().allow_allreduce()
+
     def desert(self) -> None:
         """Cancel it since there is nobody to average with."""
         self.is_deserted = True

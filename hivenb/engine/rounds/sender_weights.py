@@ -14,6 +14,10 @@ from hivemind.utils import get_dht_time
 #: gone on until it heard that the epoch is over.
 MARGIN = 2.0
 
+#: Times the samples of an epoch, or those that a peer has reported, which no honest peer claims. Below that it may have
+#: gone on for long since its last report, as all do in their first epoch, when nobody knows of the others yet.
+IMPLAUSIBLE = 10.0
+
 
 @dataclass(frozen=True)
 class Told:
@@ -96,6 +100,20 @@ class SenderWeights:
             for sender, before, by_now in zip(senders, reported, expected, strict=True)
         ]
 
+    def implausible(self, claimed: Mapping[PeerID, float]) -> frozenset[PeerID]:
+        """Those who claim more than an honest peer can have, whatever it has reported or not yet.
+
+        :param claimed: their weights in a round
+        """
+        return frozenset(
+            peer
+            for peer, weight in claimed.items()
+            if weight > IMPLAUSIBLE * max(self._target, *(one.by(one.time) for one in self._told_of(peer)), 0.0)
+        )
+
+    def _told_of(self, peer: PeerID) -> tuple[Told, ...]:
+        return self._told.get(peer.to_bytes(), ())
+
     def overstating(self, claimed: Mapping[PeerID, float], epoch: int) -> frozenset[PeerID]:
         """Those who have reported samples of an epoch of which they do not put half into its round.
 
@@ -107,6 +125,6 @@ class SenderWeights:
         return frozenset(
             peer
             for peer, weight in claimed.items()
-            for told in self._told.get(peer.to_bytes(), ())
+            for told in self._told_of(peer)
             if told.epoch == epoch and told.by(told.time) > MARGIN * weight + 1.0
         )

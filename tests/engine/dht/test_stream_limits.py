@@ -45,6 +45,19 @@ def test_the_first_word_and_what_has_begun_have_their_time_and_what_lies_between
     asyncio.run(main())
 
 
+def test_one_who_is_killed_has_ended_its_stream():
+    """hivemind takes a broken pipe for an error of this peer's, and writes its traceback into the log."""
+
+    async def main() -> None:
+        for count in (1, 100):
+            stream = asyncio.StreamReader()
+            stream.set_exception(BrokenPipeError())
+            with pytest.raises(asyncio.IncompleteReadError):
+                await TimedReader(stream).readexactly(count)
+
+    asyncio.run(main())
+
+
 class Stream:
     """A stream that somebody has opened."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 
 import pytest
@@ -54,6 +55,23 @@ def test_a_weight_that_is_none_counts_for_nothing(weight: float) -> None:
     average, refused = reduce(torch.ones(2), torch.full((2,), 3.0), weights=(1.0, weight))
     assert average == [1.0, 1.0]
     assert len(refused) == 1
+
+
+def test_one_that_has_gone_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """hivemind warns of its share in percent, in each round that somebody leaves."""
+
+    async def run() -> asyncio.Future:
+        reducer = FaultTolerantReducer([SHAPE], 2, PartRules([torch.float32]))
+        waiting = asyncio.ensure_future(reducer.accumulate_part(0, 0, torch.ones(2)))
+        while not reducer.current_part_accumulated_from:
+            await asyncio.sleep(0)
+        reducer.finalize()
+        await asyncio.wait({waiting}, timeout=10)
+        return waiting
+
+    with caplog.at_level(logging.INFO):
+        assert asyncio.run(run()).cancelled()  # and nobody waits for it any longer
+    assert not caplog.records
 
 
 def test_where_nobody_has_a_weight_the_average_is_one_of_numbers() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from tiny import TinyModel
 
 from hivenb.engine.optimizer.optimizer import Optimizer
@@ -48,3 +50,21 @@ def test_threads_may_cancel_at_the_same_time(make_optimizer: Callable[..., Optim
         assert control.cancelled()
         assert not control.cancel()
     assert not failures
+
+
+def test_one_that_is_begun_too_late_comes_to_nothing_without_a_word(
+    make_optimizer: Callable[..., Optimizer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer that stops gives up its rounds at any moment, also just before its training thread begins one."""
+    averager: Any = make_optimizer(TinyModel().parameters()).grad_averager
+    with caplog.at_level(logging.WARNING):
+        given_up = averager.schedule_step(timeout=20.0)
+        given_up.desert()
+        assert averager.step(control=given_up, wait=False).cancelled()
+        averager.notify_used_averaged_gradients()
+        averager.retire()
+        assert averager.step(wait=False, timeout=20.0).cancelled()
+        begun_twice = averager.schedule_step(timeout=20.0)
+        begun_twice.allow_allreduce()
+        begun_twice.allow_allreduce()
+    assert not caplog.records

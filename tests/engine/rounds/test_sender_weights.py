@@ -115,6 +115,17 @@ def test_what_a_peer_had_in_other_epochs_is_nothing_against_it() -> None:
     assert not overstating(0.0, reports(samples=0.0), reports(epoch=2, samples=0.0)), "a helper"
 
 
+def test_only_what_no_honest_peer_has_is_implausible() -> None:
+    """In the first epoch each peer has gone on until it heard of the others, long after its last report."""
+    weights = SenderWeights()
+    weights.note(reports(samples=16.0))
+    first, *others = SENDERS
+    assert weights.implausible({first: 1000.0, others[0]: 2048.0}) == frozenset()
+    assert weights.implausible({first: 1e9, others[0]: 64.0, NOBODY: 1e5}) == {first, NOBODY}
+    weights.note(reports(samples=50_000.0))
+    assert weights.implausible({first: 60_000.0}) == frozenset(), "batches that are larger than an epoch"
+
+
 def test_reports_are_those_of_the_tracker() -> None:
     report = LocalTrainingProgress(
         peer_id=b"a", epoch=3, samples_accumulated=5, samples_per_second=2.0, time=7.0, client_mode=False
