@@ -11,6 +11,7 @@ import lightning
 from hivenb.errors import TrainingError
 from hivenb.run.data import split_data
 from hivenb.run.length import require_way_to_go
+from hivenb.run.model_copy import model_of
 from hivenb.run.monitor import Monitor
 from hivenb.run.run_in_swarm import RunInSwarm
 from hivenb.run.trainer import make_trainer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hivenb.engine.progress.peer_reports import PeerInfo
+    from hivenb.run.kept_modes import KeptModes
     from hivenb.run.recorder import Recorder
     from hivenb.run.stage import Gate
     from hivenb.swarm.roster import Roster
@@ -40,6 +42,7 @@ class Fit:
 
     :param recorder: of the run
     :param gate: of this start
+    :param modes: of the run's model
     :param train: training data, as ``Trainer.fit`` takes it
     :param validation: validation data, if there is any
     """
@@ -49,6 +52,7 @@ class Fit:
     monitor: Monitor
     recorder: Recorder
     gate: Gate
+    modes: KeptModes
     train: Any
     validation: Any
 
@@ -65,7 +69,11 @@ class Fit:
           thread that watches the swarm has ended with an error meanwhile
         """
         before = self.recorder.steps
-        self.trainer.fit(model, self.train, self.validation, ckpt_path=checkpoint, weights_only=False)
+        self.modes.begin(model_of(model))
+        try:
+            self.trainer.fit(model, self.train, self.validation, ckpt_path=checkpoint, weights_only=False)
+        finally:
+            self.modes.end()
         if (error := self.monitor.error) is not None:
             raise TrainingError(
                 f"the thread that watches the swarm has ended with {error!r}, an error of hivenb's own; please report "
@@ -88,6 +96,7 @@ def prepare_fit(
     folder: str,
     recorder: Recorder,
     gate: Gate,
+    modes: KeptModes,
     on_epoch: Callable[[Any], None],
     on_look: Callable[[Sequence[PeerInfo]], None],
 ) -> Fit:
@@ -96,6 +105,7 @@ def prepare_fit(
     :param folder: for the Trainer's files
     :param recorder: of the run
     :param gate: of the run; like the recorder, it comes after the callbacks in the run's ``trainer_kwargs``
+    :param modes: of the run's model
     :param on_epoch: called on the training thread after each epoch of the swarm
     :param on_look: called by the monitor, once a second, with the peers that are here
     :raises TrainingError: if the data has no batches
@@ -119,6 +129,6 @@ def prepare_fit(
     monitor.on_look = on_look
     monitor.tracker = lambda: strategy.optimizer and strategy.optimizer.tracker
     monitor.left_out = lambda: strategy.optimizer.rounds.reasons if strategy.optimizer else {}
-    fit = Fit(trainer, strategy, monitor, recorder, gate, train, validation)
+    fit = Fit(trainer, strategy, monitor, recorder, gate, modes, train, validation)
     monitor.on_error = lambda: gate.stop(fit.end)
     return fit

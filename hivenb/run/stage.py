@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
+from hivenb.run.kept_modes import KeptModes
 from hivenb.run.status import RunState
 
 
@@ -101,6 +102,7 @@ class Gate(Callback):
     """Lightning callback that lets a :class:`Stage` govern the Trainer, at the beginning and before each batch.
 
     :param stage: of the run
+    :param modes: of its model
     :param began: called when training begins
     :param step_aside: called before a pause, so that no other peer waits for this one
     :param note: called with a word when a pause begins, and when training goes on
@@ -109,11 +111,12 @@ class Gate(Callback):
     def __init__(
         self,
         stage: Stage,
+        modes: KeptModes,
         began: Callable[[], None],
         step_aside: Callable[[], None],
         note: Callable[[str], None] = lambda word: None,
     ):
-        self._stage, self._began, self._step_aside, self._note = stage, began, step_aside, note
+        self._stage, self._modes, self._began, self._step_aside, self._note = stage, modes, began, step_aside, note
         #: whether the Trainer has set everything up, and taken over the checkpoint that it goes on from
         self.has_begun = False
         #: where in the data training was stopped, as Lightning's loop keeps it; ``None`` while it was not
@@ -131,6 +134,7 @@ class Gate(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.has_begun = True
+        self._modes.see_trainer(pl_module._trainer)
         with self._stage.changed:
             if self._stage.state is RunState.STOPPING:
                 _end(trainer)
@@ -142,7 +146,10 @@ class Gate(Callback):
         self._stage.do_tasks()
         if not self._stage.gate_is_open:
             self._step_aside()
+            self._modes.hand_out()
             self._stage.wait_at_gate(self._note)
+            self._modes.take_back()
+        self._modes.before_batch()
         if self._stage.state is RunState.STOPPING:
             self.progress = trainer.fit_loop.state_dict()  # afterwards, Lightning counts this pass as a whole one
             _end(trainer)

@@ -19,7 +19,9 @@ from hivenb.peers.followed_run import Followers
 from hivenb.run.arguments import check_arguments, in_invited_run
 from hivenb.run.fit import Fit, prepare_fit
 from hivenb.run.followed_host import FollowsHost
+from hivenb.run.kept_modes import KeptModes
 from hivenb.run.length import require_way_to_go
+from hivenb.run.model_snapshot import take_snapshot
 from hivenb.run.recorder import Recorder
 from hivenb.run.rolling_back import RollingBack
 from hivenb.run.run_folder import RunFolder
@@ -79,6 +81,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         self._rolling_back = RollingBack(self._stage, self.history)
         self._exception: BaseException | None = None
         self._recorder = Recorder(self.history)
+        self._modes = KeptModes(partial(self.history.mark, "run"))
         self._thread: threading.Thread | None = None
         self._folder = RunFolder()
         adopt(swarm, self, options.run_id)
@@ -106,8 +109,9 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
                 elif self._state is RunState.STOPPING:
                     raise TrainingError("the run is stopping; wait for it with run.wait() and start it again")
                 return
-            gate = Gate(self._stage, self._began, self._step_aside, partial(self.history.mark, "run"))
-            fit = prepare_fit(self, str(self._folder.path), self._recorder, gate, self._on_epoch, self._look)
+            gate = Gate(self._stage, self._modes, self._began, self._step_aside, partial(self.history.mark, "run"))
+            folder = str(self._folder.path)
+            fit = prepare_fit(self, folder, self._recorder, gate, self._modes, self._on_epoch, self._look)
             if self._fit is not None and checkpoint is None:
                 require_way_to_go(fit.trainer, self._fit.trainer)
             self._rolling_back.begin(fit.strategy)
@@ -215,6 +219,21 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         :raises TrainingError: if there is no good state yet, none is kept, or another peer is the host
         """
         return self._rolling_back.ask(self.options, wait and not self._is_trainer_thread())
+
+    def snapshot(self, device: Any = "cpu", *, timeout: float = 60.0) -> Any:
+        """A copy of the model to look at and predict with, with the weights of one moment; at any time, also in a cell
+        while the run trains.
+
+        It is taken between two batches, after a validation that is under way, and training waits for no more than the
+        copying. It is in eval mode, its parameters need no gradients, and it knows no Trainer. ``run.model`` itself is
+        what is trained: while that goes on, ``run.model.eval()`` in a cell has no effect.
+
+        :param device: of the copy, such as ``"cpu"`` or ``"cuda"``
+        :param timeout: at most this many seconds until such a moment comes
+        :returns: a LightningModule of the same class
+        :raises TrainingError: if the model cannot be copied, there is no such device, or no such moment came in time
+        """
+        return take_snapshot(self.model, self._stage, device, timeout, is_training=self._is_trainer_thread())
 
     # -- what a person sees -------------------------------------------------------------------------------------
 
