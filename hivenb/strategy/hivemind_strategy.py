@@ -23,6 +23,7 @@ from hivenb.strategy.counted_batches import CountsBatches
 from hivenb.strategy.exhausted_data import EndsWithItsData, ExhaustedData
 from hivenb.strategy.fit_without_step import SaysIfNoStep
 from hivenb.strategy.further_keywords import sort_keywords
+from hivenb.strategy.lending_callback import LendsModule
 from hivenb.strategy.lightning_schedulers import (
     HiveMindScheduler,
     scheduler_maker,
@@ -204,6 +205,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self._hooks.follow(self._optimizer)
         self._show_to_lightning(self._optimizer, self._hooks)
         self._exhausted = ExhaustedData.among(trainer.callbacks, self.notify)
+        LendsModule.among(trainer.callbacks)
 
     def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
         """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
@@ -270,13 +272,11 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         if self._optimizer is not None:
             self._optimizer.begin()
 
-    def on_validation_start(self) -> None:
-        """Applies what runs in the background: a checkpoint then holds the parameters that its score is of."""
-        super().on_validation_start()
-        if self._optimizer is not None and self._optimizer.is_alive():
-            with torch.inference_mode(False), torch.no_grad():
-                self._optimizer.catch_up()  # before training there is Lightning's check
-                self._optimizer.finish_delayed_updates()
+    def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Called when all callbacks have been; from now on the module is training's."""
+        if self._optimizer is not None:
+            self._optimizer.take_module_back()
+        super().on_train_batch_start(batch, batch_idx, dataloader_idx)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The module's state, for a checkpoint: the first part of it that Lightning asks for.

@@ -129,6 +129,8 @@ class ModuleBuffers:
     :param without: tensors among its buffers that are averaged otherwise
     """
 
+    _kept: list[torch.Tensor | None] | None = None
+
     def __init__(self, module: nn.Module, without: Iterable[torch.Tensor] = ()):
         self._places = tuple(_places(module, {id(one) for one in without}))
         by_kind = {kind: [one for one in self._places if one.kind == kind] for kind in _EXCHANGED_AS}
@@ -170,9 +172,19 @@ class ModuleBuffers:
         return [name for one in self._averaged for name in one.apply()]
 
     @torch.no_grad()
+    def keep(self) -> None:
+        """Copy all buffers as they are now, for :meth:`state`, until :meth:`let_go`: others may write to them."""
+        self._kept = [_copy_of(place.read()) for place in self._places]
+
+    def let_go(self) -> None:
+        """Forget what :meth:`keep` has copied."""
+        self._kept = None
+
+    @torch.no_grad()
     def state(self) -> list[torch.Tensor] | None:
         """All buffers for a peer that joins, as they travel; ``None`` if they are not as described."""
-        found = [place.read() for place in self._places]
+        kept = self._kept
+        found = [place.read() for place in self._places] if kept is None else kept
         if any(value is None for value in found):
             return None
         return [value.cpu().to(_sent_as(value.dtype)) for value in found if value is not None]
@@ -194,6 +206,10 @@ class ModuleBuffers:
     def numbers(self) -> int:
         """How many numbers they hold."""
         return sum(place.shape.numel() for place in self._places)
+
+
+def _copy_of(value: torch.Tensor | None) -> torch.Tensor | None:
+    return None if value is None else value.to("cpu", copy=True)
 
 
 def _finite_where_it_was(value: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:

@@ -10,6 +10,7 @@ from hivemind.optim.state_averager import dump_optimizer_state
 
 from hivenb.engine.averagers.buffer_averaging import DownloadsBuffers
 from hivenb.engine.averagers.early_state import AveragesStateEarly
+from hivenb.engine.averagers.lent_module import LentModule
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
 from hivenb.engine.averagers.pseudo_gradients import AveragesPseudoGradients, OuterStateApart
 from hivenb.engine.averagers.staging import StagesState
@@ -78,6 +79,10 @@ class TrainingStateAverager(
 
     _is_step_left_out = False
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        self._lent = LentModule()
+        super().__init__(*args, **kwargs)
+
     def _init_components(
         self,
         param_groups: Any,
@@ -130,8 +135,54 @@ class TrainingStateAverager(
         """Move the schedulers to the present epoch."""
         self._update_scheduler()
 
+    # -- the module in others' hands ------------------------------------------------------------------------------
+
+    def lend_module(self, keep: bool = False) -> None:
+        """Let callbacks have the module until :meth:`take_module_back`, and put into it what they like.
+
+        What is under way in the background has read it when this returns, and nobody else does: downloads wait.
+
+        :param keep: copy what was trained into main memory, to be downloaded meanwhile; for what may take long
+        """
+        if not self._reads_module:
+            return
+        self._lent.wait_until_read([] if self.reuse_tensors else list(self.pending_updates))
+        if keep:
+            if self.module_buffers is not None:
+                self.module_buffers.keep()
+            parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
+            self._lent.keep([*parameters, *self.extra_tensors][self._first_of_module :])
+        self._lent.lend()
+
+    def take_module_back(self) -> None:
+        """The module is as training has left it."""
+        if self._reads_module:
+            self._lent.take_back()
+            if self.module_buffers is not None:
+                self.module_buffers.let_go()
+
+    @property
+    def _reads_module(self) -> bool:
+        """Whether anything that others download lies in the module, and not only in main memory."""
+        return not self.offload_optimizer or bool(self.extra_tensors) or self.module_buffers is not None
+
+    @property
+    def _first_of_module(self) -> int:
+        """How many tensors of a state lie in main memory, before those of the module."""
+        return len(self.main_parameters) if self.offload_optimizer or self.outer is not None else 0
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("averaging_round"):
+            self._lent.expect_read()
+        return super().step(*args, **kwargs)
+
+    def _load_local_tensors_into_averager_(self) -> None:
+        super()._load_local_tensors_into_averager_()
+        self._lent.note_read()
+
     def let_go_of_optimizer(self) -> None:
         """Take the hooks off the torch optimizer, which another averager is to go on with."""
+        self._lent.end()
         for hook in self._hooks:
             hook.remove()
 
@@ -157,10 +208,14 @@ class TrainingStateAverager(
     def get_current_state(self) -> tuple[Any, Any, Any]:
         # hivemind/optim/state_averager.py:get_current_state gives away the optimizer's own tensors, which change while
         # they are sent, under the number of an epoch whose step they may still lack
-        with self.lock_optimizer:
-            self._undo_half_a_step()
+        with self._lent.reading() as kept, self.lock_optimizer:
+            if kept is None:
+                self._undo_half_a_step()
             metadata, tensors, infos = super().get_current_state()
             metadata["epoch"] -= self._steps_to_come
+            if kept is not None:
+                first = self._first_of_module
+                tensors = [*tensors[:first], *kept, *tensors[first + len(kept) :]]
             return metadata, tuple(tensor.clone() for tensor in tensors), infos
 
     def load_state_from_peers(self, **kwargs: Any) -> None:  # type: ignore[override]

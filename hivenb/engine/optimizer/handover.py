@@ -112,14 +112,17 @@ def give_back(optimizer: Optimizer, given: torch.optim.Optimizer | None) -> None
     """
     optimizer.state_averager.let_go_of_optimizer()
     if given is not None and optimizer.opt is given:
-        rehome(given, optimizer.param_groups)
+        rehome(given, optimizer.param_groups, copies=False)  # a callback may have put averages into the model
 
 
-def rehome(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]) -> torch.optim.Optimizer:
+def rehome(
+    optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]], copies: bool = True
+) -> torch.optim.Optimizer:
     """Let a torch optimizer go on with other tensors, to which its parameters and state are moved.
 
     :param optimizer: keeps its settings, schedulers and hooks
     :param groups: parameter groups with as many tensors of the same shapes, maybe on another device
+    :param copies: whether these get the values of its parameters
     :returns: the same optimizer
     """
     for own, given in zip(optimizer.param_groups, groups, strict=True):
@@ -127,8 +130,9 @@ def rehome(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]
         for old, new in zip(own["params"], new_parameters, strict=True):
             if old is new:
                 continue
-            with torch.no_grad():
-                new.copy_(old)
+            if copies:
+                with torch.no_grad():
+                    new.copy_(old)
             if old in optimizer.state:
                 on_device = bool(own.get("fused") or own.get("capturable"))
                 state = optimizer.state.pop(old)

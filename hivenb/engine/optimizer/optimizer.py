@@ -155,6 +155,20 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
         if has_state_of_its_own(self.grad_averager):
             self.grad_averager.allow_state_sharing = shares
 
+    def lend_module(self, keep: bool = False) -> None:
+        """Let callbacks have the module until :meth:`take_module_back`, and put other weights into it for a while.
+
+        What is trained is what others download and average meanwhile.
+
+        :param keep: copy what was trained into main memory, for others to download: the while may be long
+        """
+        if self.has_begun and self.state_averager.is_alive():
+            self.state_averager.lend_module(keep and self.state_averager.allow_state_sharing)
+
+    def take_module_back(self) -> None:
+        """The module is as training has left it: no callback has it any more."""
+        self.state_averager.take_module_back()
+
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Accumulate the gradients of a batch, and end the epoch of the swarm if it is over; as ``hivemind`` does."""
         self.tracker.is_waited_for = self.use_gradient_averaging and not self.delay_grad_averaging
@@ -313,6 +327,7 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
         """
         self.rounds.leave()
         self.tracker.step_aside()
+        self.take_module_back()  # others may join during the pause
 
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""
