@@ -1,7 +1,8 @@
-"""Badges that open a notebook in Binder, in Colab and as a page, below the title of each: ``python tests/badges.py``.
+"""Writes the public address of the repository wherever one is needed: ``python tests/badges.py``.
 
-They lead to the public address of the repository, ``Repository`` among the project's URLs in ``pyproject.toml``. There
-are none without one. ``Documentation``, if it is there, is where the book is.
+It is ``Repository`` among the project's URLs in ``pyproject.toml``. Below the title of each notebook come badges that
+open it in Binder, in Colab and as a page, and the README says from where to clone. Without an address there are no
+badges, and a placeholder stands there. ``Documentation``, if it is there, is where the book is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 BRANCH = "main"
+
+#: What the README says to clone as long as the repository has no address.
+PLACEHOLDER = "https://github.com/OWNER/hivenb"
 
 
 def urls() -> dict[str, str]:
@@ -71,7 +75,18 @@ def with_badges(opening: str, line: str) -> str:
     return "\n\n".join([title, *([line] if line else []), *texts])
 
 
+def with_address(readme: str, addresses: Mapping[str, str]) -> str:
+    """The README with the address to clone from, instead of the one that is there.
+
+    :param addresses: the project's URLs
+    """
+    address = addresses.get("Repository", PLACEHOLDER).rstrip("/")
+    return re.sub(r"(?<=^git clone )\S+", lambda _: address, readme, flags=re.MULTILINE)
+
+
 def main() -> None:
+    readme = ROOT / "README.md"
+    readme.write_text(with_address(readme.read_text(), urls()))
     for path in NOTEBOOKS:
         notebook = nbformat.read(path, nbformat.NO_CONVERT)
         line = badges(path.stem, urls())

@@ -46,6 +46,15 @@ def test_they_come_below_the_title_and_once() -> None:
     assert badges.with_badges(with_them, "") == OPENING
 
 
+def test_the_readme_says_from_where_to_clone() -> None:
+    readme = (badges.ROOT / "README.md").read_text()
+    assert badges.with_address(readme, badges.urls()) == readme
+    filled = badges.with_address(readme, ADDRESS)
+    assert "git clone https://github.com/somebody/hivenb && cd hivenb" in filled
+    assert badges.PLACEHOLDER not in filled
+    assert badges.with_address(filled, badges.urls()) == readme
+
+
 @pytest.mark.parametrize("path", badges.NOTEBOOKS, ids=lambda path: path.stem)
 def test_each_notebook_has_those_of_this_project(path: Path) -> None:
     opening = nbformat.read(path, nbformat.NO_CONVERT).cells[0].source

@@ -58,7 +58,7 @@ def test_every_notebook_and_every_page_is_in_the_table_of_contents() -> None:
 
 
 def test_the_pages_that_come_with_the_package_are_in_the_book() -> None:
-    shown = {file for file, _ in extension("repository_pages").pages()}
+    shown = set(extension("repository_pages").pages())
     assert {f"hivenb/{path.name}" for path in (ROOT / "hivenb").glob("*.md")} <= shown
 
 
@@ -78,21 +78,11 @@ def test_the_reference_describes_every_method_of_options() -> None:
     assert set(line.split(", ")) == methods
 
 
-def test_a_section_is_a_page_of_its_own() -> None:
-    pages = extension("repository_pages")
-    text = "# All\n\n## One\n\na\n\n```bash\n# no heading\n```\n\n### Deeper\n\nb\n\n## Two\n\nc\n"
-    assert pages.section(text, "One") == "# One\n\na\n\n```bash\n# no heading\n```\n\n## Deeper\n\nb\n\n"
-    assert pages.section(text, "Two") == "# Two\n\nc\n"
-    with pytest.raises(KeyError, match="0 headings are 'Three'"):
-        pages.section(text, "Three")
-
-
 def test_links_lead_to_the_page_that_shows_the_file() -> None:
     relinked = extension("repository_pages").relinked
-    assert (
-        relinked("[a](../README.md#who-can-join)", "hivenb/SECURITY.md", "book/security.md")
-        == "[a](/book/who_can_join.md)"
-    )
+    joining = "notebooks/book/who_can_join.md"
+    assert relinked(f"[a](../{joining})", "hivenb/SECURITY.md", "book/security.md") == "[a](/book/who_can_join.md)"
+    assert relinked("[a](../../hivenb/SECURITY.md#x)", joining, "book/who_can_join.md") == "[a](/book/security.md#x)"
     assert relinked("[a](hivenb/SECURITY.md)", "README.md", "book/x.md") == "[a](/book/security.md)"
     assert relinked("[a](#what-is-held-off)", "hivenb/SECURITY.md", "book/security.md") == "[a](#what-is-held-off)"
     picture = "pictures/dashboard.png"
@@ -102,8 +92,6 @@ def test_links_lead_to_the_page_that_shows_the_file() -> None:
     assert relinked("`[a](nowhere.md)`", "README.md", "book/x.md") == "`[a](nowhere.md)`"
     with pytest.raises(FileNotFoundError, match=r"README\.md links to nowhere\.md"):
         relinked("[a](nowhere.md)", "README.md", "book/x.md")
-    with pytest.raises(FileNotFoundError, match=r"no page shows that section"):
-        relinked("[a](../README.md#nowhere)", "hivenb/SECURITY.md", "book/x.md")
 
 
 def test_a_tutorial_has_its_pictures_and_no_widgets() -> None:

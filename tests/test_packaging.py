@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -105,9 +106,8 @@ def test_ci_readme_and_guide_give_the_same_commands():
     assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text()
 
 
-def test_the_readme_explains_errors_in_the_words_in_which_they_are_raised():
-    readme = (ROOT / "README.md").read_text()
-    table = readme.partition("## If it does not work\n")[2].partition("\n## ")[0]
+def test_the_book_explains_errors_in_the_words_in_which_they_are_raised():
+    table = (ROOT / "notebooks" / "book" / "if_it_does_not_work.md").read_text()
     told = re.findall(r"^\| `(\w+Error)(?:: ([^`]+))?` \|", table, flags=re.MULTILINE)
     source = "".join(path.read_text() for path in (ROOT / "hivenb").rglob("*.py"))
     assert len(told) >= 5
@@ -116,10 +116,11 @@ def test_the_readme_explains_errors_in_the_words_in_which_they_are_raised():
         assert all(part in source for part in re.split(r"/dev/shm| \.\.\. |'default'", words)), words
 
 
-def test_the_readmes_pictures_are_those_of_the_gallery_described_and_small():
+def test_the_pictures_are_those_of_the_gallery_described_and_small():
     there = {path.stem: path for path in (ROOT / "notebooks" / "pictures").glob("*.png")}
-    readme = (ROOT / "README.md").read_text()
-    shown = dict(re.findall(r"!\[([^\]]*)\]\(notebooks/pictures/(\w+)\.png\)", readme))
+    pages = [ROOT / "README.md", *(ROOT / "notebooks" / "book").glob("*.md")]
+    text = "".join(page.read_text() for page in pages)
+    shown = dict(re.findall(r"!\[([^\]]*)\]\([./\w]*pictures/(\w+)\.png\)", text))
     assert set(shown.values()) == set(there)
     assert all(len(text) > 40 for text in shown), "who cannot see them is told what is on them"
     assert sum(path.stat().st_size for path in there.values()) < 600_000
@@ -136,6 +137,25 @@ def test_pictures_of_a_gpu_are_on_the_page_of_benchmarks_described_and_small():
     assert set(shown.values()) == set(there)
     assert all(len(text) > 40 for text in shown)
     assert sum(path.stat().st_size for path in there.values()) < 200_000
+
+
+def test_the_readme_is_read_to_its_end():
+    """In 900 words, with one picture; all else is in the book."""
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.split()) <= 900
+    assert len(re.findall(r"!\[", readme)) == 1
+
+
+def test_the_readmes_snippets_stand_as_they_are():
+    """No name in them is one that only the reader knows; tests/test_readme.py runs them."""
+    snippets = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(snippets) == 3
+    for snippet in snippets:
+        tree = ast.parse(snippet)
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+        bound |= {alias.asname or alias.name for node in ast.walk(tree) for alias in getattr(node, "names", ())}
+        assert {name.id for name in names} <= bound
 
 
 def test_the_changelog_knows_this_version_or_has_what_is_unreleased():
