@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from hivenb.engine.optimizer.checkpoint import epoch_to_go_on_at
 from hivenb.errors import TrainingError
+from hivenb.strategy.left_model import LeftModel, Prints, edited_since, prints_of
 
 
 class RunFolder:
@@ -23,6 +25,8 @@ class RunFolder:
         #: what another start goes on from; ``None`` while there is nothing
         self.checkpoint: Path | None = None
         self._former: tuple[Path | None, int] = (None, 0)
+        self._left: Prints | None = None
+        self._parameters: Mapping[str, weakref.ref[torch.nn.Parameter]] = {}
         weakref.finalize(self, folder.cleanup)
 
     def begin_at(self, checkpoint: str | Path | None, epoch: int, is_active: bool) -> int:
@@ -55,7 +59,7 @@ class RunFolder:
             raise TrainingError(
                 f"checkpoint={str(checkpoint)!r} is none of a training with one optimizer: {type(error).__name__}"
             ) from error
-        self.checkpoint = Path(checkpoint).resolve()
+        self.checkpoint, self._left = Path(checkpoint).resolve(), None
         return begins_at
 
     def take_back(self) -> int:
@@ -65,6 +69,25 @@ class RunFolder:
         """
         self.checkpoint, epoch = self._former
         return epoch
+
+    def left_in(self, model: torch.nn.Module) -> LeftModel | None:
+        """What another start goes on with instead of the checkpoint's weights: those that the model has.
+
+        :returns: ``None`` if it goes on with the checkpoint's
+        """
+        if self._left is None:
+            return None
+        here, before = dict(model.named_parameters()), self._parameters
+        replaced = frozenset(name for name, one in here.items() if name in before and before[name]() is not one)
+        return LeftModel(edited_since(self._left, model), replaced)
+
+    def note_model(self, model: torch.nn.Module, edited: Collection[str] = ()) -> None:
+        """Know what training has left in a model, so that what somebody changes in it is seen.
+
+        :param edited: names of the parameters that somebody has changed already, and no batch was trained with
+        """
+        self._parameters = {name: weakref.ref(one) for name, one in model.named_parameters()}
+        self._left = {name: one for name, one in prints_of(model).items() if name not in edited}
 
     def keep_state(self, trainer: lightning.Trainer, progress: dict[str, Any] | None = None) -> None:
         """Write down all that another start needs to go on, if training has got as far as having any.

@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 from hivenb.run.kept_modes import KeptModes
+from hivenb.run.paused_model import PausedModel
 from hivenb.run.status import RunState
 
 
@@ -80,18 +81,24 @@ class Stage:
         while self._tasks:
             self._tasks.pop(0)()
 
-    def wait_at_gate(self, note: Callable[[str], None]) -> None:
+    def wait_at_gate(self, note: Callable[[str], None], paused: PausedModel) -> None:
         """Be paused until training may go on; to be called by the thread that trains.
 
         :param note: called with a word when the pause begins, and when training goes on
+        :param paused: the model meanwhile
         """
+        paused.hand_out()
         with self.changed:
             if self.state is RunState.TRAINING:
                 self.enter(RunState.PAUSED)
                 note("paused")
         while not self._is_open:
             self.wait_until(lambda: self._is_open or bool(self._tasks))
-            self.do_tasks()
+            if self._tasks:  # some change the model
+                paused.take_back(trains_on=False)
+                self.do_tasks()
+                paused.hand_out()
+        paused.take_back(trains_on=self.state is not RunState.STOPPING)
         with self.changed:
             if self.state is RunState.PAUSED:
                 self.enter(RunState.TRAINING)
@@ -121,6 +128,10 @@ class Gate(Callback):
         self.has_begun = False
         #: where in the data training was stopped, as Lightning's loop keeps it; ``None`` while it was not
         self.progress: dict[str, Any] | None = None
+        #: the model, while training waits
+        self.paused: PausedModel | None = None
+        #: names of the parameters that somebody has changed in a pause that was the end
+        self.edited: frozenset[str] = frozenset()
 
     def stop(self, end: Callable[[], None]) -> None:
         """Let training come to its end, from any thread.
@@ -147,7 +158,13 @@ class Gate(Callback):
         if not self._stage.gate_is_open:
             self._step_aside()
             self._modes.hand_out()
-            self._stage.wait_at_gate(self._note)
+            self.paused = PausedModel(pl_module, trainer.strategy)
+            try:
+                self._stage.wait_at_gate(self._note, self.paused)
+            finally:
+                is_over = self._stage.state is RunState.STOPPING
+                self.edited = self.paused.edited if is_over else frozenset()
+                self.paused = None
             self._modes.take_back()
         self._modes.before_batch()
         if self._stage.state is RunState.STOPPING:

@@ -21,6 +21,7 @@ from hivenb.run.fit import Fit, prepare_fit
 from hivenb.run.followed_host import FollowsHost
 from hivenb.run.kept_modes import KeptModes
 from hivenb.run.length import require_way_to_go
+from hivenb.run.model_copy import model_of
 from hivenb.run.model_snapshot import take_snapshot
 from hivenb.run.recorder import Recorder
 from hivenb.run.rolling_back import RollingBack
@@ -91,11 +92,17 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
     def start(self, checkpoint: str | Path | None = None) -> None:
         """Start to train, or go on from where :meth:`stop` or an error left it. Returns at once.
 
+        It goes on with what the model holds by now: weights that somebody has put in, unfrozen layers, or a new head,
+        for which the optimizer begins anew while it keeps its state for all else; also with learning rates and the like
+        that ``configure_optimizers`` has changed. If other peers train the run meanwhile, their weights are taken over
+        in place of what was changed here, and a warning says so.
+
         In the middle of a pass through the data, it goes on with as many batches as were left; the loader begins anew.
         A run of the same name that trains in this swarm already is stopped first, with a warning, and local peers of
         that name leave that follow another run, even one that has ended. Runs of different names train side by side.
 
-        :param checkpoint: a file that a Trainer has written, to go on from; as all pickles, it can run code
+        :param checkpoint: a file that a Trainer has written, to go on from, with its weights; as all pickles, it can
+          run code
         :raises TrainingError: if the data has no batches, another run trains this model, the checkpoint is not there,
           or the run has trained as long as it was to
         :raises SwarmError: if the swarm is closed
@@ -147,13 +154,16 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
             self._stage.close_gate()
 
     def resume(self) -> None:
-        """Go on after :meth:`pause`.
+        """Go on after :meth:`pause`, with the weights that the model has by now. If other peers train it, too, theirs
+        are taken over in place of what was changed here, and a line says so.
 
-        :raises TrainingError: if the run is not active
+        :raises TrainingError: if the run is not active, or the model has parameters that its optimizer does not have
         """
         with self._stage.changed:
             if not self._state.is_active:
                 raise TrainingError(f"the run is {self._state.value}; start it with run.start()")
+            if self._state is RunState.PAUSED and self._fit is not None and self._fit.gate.paused is not None:
+                self._fit.gate.paused.require_same_structure()
             self._stage.open_gate()
 
     def wait(self, epochs: int | None = None, steps: int | None = None, timeout: float | None = None) -> bool:
@@ -295,12 +305,14 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
                 hosting = Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host)
                 self._options.join(hosting)
                 self._rolling_back.join(hosting)
+                fit.strategy.left = self._folder.left_in(model_of(self.model))
                 fit(self.model, self._folder.checkpoint)
             except BaseException as e:  # surfaces at wait() and in the panel
                 failure = e
             try:
                 if fit.gate.has_begun:
                     self._folder.keep_state(fit.trainer, fit.gate.progress)
+                    self._folder.note_model(model_of(self.model), fit.gate.edited)
                 elif failure is not None:
                     self._recorder.epoch = self._folder.take_back()
             except Exception as e:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hivemind
@@ -23,6 +24,7 @@ from hivenb.strategy.counted_batches import CountsBatches
 from hivenb.strategy.exhausted_data import EndsWithItsData, ExhaustedData
 from hivenb.strategy.fit_without_step import SaysIfNoStep
 from hivenb.strategy.further_keywords import sort_keywords
+from hivenb.strategy.left_model import LeftModel, fitted_state, in_words, set_up_as, with_description
 from hivenb.strategy.lending_callback import LendsModule
 from hivenb.strategy.lightning_schedulers import (
     HiveMindScheduler,
@@ -43,6 +45,8 @@ from hivenb.strategy.trainer_registry import make_known
 from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
 from hivenb.swarm.starting import start_dht
 from hivenb.system.environment import require_linux
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
 
@@ -150,6 +154,10 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
         self._given_optimizer: torch.optim.Optimizer | None = None
+        self._set_up: dict[str, Any] = {}
+        #: what was left in the module since it was trained last, for a run that goes on with that; ``None`` to load the
+        #: weights of a checkpoint
+        self.left: LeftModel | None = None
         self._configured_schedulers: list[Any] = []
         self._hooks: ModuleHooks | None = None
         self._declaration: ModelDeclaration | None = None
@@ -191,6 +199,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         plugin: Any = self.precision_plugin
         if getattr(plugin, "scaler", None) is not None:
             plugin.scaler = scaler_for(plugin.scaler, self.options.reuse_grad_buffers)
+        self._set_up = set_up_as(self.optimizers[0])
         scheduler = schedulers_for_hivemind(
             self.lr_scheduler_configs,
             self.options.scheduler_fn,
@@ -271,6 +280,43 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         super().on_train_start()
         if self._optimizer is not None:
             self._optimizer.begin()
+            if self.left is not None:
+                has_taken = self._optimizer.state_averager.states_taken > 0
+                self._give_way(self._optimizer, self.left.edited, downloads=not has_taken)
+
+    def take_up(self, edited: Sequence[str], *, trains_on: bool = True) -> None:
+        """Go on with parameters that somebody has changed in the module, on the training thread, between two batches.
+
+        :param edited: their names
+        :param trains_on: whether another batch follows
+        """
+        if self._optimizer is None or not edited:
+            return
+        mine = dict(self.lightning_module.named_parameters())
+        values = {name: mine[name].detach().clone() for name in edited if name in mine}
+        self._optimizer.finish_delayed_updates()  # which would be put in their place later
+        with torch.no_grad():
+            for name, value in values.items():
+                mine[name].copy_(value)
+        self._optimizer.take_over_model()
+        if trains_on:
+            self._give_way(self._optimizer, edited, downloads=True)
+
+    def _give_way(self, optimizer: Optimizer, edited: Sequence[str], *, downloads: bool) -> None:
+        """Let parameters that somebody has changed give way to those of the swarm, if others train them.
+
+        :param downloads: whether the swarm's are still to be downloaded
+        """
+        if not edited or not optimizer.others_share_state:
+            return
+        if downloads:
+            optimizer.fall_behind()
+        self.notify(
+            "weights that were changed here gave way to the swarm's",
+            f"{in_words(edited)} of the model was changed while this peer did not train, and other peers train this "
+            f"run: their weights are taken over in its place. To train yours, give this run a name of its own, "
+            "Options(run_id=...), or let the others stop first",
+        )
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called when all callbacks have been; from now on the module is training's."""
@@ -287,12 +333,31 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             self._optimizer.finish_delayed_updates()
         return super().lightning_module_state_dict()
 
+    def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
+        if self.left is None:  # else what it holds goes on
+            super().load_model_state_dict(checkpoint, strict=strict)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        state = super().optimizer_state(optimizer)
+        return with_description(state, self.lightning_module, optimizer, self._set_up)
+
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         own: list[Any] = self.optimizers
         for optimizer, state in zip(own, checkpoint["optimizer_states"], strict=True):
-            optimizer.load_state_dict(state)
+            fitted, groups = fitted_state(state, self.lightning_module, optimizer, self._set_up, left=self.left)
+            optimizer.load_state_dict(fitted)
             if epoch_of(state) is None:
                 go_on_from_plain(optimizer, checkpoint)
+            before = len(state["param_groups"])
+            checkpoint["lr_schedulers"] = [
+                groups.of_scheduler(one, config.scheduler.state_dict(), before)
+                for one, config in zip(checkpoint.get("lr_schedulers", ()), self.lr_scheduler_configs, strict=False)
+            ]
+            if groups.begun:
+                self.kept.forget()
+                logger.info(
+                    f"the optimizer begins anew for {in_words(groups.begun)}, and goes on with its state for all else"
+                )
 
     def teardown(self) -> None:
         """End the optimizer's processes and, unless it is borrowed, the DHT. Another ``fit`` starts them again."""

@@ -20,6 +20,8 @@ _NOISE = (
     "For seamless cloud logging and experiment tracking",
     # what a run does on purpose when it was stopped in the middle of a pass: as many batches follow as were left
     "You're resuming from a checkpoint that ended before the epoch ended",
+    # another start, which goes on with the model's own weights, from a file that nobody has named
+    "/resume.ckpt",
 )
 
 _CLOCK = re.compile(r"(\d\d:\d\d:\d\d) (.*)", re.DOTALL)

@@ -132,6 +132,11 @@ class CatchingUp:
             time.sleep(_LOOK_AGAIN)
 
     @property
+    def can_be_helped(self) -> bool:
+        """Whether others are there that give their state to those who ask."""
+        return any(not one.client_mode for one in self._others)
+
+    @property
     def _others(self) -> list[PeerInfo]:
         """The others that are there, and whose reports count."""
         look = self._participant.tracker.look

@@ -81,9 +81,7 @@ def restore_optimizer_state(averager: TrainingStateAverager, state_dict: Mapping
     own = state.pop(_OURS, None)
     with averager.lock_optimizer, averager.lock_averaged_tensors:
         averager.optimizer.load_state_dict(state)
-        if averager.offload_optimizer:
-            _reload_parameters(averager)
-    averager.begin_at_parameters()
+    reload_parameters(averager)
     if own is not None and averager.outer is not None and "outer_optimizer" in own:
         averager.outer.take_over(own["outer_optimizer"])
     if own is None:
@@ -95,8 +93,11 @@ def restore_optimizer_state(averager: TrainingStateAverager, state_dict: Mapping
 
 
 @torch.no_grad()
-def _reload_parameters(averager: TrainingStateAverager) -> None:
-    """Take the model's parameters over into the offloaded copy, which was made before they were restored."""
-    offloaded = [p for group in averager.optimizer.param_groups for p in group["params"]]
-    for own, main in zip(offloaded, averager.main_parameters, strict=True):
-        own.copy_(main)
+def reload_parameters(averager: TrainingStateAverager) -> None:
+    """Take the model's parameters over into the offloaded copy, which was made before they were changed."""
+    if averager.offload_optimizer:
+        with averager.lock_optimizer, averager.lock_averaged_tensors:
+            offloaded = [p for group in averager.optimizer.param_groups for p in group["params"]]
+            for own, main in zip(offloaded, averager.main_parameters, strict=True):
+                own.copy_(main)
+    averager.begin_at_parameters()

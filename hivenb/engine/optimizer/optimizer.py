@@ -16,7 +16,7 @@ from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
 from hivenb.engine.optimizer.averaged_gradients import StepsWithAverages
 from hivenb.engine.optimizer.catching_up import CatchingUp
-from hivenb.engine.optimizer.checkpoint import optimizer_state, restore_optimizer_state
+from hivenb.engine.optimizer.checkpoint import optimizer_state, reload_parameters, restore_optimizer_state
 from hivenb.engine.optimizer.deadlines import GONE_WITHIN, default_next_chunk_timeout
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
@@ -308,6 +308,15 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
     def fall_behind(self) -> None:
         """Download the others' state before another batch counts, as one that has missed a round."""
         self._catching_up.was_left_out = True
+
+    @property
+    def others_share_state(self) -> bool:
+        """Whether other peers are there, from which the state can be downloaded."""
+        return self._catching_up.can_be_helped
+
+    def take_over_model(self) -> None:
+        """Go on with the parameters that the model has now; to be called while nothing is under way."""
+        reload_parameters(self.state_averager)
 
     # -- leaving ------------------------------------------------------------------------------------------------
 
