@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 
 import pytest
+
+# A run shows what earlier ones of its name have left, and tests and notebooks begin with nothing; kernels inherit it.
+os.environ["HIVENB_HISTORY"] = "off"
 
 #: Seconds after a cell's own time limit in which its kernel takes the interrupt, and is shut down.
 ENDING = 60

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import re
 import sys
 import tempfile
@@ -139,6 +140,7 @@ class Seen:
 
 def main() -> None:
     """The command."""
+    os.environ["HIVENB_HISTORY"] = "off"  # what is pictured shows no earlier runs
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("notebook", type=Path, nargs="*", help="default: all of notebooks/")
     what = parser.add_mutually_exclusive_group(required=True)

@@ -8,6 +8,7 @@ keeps it.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("notebook", type=Path, nargs="+")
+    os.environ["HIVENB_HISTORY"] = "off"  # what is saved shows no earlier runs
     for path in parser.parse_args().notebook:
         notebook = nbformat.read(path, as_version=4)
         keeps_widgets = "widgets" in notebook.metadata

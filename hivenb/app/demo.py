@@ -201,7 +201,7 @@ def _make_run(task: Task, swarm: Swarm, accelerator: str) -> TrainingRun:
         averaging_timeout=AVERAGING_TIMEOUT,
     )
     data = task.train if task.validation is None else (task.train, task.validation)
-    return TrainingRun(task.model, data, swarm=swarm, options=options, accelerator=accelerator)
+    return TrainingRun(task.model, data, swarm=swarm, options=options, keep_history=False, accelerator=accelerator)
 
 
 def _start(run: TrainingRun, accelerator: str) -> None:

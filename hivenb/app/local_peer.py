@@ -82,6 +82,7 @@ def main(
                 recipe.data,
                 swarm=swarm,
                 options=_trains_in_full(recipe.options),
+                keep_history=False,
                 **{**recipe.trainer_kwargs, "limit_val_batches": 0},
             )
             run.start()

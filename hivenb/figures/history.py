@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 #: What an event of a history may be about.
 EVENT_KINDS = ("run", "option", "peer", "round", "batch", "rollback")
 MAX_EVENTS = 500
+
+#: Seconds between an earlier run and the next, as they are shown; what really was between them is of no interest.
+APART = 1.0
+
 MAX_SERIES = 64
 
 #: One point of a series, as it is kept.
@@ -90,6 +94,7 @@ class Snapshot:
     :param started_at: unix time, in seconds, of the first thing recorded; all other times count from here
     :param series: name to :class:`Series`
     :param events: oldest first
+    :param earlier: what runs of the same name have left before this one, as one history; ``None`` if nothing is known
     """
 
     version: int
@@ -97,6 +102,13 @@ class Snapshot:
     series: Mapping[str, Series]
     events: tuple[Event, ...]
     _last: Mapping[str, float] = field(repr=False)
+    earlier: Snapshot | None = field(default=None, repr=False)
+
+    @property
+    def end(self) -> float:
+        """Seconds from its beginning to what was recorded last."""
+        times = (float(one.times[-1]) for one in self.series.values() if len(one))
+        return max([0.0, *times, *(event.time for event in self.events)])
 
     def last(self, name: str) -> float | None:
         """The value recorded last under ``name`` (itself, not a bucket's mean), or None if there is none."""
@@ -104,7 +116,7 @@ class Snapshot:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle, which does not take read-only views of dicts."""
-        return Snapshot, (self.version, self.started_at, dict(self.series), self.events, dict(self._last))
+        return Snapshot, (self.version, self.started_at, dict(self.series), self.events, dict(self._last), self.earlier)
 
 
 def require_pandas() -> Any:
@@ -143,6 +155,21 @@ class History:
         self._events: deque[tuple[float, str, str]] = deque(maxlen=MAX_EVENTS)
         self._overflowed = False
         self._snapshot: Snapshot | None = None
+        self._earlier: Snapshot | None = None
+
+    @property
+    def earlier(self) -> Snapshot | None:
+        """What runs of the same name have left before this one, as one history; ``None`` if nothing is known."""
+        return self._earlier
+
+    def begin_after(self, earlier: Snapshot | None) -> None:
+        """Show from now on what was before.
+
+        :param earlier: histories of earlier runs, as one
+        """
+        with self._lock:
+            self._earlier = earlier
+            self._version += 1
 
     @property
     def version(self) -> int:
@@ -204,24 +231,31 @@ class History:
                     series=MappingProxyType({name: b.series() for name, b in self._series.items()}),
                     events=tuple(Event(when - start, kind, text) for when, kind, text in self._events),
                     _last=MappingProxyType({name: b.last for name, b in self._series.items()}),
+                    earlier=self._earlier,
                 )
             return self._snapshot
 
     def to_dataframe(self) -> pd.DataFrame:
-        """All series in one long table.
+        """All series in one long table, those of earlier runs of the same name first.
 
-        :returns: pandas.DataFrame with the columns ``time`` (seconds since the run's first record), ``name``,
-          ``value``, ``epoch`` and ``samples``, a row for each kept point, series after series
+        :returns: pandas.DataFrame with the columns ``time`` (seconds since the run's first record; less than 0 before
+          it, where one run follows another without a break), ``name``, ``value``, ``epoch``, ``samples``, and
+          ``earlier``, whether it is of an earlier run; a row for each kept point, series after series
         :raises MissingDependencyError: when pandas is not installed
         """
         pd = require_pandas()
-        series = list(self.snapshot().series.values())
+        snapshot = self.snapshot()
+        present = list(snapshot.series.values())
+        before = [] if snapshot.earlier is None else list(snapshot.earlier.series.values())
+        shift = 0.0 if snapshot.earlier is None else snapshot.earlier.end + APART
+        series = [*before, *present]
         columns: dict[str, Any] = {
-            "time": _joined([s.times for s in series], np.float64),
+            "time": _joined([*(s.times - shift for s in before), *(s.times for s in present)], np.float64),
             "name": [s.name for s in series for _ in range(len(s))],
             "value": _joined([s.values for s in series], np.float64),
             "epoch": _joined([s.epochs for s in series], np.int64),
             "samples": _joined([s.samples for s in series], np.int64),
+            "earlier": _joined([np.full(len(s), s_is_before) for s_is_before, s in _marked(before, present)], np.bool_),
         }
         return pd.DataFrame(columns)
 
@@ -332,6 +366,10 @@ def _merged_pairs(rows: np.ndarray) -> np.ndarray:
 def _frozen(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
+
+
+def _marked(before: list[Series], present: list[Series]) -> list[tuple[bool, Series]]:
+    return [*((True, one) for one in before), *((False, one) for one in present)]
 
 
 def _joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:

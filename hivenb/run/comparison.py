@@ -173,7 +173,8 @@ class ComparedTraining:
         tell(state)
         with Swarm(f"comparison: {name}", **self.swarm_settings) as swarm:
             run = TrainingRun(
-                copy.deepcopy(self.model), self.data, swarm=swarm, options=options, **self.trainer_kwargs
+                copy.deepcopy(self.model), self.data, swarm=swarm, options=options, keep_history=False,
+                **self.trainer_kwargs,
             )  # fmt: skip
 
             def look(words: str) -> None:

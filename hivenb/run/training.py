@@ -19,6 +19,7 @@ from hivenb.peers.followed_run import Followers
 from hivenb.run.arguments import check_arguments, in_invited_run
 from hivenb.run.fit import Fit, prepare_fit
 from hivenb.run.followed_host import FollowsHost
+from hivenb.run.kept_history import KeptHistory, folder_of
 from hivenb.run.kept_modes import KeptModes
 from hivenb.run.length import require_way_to_go
 from hivenb.run.model_copy import model_of
@@ -62,6 +63,10 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
     :param data: a DataLoader, a LightningDataModule, or a pair of training and validation DataLoaders
     :param swarm: the open swarm to train in
     :param options: the switches of collaborative training
+    :param keep_history: keep the history in a file, so that the next run of this name shows it as what was before it,
+      also in another kernel: below the user's state directory, apart for each working directory and each class of
+      model, or in a folder that is named here or by ``HIVENB_HISTORY``. ``False``, or ``HIVENB_HISTORY=off``, keeps no
+      file
     :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`hivenb.run.trainer.TRAINER_DEFAULTS`
     :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for; or the model or
       the swarm is something else
@@ -70,7 +75,16 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
 
     _may_host = True
 
-    def __init__(self, model: Any, data: Any, *, swarm: Swarm, options: Options, **trainer_kwargs: Any):
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        *,
+        swarm: Swarm,
+        options: Options,
+        keep_history: bool | str | Path = True,
+        **trainer_kwargs: Any,
+    ):
         check_arguments(model, swarm, options, trainer_kwargs)
         options = in_invited_run(options, swarm)
         self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
@@ -85,6 +99,10 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         self._modes = KeptModes(partial(self.history.mark, "run"))
         self._thread: threading.Thread | None = None
         self._folder = RunFolder()
+        folder = folder_of(options.run_id, keep_history)
+        self._kept_history = KeptHistory(self.history, folder, options.run_id, type(model_of(model)).__qualname__)
+        if (earlier := self._kept_history.earlier()) is not None:
+            self.history.begin_after(earlier)
         adopt(swarm, self, options.run_id)
 
     # -- what a person does -------------------------------------------------------------------------------------
@@ -300,6 +318,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         run_id = self.options.run_id
         with self.swarm.logs.this_thread():
             try:
+                self._kept_history.begin()
                 give_way(older, self)
                 fit.monitor.start()
                 hosting = Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host)
@@ -327,6 +346,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
             ended = RunState.STOPPED if self._state is RunState.STOPPING else RunState.FINISHED
             ended = RunState.FAILED if failure is not None else ended
             self.history.mark("run", ended.value if failure is None else f"failed: {type(failure).__name__}")
+            self._kept_history.end()
             self._stage.enter(ended)
 
     def _on_epoch(self, report: Any) -> None:

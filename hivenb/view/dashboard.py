@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.figures.advice import in_words
+from hivenb.figures.earlier_history import whole
 from hivenb.figures.predicted_traffic import buffer_bytes, tensor_shapes
 from hivenb.run.local_peer_count import local_peer_count
 from hivenb.view import display, text
@@ -293,7 +294,7 @@ class _View:
             self._show(now, trouble)
             self._drawn = seen
         # at a pace of its own
-        self.chart_panel.update(now.snapshot, at_once=self._is_closed or not now.status.state.is_active)
+        self.chart_panel.update(whole(now.snapshot), at_once=self._is_closed or not now.status.state.is_active)
         self._troubles["draw"] = ""
 
     def _show(self, now: DashboardState, trouble: str) -> None:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hivenb.figures.earlier_history import whole
 from hivenb.view.charts import ChartImage
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class SavedPicture:
         if run is None:
             self.close()
         elif not run.status.state.is_active:
-            snapshot = run.history.snapshot()
+            snapshot = whole(run.history.snapshot())
             if snapshot.series and snapshot.version != self._drawn:
                 self._drawn = snapshot.version
                 self.show(ChartImage().png(snapshot))

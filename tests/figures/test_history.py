@@ -204,13 +204,13 @@ def test_threads_lose_nothing() -> None:
 def test_dataframe_is_long() -> None:
     pytest.importorskip("pandas")
     history = History()
-    assert list(history.to_dataframe().columns) == ["time", "name", "value", "epoch", "samples"]
+    assert list(history.to_dataframe().columns) == ["time", "name", "value", "epoch", "samples", "earlier"]
     history.record("loss", 2.0, epoch=1, samples=64, time=10.0)
     history.record("val_loss", 3.0, epoch=1, samples=64, time=12.0)
     frame = history.to_dataframe()
     assert frame.to_dict("records") == [
-        {"time": 0.0, "name": "loss", "value": 2.0, "epoch": 1, "samples": 64},
-        {"time": 2.0, "name": "val_loss", "value": 3.0, "epoch": 1, "samples": 64},
+        {"time": 0.0, "name": "loss", "value": 2.0, "epoch": 1, "samples": 64, "earlier": False},
+        {"time": 2.0, "name": "val_loss", "value": 3.0, "epoch": 1, "samples": 64, "earlier": False},
     ]
 
 
