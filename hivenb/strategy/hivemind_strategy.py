@@ -34,6 +34,7 @@ from hivenb.strategy.lightning_schedulers import (
 )
 from hivenb.strategy.module_hooks import ModuleHooks
 from hivenb.strategy.one_device import OneDeviceStrategy
+from hivenb.strategy.order_of_data import OrderOfData
 from hivenb.strategy.own_dht import DEFAULT_HOST_MADDRS, dht_settings, how_to_join, invited_run
 from hivenb.strategy.reconfiguration import check_change, engine_settings, reconfigured, set_scheduler, with_buffers
 from hivenb.strategy.recovery import Recovers
@@ -160,6 +161,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self.left: LeftModel | None = None
         self._configured_schedulers: list[Any] = []
         self._hooks: ModuleHooks | None = None
+        self._order_of_data: OrderOfData | None = None
+        self._is_set_up = False
         self._declaration: ModelDeclaration | None = None
 
     # -- the swarm ----------------------------------------------------------------------------------------------
@@ -192,6 +195,17 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
 
     # -- what Lightning calls -----------------------------------------------------------------------------------
 
+    def process_dataloader(self, dataloader: object) -> object:
+        """Training data in the order of this peer; ``Trainer(use_distributed_sampler=False)`` leaves it as it is."""
+        loader = super().process_dataloader(dataloader)
+        module: Any = self.lightning_module
+        if not module.trainer.training:
+            return loader
+        if self._order_of_data is None:
+            joined = self._dht_kwargs.get("initial_peers") if self._dht is None else self._dht.initial_peers
+            self._order_of_data = OrderOfData(str(self.dht.peer_id) if joined else None, self.root_device)
+        return self._order_of_data.of(loader, module.trainer, is_early=not self._is_set_up)
+
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
         module: Any = self.lightning_module
@@ -215,6 +229,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self._show_to_lightning(self._optimizer, self._hooks)
         self._exhausted = ExhaustedData.among(trainer.callbacks, self.notify)
         LendsModule.among(trainer.callbacks)
+        self._is_set_up = True
 
     def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
         """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
@@ -278,6 +293,13 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        if self._order_of_data is not None:
+            module: Any = self.lightning_module
+            said = self._order_of_data.begin(module.trainer)
+            if said is not None:
+                rank_zero_info(said)
+                if self.on_notice is not None:
+                    self.on_notice("the order of the data may be the same at each peer")
         if self._optimizer is not None:
             self._optimizer.begin()
             if self.left is not None:
@@ -368,7 +390,12 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
                 self._optimizer.shutdown()
                 give_back(self._optimizer, self._given_optimizer)
         finally:
+            self._is_set_up = False
+            order, self._order_of_data = self._order_of_data, None
             try:
+                if order is not None:
+                    module: Any = self.lightning_module
+                    order.end(module.trainer)
                 if self._owns_dht and self._dht is not None:
                     self._dht.shutdown()
                     self._dht = None
