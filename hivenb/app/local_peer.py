@@ -18,7 +18,6 @@ import cloudpickle
 import hivemind.utils.asyncio
 import torch
 from hivemind.utils import MPFuture
-from torch.utils.data import DataLoader
 
 from hivenb.engine.process.child_process import redirect_output, settle_as_child
 from hivenb.engine.process.freed_memory import give_back_regularly
@@ -75,7 +74,6 @@ def main(
     try:
         recipe: PeerRecipe = unpack(packed_recipe, main_module)
         torch.manual_seed(recipe.seed)
-        _reseed(recipe.data, recipe.seed)
         with Swarm.join(recipe.initial_peers) as swarm:
             run = _Follower(
                 recipe.model,
@@ -126,10 +124,3 @@ def _forget_the_server() -> None:
     # a sibling killed while it holds one of these would stop all others for good
     MPFuture.reset_backend()
     hivemind.utils.asyncio._AsyncContextWrapper.EXECUTOR_LOCK = mp.Lock()
-
-
-def _reseed(data: Any, seed: int) -> None:
-    """Give a DataLoader with a random generator of its own another order than its siblings'."""
-    if isinstance(data, DataLoader):
-        for generator in {data.generator, getattr(data.sampler, "generator", None)} - {None}:
-            generator.manual_seed(seed)

@@ -37,7 +37,7 @@ class PeerRecipe:
     :param options: those of the run
     :param initial_peers: what leads into the swarm: multiaddresses, or an invite
     :param trainer_kwargs: keyword arguments of the Trainer
-    :param seed: for this peer's own shuffle of the data
+    :param seed: of this peer's own random numbers
     """
 
     model: Any
@@ -53,7 +53,7 @@ def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> 
 
     :param run: the run to take part in
     :param initial_peers: what leads into the swarm: multiaddresses, or an invite
-    :param seed: for the peer's own shuffle of the data
+    :param seed: of the peer's own random numbers
     :returns: a pickled :class:`PeerRecipe`
     :raises OptionsError: if the options cannot be packed
     :raises LocalPeerError: if the model or the data cannot be packed
