@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 from multiprocessing.connection import Connection
-from typing import Any
 
 import cloudpickle
 import hivemind.utils.asyncio
