@@ -25,6 +25,7 @@ from hivenb.peers.main_module import unpack
 from hivenb.peers.peer_recipe import PeerRecipe
 from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
+from hivenb.run.without_end import WithoutEnd
 from hivenb.swarm.swarm import Swarm
 from hivenb.system.logs import collect_logs
 
@@ -35,9 +36,10 @@ _ORDER_INTERVAL = 1.0
 
 
 class _Follower(TrainingRun):
-    """A run that takes its options from the one in another process that added it, and is never the host."""
+    """A run that takes its options and its end from the one in another process that added it, and is never the host."""
 
     _may_host = False
+    _has_own_end = False
 
     def train_with(self, options: Options) -> None:
         """Train, or train on, with these options."""
@@ -80,7 +82,7 @@ def main(
                 swarm=swarm,
                 options=_trains_in_full(recipe.options),
                 keep_history=False,
-                **{**recipe.trainer_kwargs, "limit_val_batches": 0},
+                **{**recipe.trainer_kwargs, "limit_val_batches": 0, "callbacks": [WithoutEnd()]},
             )
             run.start()
             run.pause()  # until the run in the notebook starts; everything is set up by then

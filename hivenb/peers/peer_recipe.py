@@ -14,14 +14,14 @@ from hivenb.errors import LocalPeerError
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import FollowedRun, pack_options
 
-#: Trainer arguments that belong to the run in the notebook alone: one set of log files and checkpoints.
+#: Trainer arguments that belong to the run in the notebook alone: one set of log files and checkpoints, and its end.
+#: How many passes or batches it is to train is for peers to know as well: schedules are made of that.
 _NOT_FOR_PEERS = (
     "callbacks",
     "logger",
     "enable_checkpointing",
     "default_root_dir",
-    "max_epochs",
-    "max_steps",
+    "max_time",
     "profiler",
     "min_epochs",
     "min_steps",
@@ -67,7 +67,7 @@ def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> 
                 data=_as_before_training(data),
                 options=run.options,
                 initial_peers=initial_peers,
-                trainer_kwargs={k: v for k, v in run.trainer_kwargs.items() if k not in _NOT_FOR_PEERS},
+                trainer_kwargs=_for_peers(run.trainer_kwargs),
                 seed=seed,
             )
         )
@@ -76,6 +76,14 @@ def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> 
             f"the model or the data cannot be sent to another process ({type(e).__name__}: {e}); keep open files, "
             "locks and generators out of them"
         ) from e
+
+
+def _for_peers(trainer_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of the Trainer of a peer, with the same schedule as that of the run."""
+    kept = {name: value for name, value in trainer_kwargs.items() if name not in _NOT_FOR_PEERS}
+    if trainer_kwargs.get("max_time") is not None and kept.get("max_epochs", -1) is None:
+        kept["max_epochs"] = -1  # what Lightning takes None for beside max_time, and without it for 1,000
+    return kept
 
 
 def _as_before_training(data: Any) -> Any:

@@ -74,6 +74,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
     """
 
     _may_host = True
+    _has_own_end = True
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
             gate = Gate(self._stage, self._modes, self._began, self._step_aside, partial(self.history.mark, "run"))
             folder = str(self._folder.path)
             fit = prepare_fit(self, folder, self._recorder, gate, self._modes, self._on_epoch, self._look)
-            if self._fit is not None and checkpoint is None:
+            if self._fit is not None and checkpoint is None and self._has_own_end:
                 require_way_to_go(fit.trainer, self._fit.trainer)
             self._rolling_back.begin(fit.strategy)
             older = claim_place(self)

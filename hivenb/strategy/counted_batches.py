@@ -52,17 +52,18 @@ class CountsBatches:
             self._samples.leave_out()  # Lightning computes no gradient then
         return output
 
-    def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Computes the gradients; where they are summed in the model, each batch is weighed by its samples."""
-        compute: Callable[..., Any] = super().backward  # type: ignore[misc]
-        if not self.options.reuse_grad_buffers or self._optimizer is None:
-            return compute(closure_loss, optimizer, *args, **kwargs)
+    def pre_backward(self, closure_loss: Any) -> None:
+        """Called before gradients are computed; where they are summed in the model, weighs a batch."""
+        super().pre_backward(closure_loss)  # type: ignore[misc]
+        if not self.options.reuse_grad_buffers or self._optimizer is None or not closure_loss.requires_grad:
+            return
         averager, trainer = self._optimizer.grad_averager, self.lightning_module.trainer
         averager.keep_gradients()
         # Lightning divides the loss by the number of batches of a step
         averager.samples_of_weight_one = self._samples.of_first_batch * trainer.accumulate_grad_batches
         weight = self._samples.in_batch / self._samples.of_first_batch
-        return compute(closure_loss * weight, optimizer, *args, **kwargs)
+        if weight != 1:
+            closure_loss.register_hook(lambda gradient: gradient * weight)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         if self.options.auxiliary:

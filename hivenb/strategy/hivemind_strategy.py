@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from hivenb.engine.optimizer.torch_optimizers import factory_like
 from hivenb.errors import HivenbError
 from hivenb.options.options import Options
 from hivenb.strategy.counted_batches import CountsBatches
+from hivenb.strategy.estimated_steps import EstimatedSteps
 from hivenb.strategy.exhausted_data import EndsWithItsData, ExhaustedData
 from hivenb.strategy.fit_without_step import SaysIfNoStep
 from hivenb.strategy.further_keywords import sort_keywords
@@ -152,6 +154,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             borrows=dht is not None,
             client_mode=self.options.client_mode,
         )
+        #: what ``trainer.estimated_stepping_batches`` says in a ``fit``
+        self.estimated_steps = EstimatedSteps(self)
         self._optimizer_only_kwargs = further.optimizer
         self._optimizer: Optimizer | None = None
         self._given_optimizer: torch.optim.Optimizer | None = None
@@ -164,6 +168,17 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self._order_of_data: OrderOfData | None = None
         self._is_set_up = False
         self._declaration: ModelDeclaration | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HivemindStrategy:
+        """One with the same settings that does not train yet, and borrows the same DHT or will start its own."""
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        for name, value in vars(self).items():
+            if name == "_dht":
+                copied._dht = None if self._owns_dht else value
+            else:
+                setattr(copied, name, _AT_FIRST[name] if name in _AT_FIRST else copy.deepcopy(value, memo))
+        copied.optimizers, copied.lr_scheduler_configs = [], []
+        return copied
 
     # -- the swarm ----------------------------------------------------------------------------------------------
 
@@ -206,6 +221,11 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             self._order_of_data = OrderOfData(str(self.dht.peer_id) if joined else None, self.root_device)
         return self._order_of_data.of(loader, module.trainer, is_early=not self._is_set_up)
 
+    def connect(self, model: Any) -> None:
+        super().connect(model)
+        if model.trainer.state.fn == "fit":  # from now on, hooks and callbacks may ask
+            self.estimated_steps.stand_in(model.trainer)
+
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
         module: Any = self.lightning_module
@@ -219,6 +239,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             self.options.scheduler_fn,
             self.optimizers[0],
             offloaded=bool(self.options.offload_optimizer),
+            estimated=self.estimated_steps.told,
         )
         self._given_optimizer, self._configured_schedulers = self.optimizers[0], self.lr_scheduler_configs
         self._optimizer = self._make_first_optimizer(self.optimizers[0], scheduler)
@@ -288,8 +309,21 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self.note_epoch(report)
         if self._declaration is not None:
             self._declaration.keep()
+        self._say_if_schedule_has_ended(report.epoch)
         if self.on_epoch is not None:
             self.on_epoch(report)
+
+    def _say_if_schedule_has_ended(self, epoch: int) -> None:
+        moved = None if self._optimizer is None else self._optimizer.state_averager.scheduler
+        if moved is None or moved.ended_at is None or epoch != moved.ended_at + 1:
+            return
+        rank_zero_info(
+            f"The learning rate schedule was made for {moved.ended_at} epochs of the swarm, and training goes on with "
+            f"its last rate, {moved.optimizer.param_groups[0]['lr']:g}: other peers take part, or the Trainer has not "
+            "come to its end yet. For a schedule that is P times as long, give it P times as many steps"
+        )
+        if self.on_notice is not None:
+            self.on_notice("the learning rate schedule has ended")
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -301,6 +335,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
                 if self.on_notice is not None:
                     self.on_notice("the order of the data may be the same at each peer")
         if self._optimizer is not None:
+            moved = self._optimizer.state_averager.scheduler
+            self.estimated_steps.check(self.lightning_module.trainer, () if moved is None else moved.schedulers)
             self._optimizer.begin()
             if self.left is not None:
                 has_taken = self._optimizer.state_averager.states_taken > 0
@@ -345,6 +381,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         if self._optimizer is not None:
             self._optimizer.take_module_back()
         super().on_train_batch_start(batch, batch_idx, dataloader_idx)
+        self.estimated_steps.see_batch(self._samples.in_batch)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The module's state, for a checkpoint: the first part of it that Lightning asks for.
@@ -383,6 +420,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
 
     def teardown(self) -> None:
         """End the optimizer's processes and, unless it is borrowed, the DHT. Another ``fit`` starts them again."""
+        self.estimated_steps.step_back()
         try:
             if self._hooks is not None:
                 self._hooks.restore()
@@ -402,5 +440,28 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             finally:
                 super().teardown()
 
+
+#: What of a strategy belongs to a training that is under way, or to who follows it.
+_AT_FIRST: dict[str, Any] = dict.fromkeys(
+    (
+        *(
+            "_optimizer",
+            "_given_optimizer",
+            "_hooks",
+            "_declaration",
+            "_module",
+            "_exhausted",
+            "_order_of_data",
+            "left",
+        ),
+        *("on_epoch", "on_notice", "on_explosion", "on_return"),
+    )
+) | {
+    "_is_set_up": False,
+    "_configured_schedulers": (),
+    "_optimizers": [],
+    "_lightning_optimizers": [],
+    "lr_scheduler_configs": [],
+}
 
 make_known(HivemindStrategy)

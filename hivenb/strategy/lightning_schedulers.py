@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
+from hivenb.strategy.schedule_ends import end_of
 
 
 class HiveMindScheduler:
@@ -62,13 +63,18 @@ def scheduler_maker(scheduler_fn: Any) -> MakeSchedulers:
                 f"the scheduler {type(scheduler).__name__} belongs to another optimizer than the one that "
                 "configure_optimizers returned; give a function that makes one from an optimizer"
             )
-        return EpochSchedulers([(scheduler, 1)])
+        return EpochSchedulers([(scheduler, 1, end_of(scheduler, None))])
 
     return make
 
 
 def schedulers_for_hivemind(
-    configured: Sequence[Any], scheduler_fn: Any, optimizer: torch.optim.Optimizer, *, offloaded: bool
+    configured: Sequence[Any],
+    scheduler_fn: Any,
+    optimizer: torch.optim.Optimizer,
+    *,
+    offloaded: bool,
+    estimated: float | None,
 ) -> EpochSchedulers | MakeSchedulers | None:
     """What to give to ``hivemind.Optimizer`` as its scheduler.
 
@@ -76,15 +82,19 @@ def schedulers_for_hivemind(
     :param scheduler_fn: as given to :class:`hivenb.HivemindStrategy`
     :param optimizer: that ``configure_optimizers`` made
     :param offloaded: whether hivemind makes another one like it, to which the rates have to be carried over
+    :param estimated: steps that the training was said to have, if ``configure_optimizers`` has asked
     :raises MisconfigurationException: if the schedulers do not follow epochs, or belong to another optimizer
     """
-    moved = [(_follows_epochs(config.scheduler), config.frequency) for config in configured]
+    moved = [
+        (_follows_epochs(config.scheduler), config.frequency, end_of(config.scheduler, estimated))
+        for config in configured
+    ]
     if scheduler_fn is not None:
         if configured:
             rank_zero_warn("scheduler_fn replaces the scheduler that configure_optimizers returned")
         if not _is_made(scheduler_fn) or scheduler_fn.optimizer is not optimizer:
             return scheduler_maker(scheduler_fn)
-        moved = [(_follows_epochs(scheduler_fn), 1)]
+        moved = [(_follows_epochs(scheduler_fn), 1, end_of(scheduler_fn, estimated))]
     elif any(config.interval == "epoch" for config in configured):
         rank_zero_warn(
             'Schedulers with interval="epoch", Lightning\'s default, move once in each epoch of the swarm too, that is '
@@ -118,6 +128,11 @@ def _follows_epochs(scheduler: Any) -> Any:
             "ReduceLROnPlateau follows a metric that each peer measures for itself, so their learning rates would "
             "drift apart, and a newcomer would begin with the first one. Use a scheduler that follows the epochs of "
             "the swarm, such as CosineAnnealingLR or ExponentialLR"
+        )
+    if not callable(getattr(scheduler, "step", None)):
+        raise MisconfigurationException(
+            f"{type(scheduler).__name__} has no step(), by which the epochs of the swarm could move it; return a "
+            "scheduler with one, or none, and set the rate in a hook"
         )
     needed = [name for name, one in inspect.signature(scheduler.step).parameters.items() if _is_needed(one)]
     if needed:

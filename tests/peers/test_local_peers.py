@@ -225,3 +225,50 @@ def test_a_peer_that_fails_at_the_start_says_why_and_leaves_nothing(run, swarm):
     run.trainer_kwargs["accelerator"] = "cpu"
     (peer,) = swarm.add_local_peers(1, run)
     assert peer.state == "ready"
+
+
+def scheduled_model(folder: Path) -> lightning.LightningModule:
+    """One whose rate follows the length of the training, and which writes down what that is; a run's is slow."""
+    run_pid = os.getpid()
+
+    class Scheduled(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def training_step(self, batch, batch_idx):
+            threading.Event().wait(0.4 if os.getpid() == run_pid else 0.02)
+            return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+        def on_train_batch_end(self, *args):
+            strategy, steps = self.trainer.strategy, self.trainer.global_step
+            rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+            with (folder / str(os.getpid())).open("a") as diary:
+                diary.write(f"{self.total} {strategy.hivemind_epoch} {rate} {steps} {self.trainer.max_steps}\n")
+
+        def configure_optimizers(self):
+            self.total = self.trainer.estimated_stepping_batches
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / self.total))
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": falling, "interval": "step"}}
+
+    return Scheduled()
+
+
+def test_they_have_the_schedule_of_the_run_and_do_not_end_before_it(swarm, tmp_path):
+    """Whose length they know: by their own count of batches they would end long before."""
+    options = Options(target_batch_size=256, matchmaking_time=2.0)
+    data = tiny.loader(count=512, batch_size=32)
+    run = TrainingRun(scheduled_model(tmp_path), data, swarm=swarm, options=options, accelerator="cpu", max_steps=32)
+    (peer,) = swarm.add_local_peers(1, run)
+    run.start()
+    assert not run.wait(steps=1000, timeout=PATIENCE)
+    assert run.status.state is RunState.FINISHED
+    mine, theirs = (
+        [[float(number) for number in line.split()] for line in (tmp_path / str(pid)).read_text().splitlines()]
+        for pid in (os.getpid(), peer.pid)
+    )
+    assert {(line[0], line[4]) for line in mine + theirs} == {(4, 32)}
+    assert max(line[3] for line in theirs) > 32
+    for _, epoch, rate, *_ in mine + theirs:
+        assert rate == max(0.0, 1 - epoch / 4)

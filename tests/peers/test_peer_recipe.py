@@ -27,10 +27,25 @@ def test_it_holds_what_a_peer_needs_and_not_what_is_the_runs_own():
     run.data = (tiny.loader(), None)
     recipe = cloudpickle.loads(make_recipe(run, ADDRESSES, seed=7))
     assert (recipe.initial_peers, recipe.seed, recipe.options) == (ADDRESSES, 7, run.options)
-    assert recipe.trainer_kwargs == {"accelerator": "cpu"}
+    assert recipe.trainer_kwargs == {"accelerator": "cpu", "max_epochs": 3}
     assert len(recipe.data) == len(run.data[0])
     for mine, packed in zip(run.model.parameters(), recipe.model.parameters(), strict=True):
         assert packed.equal(mine)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"max_steps": 60, "min_steps": 4, "limit_train_batches": 8}, {"max_steps": 60, "limit_train_batches": 8}),
+        ({"max_epochs": None, "max_time": "00:00:01:00"}, {"max_epochs": -1}),
+        ({"max_epochs": 4, "max_time": "00:00:01:00"}, {"max_epochs": 4}),
+        ({"accumulate_grad_batches": 2, "callbacks": [], "logger": True}, {"accumulate_grad_batches": 2}),
+    ],
+)
+def test_it_holds_what_a_schedule_may_be_made_of(given, kept):
+    run = Run()
+    run.trainer_kwargs = given
+    assert cloudpickle.loads(make_recipe(run, ADDRESSES, seed=7)).trainer_kwargs == kept
 
 
 class Data(lightning.LightningDataModule):

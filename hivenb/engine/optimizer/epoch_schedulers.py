@@ -15,12 +15,16 @@ from hivenb.engine.averagers.torch_optimizer_state import group_settings, restor
 class EpochSchedulers(LRScheduler):
     """Schedulers of one optimizer, which hivemind moves as one, a step for each epoch of the swarm.
 
-    :param schedulers: each with its frequency, the number of the swarm's epochs between two of its steps
+    :param schedulers: each with its frequency, the number of the swarm's epochs between two of its steps, and the step
+      after which it is moved no more; ``None`` for one without an end. A swarm makes more epochs than one peer had
+      reckoned with
     :param stepping: the torch optimizer that makes the steps, where that is another one than the schedulers'. It has
       as many parameter groups; what they are set to is carried over, group by group, whenever the schedulers move
     """
 
-    def __init__(self, schedulers: Iterable[tuple[Any, int]], stepping: torch.optim.Optimizer | None = None):
+    def __init__(
+        self, schedulers: Iterable[tuple[Any, int, int | None]], stepping: torch.optim.Optimizer | None = None
+    ):
         # without LRScheduler.__init__, which would set the rates once more
         self._schedulers = tuple(schedulers)
         self._stepping = stepping
@@ -30,12 +34,18 @@ class EpochSchedulers(LRScheduler):
     @property
     def schedulers(self) -> tuple[Any, ...]:
         """The schedulers, as they were given."""
-        return tuple(scheduler for scheduler, _ in self._schedulers)
+        return tuple(scheduler for scheduler, _, _ in self._schedulers)
 
     @property
     def frequencies(self) -> tuple[int, ...]:
         """For each of them, the number of the swarm's epochs between two of its steps."""
-        return tuple(frequency for _, frequency in self._schedulers)
+        return tuple(frequency for _, frequency, _ in self._schedulers)
+
+    @property
+    def ended_at(self) -> int | None:
+        """The epoch of the swarm after which none of them moves; ``None`` if one goes on for ever."""
+        ends = [None if end is None else end * frequency for _, frequency, end in self._schedulers]
+        return None if None in ends else max(end for end in ends if end is not None)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:  # type: ignore[override]
@@ -50,12 +60,16 @@ class EpochSchedulers(LRScheduler):
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move them by one epoch of the swarm."""
         self.epoch += 1
-        due = [scheduler for scheduler, frequency in self._schedulers if self.epoch % frequency == 0]
+        due = [scheduler for scheduler, frequency, end in self._schedulers if _is_due(self.epoch, frequency, end)]
         if due and self._stepping is not None:
             _move_beside(self._stepping, due)
         else:
             for scheduler in due:
                 scheduler.step()
+
+
+def _is_due(epoch: int, frequency: int, end: int | None) -> bool:
+    return epoch % frequency == 0 and (end is None or epoch // frequency <= end)
 
 
 def _move_beside(stepping: torch.optim.Optimizer, schedulers: Sequence[Any]) -> None:

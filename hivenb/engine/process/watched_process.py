@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import signal
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import InvalidStateError
@@ -45,6 +46,7 @@ class WatchedProcess(ChildProcess):
     #: whether it is about to end as it should
     _is_dismissed = False
 
+    _watcher: Any = None
     _outer_pipe: Any
     _popen: Any
     _ready: Any
@@ -54,7 +56,16 @@ class WatchedProcess(ChildProcess):
             self._outer_pipe = AnsweredPipe(self._outer_pipe)
         self._outer_pipe.expect(self._ready)
         super().start()
-        BackgroundThread(target=_watch, args=(weakref.ref(self), self._popen), name=f"end-of-{self.pid}").start()
+        self._watcher = BackgroundThread(
+            target=_watch, args=(weakref.ref(self), self._popen), name=f"end-of-{self.pid}"
+        )
+        self._watcher.start()
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(timeout)
+        watcher = self._watcher
+        if self._is_dismissed and watcher not in (None, threading.current_thread()) and not self.is_alive():
+            watcher.join(_LAST_WORDS)  # it is about to end, too: nothing of a training is left behind
 
     def terminate(self) -> None:
         self._is_dismissed = True

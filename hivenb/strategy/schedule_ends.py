@@ -1,0 +1,92 @@
+"""For how many of its steps a learning rate scheduler was made."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    LambdaLR,
+    LRScheduler,
+    MultiplicativeLR,
+    OneCycleLR,
+    SequentialLR,
+)
+
+#: Under this name, the functions that transformers makes schedules of know when training ends.
+_OF_TRANSFORMERS = "num_training_steps"
+
+#: What schedulers count themselves with.
+_COUNTERS = frozenset({"last_epoch", "_step_count", "base_lrs", "_last_lr", "T_cur"})
+
+
+def end_of(scheduler: Any, estimated: float | None) -> int | None:
+    """The step after which a scheduler is not to move: it ends there, and would fail or begin anew.
+
+    :param estimated: steps that the training was said to have, if anybody has asked
+    :returns: ``None`` for one that may go on for ever, such as one with a period of its own
+    """
+    if isinstance(scheduler, OneCycleLR):
+        return int(scheduler.total_steps) - 1  # where it has its lowest rate; its next step is past that
+    if isinstance(scheduler, SequentialLR):
+        last = end_of(scheduler._schedulers[-1], None if estimated is None else estimated - scheduler._milestones[-1])
+        return None if last is None else int(scheduler._milestones[-1]) + last
+    if isinstance(scheduler, ChainedScheduler):
+        ends = [end for one in scheduler._schedulers if (end := end_of(one, estimated)) is not None]
+        return min(ends, default=None)
+    for name, length in _named_lengths(scheduler):
+        if 0 < length < math.inf and length == int(length) and (name == _OF_TRANSFORMERS or length == estimated):
+            return int(length)
+    return None
+
+
+def lengths_of(scheduler: Any) -> list[float]:
+    """All numbers in a scheduler that may be the number of the steps for which it was made."""
+    if isinstance(scheduler, SequentialLR):
+        begins = scheduler._milestones[-1]
+        return [begins + length for length in lengths_of(scheduler._schedulers[-1])]
+    if isinstance(scheduler, ChainedScheduler):
+        return [length for one in scheduler._schedulers for length in lengths_of(one)]
+    if isinstance(scheduler, OneCycleLR):
+        return [scheduler.total_steps]
+    return [length for _, length in _named_lengths(scheduler)]
+
+
+def _named_lengths(scheduler: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(scheduler, CosineAnnealingLR):
+        yield from _numbers({"T_max": scheduler.T_max})
+    elif isinstance(scheduler, (LambdaLR, MultiplicativeLR)):
+        for function in scheduler.lr_lambdas:
+            yield from _numbers(_known_to(function))
+    elif hasattr(scheduler, "total_iters"):
+        yield from _numbers({"total_iters": scheduler.total_iters})
+    elif not (isinstance(scheduler, LRScheduler) and type(scheduler).__module__.startswith("torch.")):
+        yield from _numbers({k: v for k, v in vars(scheduler).items() if k not in _COUNTERS})
+
+
+def _known_to(function: Any) -> dict[str, Any]:
+    """What a function was given before it is called."""
+    known: dict[str, Any] = {}
+    while isinstance(function, partial):
+        known |= {str(number): value for number, value in enumerate(function.args)} | function.keywords
+        function = function.func
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return known | (vars(function) if hasattr(function, "__dict__") else {})
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # nothing was assigned to it yet
+            known[name] = cell.cell_contents
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    return dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)) | known
+
+
+def _numbers(known: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in known.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield name, value
