@@ -47,9 +47,10 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
     """Trains a model with the peers of a swarm, in a background thread, through a real ``lightning.Trainer``.
 
     Nothing happens before :meth:`start`. All methods may be called from any thread. The Trainer trains until it is
-    stopped (``max_epochs=-1``), on one device, writes no files and shows no progress bar, unless ``trainer_kwargs`` say
-    so. ``history`` is what was recorded, a :class:`hivenb.History`; ``roster`` tells who is and was here, as the list
-    of peers does; ``followers`` are the local peers, which train with the options of the run. Series of the history:
+    stopped (``max_epochs=-1``), on one device, writes no checkpoints and shows no progress bar, unless
+    ``trainer_kwargs`` say so. ``history`` is what was recorded, a :class:`hivenb.History`; ``roster`` tells who is and
+    was here, as the list of peers does; ``followers`` are the local peers, which train with the options of the run.
+    Series of the history:
 
     - ``loss``, and whatever the module logs, under its name
     - ``peers``, and ``group_size``, those who met in a round

@@ -365,7 +365,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
 
         :param downloads: whether the swarm's are still to be downloaded
         """
-        if not edited or not optimizer.others_share_state:
+        if not edited or not optimizer.others_share_state():
             return
         if downloads:
             optimizer.fall_behind()

@@ -27,6 +27,9 @@ CATCHING_UP = 60.0
 #: once.
 FIRST_LOOK = 5.0
 
+#: Seconds at most for which it waits where much depends on who is there.
+FIRST_LOOK_UNDER_LOAD = 20.0
+
 #: Seconds between two looks for an epoch that is expected.
 _LOOK_AGAIN = 0.1
 
@@ -131,9 +134,14 @@ class CatchingUp:
             tracker.look_at_once()
             time.sleep(_LOOK_AGAIN)
 
-    @property
     def can_be_helped(self) -> bool:
-        """Whether others are there that give their state to those who ask."""
+        """Whether others are there that give their state to those who ask; waits until they were looked at."""
+        tracker, began = self._participant.tracker, time.monotonic()
+        tracker.look_at_once()
+        while time.monotonic() < began + FIRST_LOOK_UNDER_LOAD:
+            if tracker.look is not None and tracker.look.taken_at >= began:
+                break
+            time.sleep(_LOOK_AGAIN)
         return any(not one.client_mode for one in self._others)
 
     @property

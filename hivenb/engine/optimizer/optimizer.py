@@ -309,10 +309,9 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
         """Download the others' state before another batch counts, as one that has missed a round."""
         self._catching_up.was_left_out = True
 
-    @property
     def others_share_state(self) -> bool:
-        """Whether other peers are there, from which the state can be downloaded."""
-        return self._catching_up.can_be_helped
+        """Whether other peers are there, from which the state can be downloaded; waits until they were looked at."""
+        return self._catching_up.can_be_helped()
 
     def take_over_model(self) -> None:
         """Go on with the parameters that the model has now; to be called while nothing is under way."""
