@@ -34,6 +34,13 @@ AGGREGATIONS: Mapping[str, str] = {
     "centered_clipping": "centered clipping",
 }
 
+#: What becomes of layers that the optimizer was not given, with the words for it.
+FROZEN_PARAMETERS: Mapping[str, str] = {
+    "compare": "compared; small ones downloaded",
+    "download": "downloaded where they differ",
+    "own": "each peer's own",
+}
+
 _FLAGS = (
     "delay_state_averaging",
     "delay_grad_averaging",
@@ -182,6 +189,8 @@ def _wrong_values(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={values[name]!r}: give True or False{', or None' if name in _MAYBE_FLAGS else ''}."
     if values["robust_aggregation"] not in (*AGGREGATIONS,):
         yield f"robust_aggregation={values['robust_aggregation']!r}: give one of {', '.join(AGGREGATIONS)}."
+    if values["frozen_parameters"] not in (*FROZEN_PARAMETERS,):
+        yield f"frozen_parameters={values['frozen_parameters']!r}: give one of {', '.join(FROZEN_PARAMETERS)}."
     run_id = values["run_id"]
     if not isinstance(run_id, str) or not run_id.strip():
         yield f"run_id={run_id!r}: give the run a name."

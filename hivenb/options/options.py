@@ -95,6 +95,7 @@ class Options:
     average_state_every: int = 1
     average_opt_statistics: tuple[str, ...] = ()
     average_buffers: bool = True
+    frozen_parameters: str = "compare"
     robust_aggregation: str = "norm_bound"
     keep_state_every: int | None = 10
     roll_back: bool = False

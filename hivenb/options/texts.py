@@ -149,6 +149,12 @@ ABOUT: Mapping[str, About] = MappingProxyType(
             "rounds",
             swarm_wide=True,
         ),
+        "frozen_parameters": About(
+            "frozen layers",
+            "Who joins compares what the optimizer was not given: up to 32 MB that differ, it downloads; more are an "
+            "error, unless it is to download them, too, or to have its own.",
+            "rounds",
+        ),
         "keep_state_every": About(
             "epochs between kept states",
             "How often a good state is copied into main memory, to return to; none is kept without a number.",

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim.lr_scheduler import LRScheduler
 
+from hivenb.engine.averagers.module_rest import ModuleRest
 from hivenb.engine.optimizer.checkpoint import epoch_of, go_on_from_plain
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
@@ -46,6 +47,7 @@ from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_trainer
 from hivenb.strategy.trainer_registry import make_known
 from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
+from hivenb.swarm.agreement.rest_record import RestDeclaration
 from hivenb.swarm.starting import start_dht
 from hivenb.system.environment import require_linux
 
@@ -168,6 +170,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self._order_of_data: OrderOfData | None = None
         self._is_set_up = False
         self._declaration: ModelDeclaration | None = None
+        self._rest: ModuleRest | None = None
+        self._declared_rest: RestDeclaration | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HivemindStrategy:
         """One with the same settings that does not train yet, and borrows the same DHT or will start its own."""
@@ -243,6 +247,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         )
         self._given_optimizer, self._configured_schedulers = self.optimizers[0], self.lr_scheduler_configs
         self._optimizer = self._make_first_optimizer(self.optimizers[0], scheduler)
+        self._begin_with_rest()
         self._hooks = ModuleHooks(module)
         if scheduler is not None:
             self._hooks.warn_of_own_scheduler_step()
@@ -297,12 +302,51 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             kwargs |= {"optimizer": factory_like(optimizer), "params": optimizer.param_groups}
         module: Any = self.lightning_module
         self._declaration = ModelDeclaration(self.dht, self.options.run_id, describe_parameters(module, optimizer))
+        self._rest = self._declared_rest = None
+        if self.options.frozen_parameters != "own" and not self.options.auxiliary:
+            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            self._rest = ModuleRest(module, trained, buffers_are_averaged=self.options.average_buffers)
+        if self._rest:
+            downloads = self.options.frozen_parameters == "download"
+            self._declared_rest = RestDeclaration(self.dht, self.options.run_id, self._rest, downloads)
         self.last_epoch_report = None
         return self._make_optimizer(**kwargs)
 
     def _make_optimizer(self, **kwargs: Any) -> Optimizer:
-        settings = with_buffers({**kwargs, **self._optimizer_only_kwargs}, self.lightning_module)
+        settings = with_buffers({**kwargs, **self._optimizer_only_kwargs}, self.lightning_module, self._rest)
         return SteeredOptimizer(dht=self.dht, on_epoch=self._epoch_ended, **settings)
+
+    def _begin_with_rest(self) -> None:
+        if self._declared_rest is None:
+            return
+        if one_sided := self._declared_rest.one_sided:
+            self.notify(
+                "a module with other layers",
+                f"only some of the peers have {one_sided[0]} in their module"
+                f"{f', and {len(one_sided) - 1} more' if len(one_sided) > 1 else ''}. The optimizer was not given it, "
+                "so peers train together all the same; is it the same model at all of them?",
+            )
+        if self._declared_rest.wanted:
+            self._have_rest_in_common()
+        else:
+            self._declared_rest.declare()
+
+    def _have_rest_in_common(self) -> None:
+        """Take over what of the module is no round's, and differs from what the others have."""
+        declared, optimizer = self._declared_rest, self._optimizer
+        if declared is None or optimizer is None:
+            return
+        if wanted := declared.wanted:
+            optimizer.state_averager.download_rest(wanted)
+            frozen = [one for one in wanted.values() if not one.is_moving]
+            if frozen:
+                rank_zero_info(
+                    f"What the optimizer was not given differed from the swarm's, and was taken over from it: "
+                    f"{frozen[0].name}{f' and {len(frozen) - 1} more' if len(frozen) > 1 else ''}, "
+                    f"{sum(one.nbytes for one in frozen) / 2**20:.1f} MB in all"
+                )
+            declared.wanted = {}
+            declared.declare()
 
     def _epoch_ended(self, report: EpochReport) -> None:
         self.last_epoch_report = report
@@ -310,6 +354,9 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         if self._declaration is not None:
             self._declaration.keep()
         self._say_if_schedule_has_ended(report.epoch)
+        if self._declared_rest is not None:
+            self._declared_rest.on_epoch()
+            self._have_rest_in_common()
         if self.on_epoch is not None:
             self.on_epoch(report)
 
@@ -449,6 +496,8 @@ _AT_FIRST: dict[str, Any] = dict.fromkeys(
             "_given_optimizer",
             "_hooks",
             "_declaration",
+            "_rest",
+            "_declared_rest",
             "_module",
             "_exhausted",
             "_order_of_data",

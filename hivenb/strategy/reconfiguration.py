@@ -7,6 +7,7 @@ from typing import Any
 
 from hivenb.compression import codec
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
+from hivenb.engine.averagers.module_rest import ModuleRest
 from hivenb.engine.averagers.torch_optimizer_state import group_settings, restore_group_settings
 from hivenb.engine.optimizer.deadlines import default_next_chunk_timeout
 from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
@@ -20,7 +21,7 @@ from hivenb.options.outer_optimizer_choice import outer_optimizer_factory
 from hivenb.strategy.trainer_checks import SUMS_BY_HAND
 
 #: Options of which the engine's optimizer knows nothing.
-_NOT_THE_ENGINES = ("batch_size", "scheduler_fn", "keep_state_every", "roll_back")
+_NOT_THE_ENGINES = ("batch_size", "scheduler_fn", "keep_state_every", "roll_back", "frozen_parameters")
 
 #: Where the classes of a codec must come from, so that the process of an averager that runs already knows them.
 _KNOWN_HOMES = ("hivemind.", "hivenb.")
@@ -40,13 +41,16 @@ def engine_settings(options: Options) -> dict[str, Any]:
     return settings
 
 
-def with_buffers(settings: Mapping[str, Any], module: Any) -> dict[str, Any]:
+def with_buffers(settings: Mapping[str, Any], module: Any, rest: ModuleRest | None = None) -> dict[str, Any]:
     """Keyword arguments of the engine's optimizer, among them the module's buffers, if they are to be averaged.
 
     :param settings: such arguments, ``average_buffers``, ``robust_aggregation`` and those of an outer optimizer
     :param module: a ``torch.nn.Module`` on its device
+    :param rest: what of it no round averages, which others may download
     """
     settings = dict(settings)
+    if rest is not None:
+        settings["averager_opts"] = {**(settings.get("averager_opts") or {}), "module_rest": rest}
     if (rule := settings.pop("robust_aggregation", None)) is not None:
         settings["averager_opts"] = {**(settings.get("averager_opts") or {}), "robust_aggregation": rule}
     fragments = settings.pop("outer_fragments", 1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hivenb.compression import CODECS, missing_package
 from hivenb.figures.predicted_traffic import encoded_size
-from hivenb.options.checks import AGGREGATIONS, CODEC_FIELDS, MAY_BE_NONE
+from hivenb.options.checks import AGGREGATIONS, CODEC_FIELDS, FROZEN_PARAMETERS, MAY_BE_NONE
 from hivenb.options.gradient_averager_choice import PowerSGD, power_sgd
 from hivenb.options.options import FIELDS
 from hivenb.options.outer_optimizer_choice import NESTEROV
@@ -68,13 +68,15 @@ def field(name: str, shapes: Shapes = ()) -> Field:
     if name == "outer_optimizer":
         return _outer_optimizer(name)
     if name == "robust_aggregation":
-        return _rule(name)
+        return _rule(name, AGGREGATIONS)
+    if name == "frozen_parameters":
+        return _rule(name, FROZEN_PARAMETERS)
     info = FIELDS[name]
     return _number(name) if info.unit is not None or isinstance(info.default, float) else _switch(name)
 
 
-def _rule(name: str) -> Field:
-    menu = _menu(name, [(label, rule) for rule, label in AGGREGATIONS.items()])
+def _rule(name: str, rules: Mapping[str, str]) -> Field:
+    menu = _menu(name, [(label, rule) for rule, label in rules.items()])
     return Field(menu, str, lambda entry: entry)
 
 

@@ -47,6 +47,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     "other": (
         "roll_back",
         "average_buffers",
+        "frozen_parameters",
         "load_state_compression",
         "load_state_timeout",
         "shutdown_timeout",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
 from concurrent.futures import Future
 from typing import Any
 
+import torch
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
@@ -15,16 +17,19 @@ from hivemind.utils import MSGPackSerializer, ValueWithExpiration, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from fuzzing.target import Choices, Target
+from hivenb.engine.averagers.module_rest import ModuleRest
 from hivenb.engine.dht import dht as _dht  # noqa: F401 - with the bounds that each process of ours has
 from hivenb.engine.dht.record_board import RECORD_BYTES, RecordBoard, owner_of
 from hivenb.engine.dht.record_rules import Kind, why_refused
 from hivenb.engine.progress.peer_reports import Look, as_infos, parse_report, parse_reports
 from hivenb.engine.rounds.expected_peers import AttendanceList
+from hivenb.errors import SwarmError
 from hivenb.options import Options
 from hivenb.options.swarm_wide import SHARED_FIELDS, shared_part, with_shared_part
 from hivenb.swarm.agreement.model_record import first_difference, parse_description, parse_record, whose_model
 from hivenb.swarm.agreement.options_record import Declaration, Plan, parse
 from hivenb.swarm.agreement.public_names import MAX_LENGTH, parse_name
+from hivenb.swarm.agreement.rest_record import difference, parse_rest, to_download
 from hivenb.swarm.roster import Roster
 from hivenb.view.peers_panel import peers_html
 from hivenb.view.style import safe
@@ -149,6 +154,9 @@ def feed_models(data: bytes) -> None:
     choices = Choices(data)
     if choices.number(2):
         described = [[choices.text(8), [choices.number(99)], *(["float64"] * choices.number(2))] for _ in range(3)]
+        if choices.now_and_then():
+            dtype = choices.of(("float32", "uint8", "nn", "qint8"))
+            described = [[choices.text(8), [choices.number(9) + 1], dtype, {dtype: choices.text(40)}] for _ in range(2)]
         described = [any_value(choices) if choices.now_and_then() else one for one in described]
         packed = json.dumps(described, default=repr, skipkeys=True).encode("utf-8", "surrogatepass")
     else:
@@ -163,6 +171,12 @@ def feed_models(data: bytes) -> None:
     if described is not None:
         first_difference((("layer.weight", (2, 4)), ("layer.bias", (2,))), described)
         first_difference(described, described)
+    if (rest := parse_rest(digest, records)) is not None:
+        own = ModuleRest(torch.nn.Linear(2, 2), ())
+        found = difference(own.entries, rest)
+        for downloads in (False, True) if found is not None else ():
+            with contextlib.suppress(SwarmError):
+                to_download(found, own, "run", downloads)
     said = [[digest, OWN_ID.to_base58(), choices.raw(32)], any_value(choices)]
     found = [parse_record(owner, value) for owner in (OWNER, b"", None) for value in said]
     whose_model([one for one in found if one is not None], frozenset({OWN_ID.to_base58()}))

@@ -115,7 +115,7 @@ def test_options_cover_hiveminds_optimizer() -> None:
     renamed = {"batch_size_per_step": "batch_size", "scheduler": "scheduler_fn"}
     elsewhere = {"self", "dht", "params", "optimizer", "extra_tensors"}
     # of which hivemind knows nothing
-    own = {"average_buffers", "keep_state_every", "robust_aggregation", "roll_back"}
+    own = {"average_buffers", "frozen_parameters", "keep_state_every", "robust_aggregation", "roll_back"}
     own |= {"outer_fragments", "outer_optimizer"}
     assert {renamed.get(name, name) for name in upstream_names - elsewhere} == set(FIELDS) - own
 
@@ -152,6 +152,7 @@ def test_what_hivemind_takes_is_what_the_checks_know() -> None:
         *(("offload_optimizer", value) for value in (0, "no")),
         *(("verbose", value) for value in (None, 1)),
         *(("robust_aggregation", value) for value in (None, True, "median", ["none"])),
+        *(("frozen_parameters", value) for value in (None, True, "all", ["own"])),
         *(("run_id", value) for value in ("", "  ", "my.run", None, 3)),
         *(("average_opt_statistics", value) for value in ("exp_avg", (1,), None)),
         *(("grad_compression", value) for value in ("fp16", 16, upstream.Float16Compression)),

@@ -236,6 +236,7 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "average_state_every": "1",
         "grad_averager_factory": "none",
         "average_buffers": True,
+        "frozen_parameters": "compare",
         "use_local_updates": False,
         "outer_optimizer": "none",
         "roll_back": False,

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 from hivemind.optim.state_averager import dump_optimizer_state
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MPFuture, get_logger
 
 from hivenb.engine.averagers.buffer_averaging import DownloadsBuffers
 from hivenb.engine.averagers.early_state import AveragesStateEarly
 from hivenb.engine.averagers.lent_module import LentModule
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
+from hivenb.engine.averagers.module_rest import PIECE, ModuleRest, RestEntry
 from hivenb.engine.averagers.pseudo_gradients import AveragesPseudoGradients, OuterStateApart
 from hivenb.engine.averagers.staging import StagesState
-from hivenb.engine.averagers.state_download import DownloadsStates
+from hivenb.engine.averagers.state_download import DownloadsStates, ranked_sources
 from hivenb.engine.averagers.step_failure import FailsWithItsSteps
 from hivenb.engine.averagers.torch_optimizer_state import (
     group_settings,
@@ -25,10 +33,18 @@ from hivenb.engine.averagers.torch_optimizer_state import (
     restore_switches,
     state_mismatch,
 )
+from hivenb.engine.dht.checked_values import raw, sequence, text, whole
 from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantAllReduce
 from hivenb.engine.rounds.tensor_parts import PartsCutAlike
 from hivenb.errors import SwarmError
+
+logger = get_logger(__name__)
+
+#: Seconds within which some peer has to send what no round averages, and each piece of it.
+REST_WITHIN, PIECE_WITHIN = 60.0, 15.0
+
+_ASK_AGAIN = 0.3
 
 
 class _CheckedDownload(AveragerBase):
@@ -78,9 +94,12 @@ class TrainingStateAverager(
     title = "the averager of the state"
 
     _is_step_left_out = False
+    _rest_sources: Sequence[bytes] = ()
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        self._lent = LentModule()
+    def __init__(self, *args: Any, module_rest: ModuleRest | None = None, **kwargs: Any):
+        self._lent, self.module_rest = LentModule(), module_rest
+        # for both processes: which of these tensors another peer asks for, and from which byte on; -1 for the state
+        self._asked = torch.full((2,), -1, dtype=torch.int64).share_memory_()
         super().__init__(*args, **kwargs)
 
     def _init_components(
@@ -208,6 +227,9 @@ class TrainingStateAverager(
     def get_current_state(self) -> tuple[Any, Any, Any]:
         # hivemind/optim/state_averager.py:get_current_state gives away the optimizer's own tensors, which change while
         # they are sent, under the number of an epoch whose step they may still lack
+        number, start = self._asked.tolist()
+        if number >= 0 and self.module_rest is not None:
+            return {}, (self.module_rest.piece(number, start),), None
         with self._lent.reading() as kept, self.lock_optimizer:
             if kept is None:
                 self._undo_half_a_step()
@@ -217,6 +239,85 @@ class TrainingStateAverager(
                 first = self._first_of_module
                 tensors = [*tensors[:first], *kept, *tensors[first + len(kept) :]]
             return metadata, tuple(tensor.clone() for tensor in tensors), infos
+
+    # -- what no round averages -----------------------------------------------------------------------------------
+
+    def download_rest(self, wanted: Mapping[int, RestEntry]) -> None:
+        """Take over from another peer what of the module no round averages.
+
+        :param wanted: by its numbers here, what another peer has said of it
+        :raises SwarmError: if no peer sends it within a minute
+        """
+        for number, theirs in wanted.items():
+            deadline, attempt = time.monotonic() + REST_WITHIN, 0
+            while not self._download_of_rest(number, theirs, attempt):
+                if time.monotonic() > deadline:
+                    raise SwarmError(
+                        f"no peer of the swarm sends its {theirs.name}, which stays out of the optimizer and differs "
+                        "from this peer's. Do all of them run in client mode, or have they left?"
+                    )
+                attempt += 1
+                time.sleep(_ASK_AGAIN)
+
+    def _download_of_rest(self, number: int, theirs: RestEntry, attempt: int) -> bool:
+        assert self.module_rest is not None
+        pieces = []
+        for start in range(0, theirs.nbytes, PIECE):
+            answer: MPFuture[torch.Tensor | None] = MPFuture()
+            self._outer_pipe.send(("_fetch_of_rest", [theirs.name, start, attempt], {"answer": answer}))
+            piece = answer.result(2 * PIECE_WITHIN)
+            if piece is None or len(piece) != min(PIECE, theirs.nbytes - start):
+                return False
+            pieces.append(piece.clone())
+        return self.module_rest.take_over(number, theirs, torch.cat(pieces))
+
+    # -- in the averager's own process --------------------------------------------------------------------------
+
+    async def _fetch_of_rest(self, name: str, start: int, attempt: int, answer: Any) -> None:
+        piece = None
+        try:
+            if start == 0:
+                key = f"{self._matchmaking.group_key_manager.prefix}.all_averagers"
+                found = await self.dht.get(key, latest=True, return_future=True)
+                entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
+                own = self.peer_id.to_bytes()
+                self._rest_sources = [one for one in ranked_sources(entries, math.inf) if one != own]
+            if sources := self._rest_sources:
+                stub = self.get_stub(self._p2p, PeerID(sources[attempt % len(sources)]), namespace=self.prefix)
+                request = averaging_pb2.DownloadData(metadata=self.serializer.dumps([name, start]))
+                told = await stub.rpc_tell_rest(request, timeout=PIECE_WITHIN)
+                piece = torch.frombuffer(bytearray(raw(told.metadata, PIECE, least=1)), dtype=torch.uint8)
+        except Exception as e:  # another one may have it, or this one a moment later
+            logger.debug(f"{name} was not sent: {e!r}")
+        finally:
+            answer.set_result(piece)
+
+    async def rpc_tell_rest(
+        self, request: averaging_pb2.DownloadData, context: P2PContext
+    ) -> averaging_pb2.DownloadData:
+        """Send another peer a piece of what no round averages."""
+        name, start = sequence(self.serializer.loads(raw(request.metadata, 4096)), 2, least=2)
+        rest = self.module_rest
+        number = None if rest is None else rest.number_of(text(name, 2048))
+        if rest is None or number is None or not self.allow_state_sharing:
+            raise ValueError("this peer does not share it")
+        whole(start, 0, rest.sizes[number] - 1)
+        _, (piece,), _ = await self._ask_host(number, start)
+        return averaging_pb2.DownloadData(metadata=piece.numpy().tobytes())
+
+    async def _get_current_state_from_host_process(self) -> Any:
+        return await self._ask_host(-1, -1)
+
+    async def _ask_host(self, number: int, start: int) -> Any:
+        """Have the process that trains copy something, one thing at a time: it is told what by way of memory."""
+        async with self.__dict__.setdefault("_asking_host", asyncio.Lock()):
+            self._asked.copy_(torch.tensor([number, start]))
+            try:
+                return await super()._get_current_state_from_host_process()
+            finally:
+                self._asked.fill_(-1)
+
+    # -- in the process that trains -----------------------------------------------------------------------------
 
     def load_state_from_peers(self, **kwargs: Any) -> None:  # type: ignore[override]
         # hivemind/optim/state_averager.py:load_state_from_peers takes over the peer's learning rate, and then steps

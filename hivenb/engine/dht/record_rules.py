@@ -48,6 +48,7 @@ class Kind(Enum):
     OPTIONS = "options"
     NAMES = "names"
     MODEL = "model"
+    REST = "rest"
     MATCHMAKING = "matchmaking"
     SHARING = "all_averagers"
     DOOR = "door"
@@ -93,6 +94,7 @@ RULES: Mapping[Kind, Rule] = {
     Kind.OPTIONS: Rule(is_owned, lambda value: raw(value, LARGEST)),
     Kind.NAMES: Rule(is_owned, lambda value: named(value, 8)),
     Kind.MODEL: Rule(lambda key: is_owned(key) or is_part(key), lambda value: sequence(value, 4), from_one=600),
+    Kind.REST: Rule(lambda key: is_owned(key) or is_part(key), lambda value: sequence(value, 4), from_one=600),
     Kind.MATCHMAKING: Rule(is_peer_id, truth),
     Kind.SHARING: Rule(is_peer_id, lambda value: finite(value, -1e9, 1e9)),
     Kind.DOOR: Rule(
@@ -103,6 +105,8 @@ RULES: Mapping[Kind, Rule] = {
         largest=MOST_DOOR_BYTES + 64,
     ),
 }
+
+_BOARDS = (Kind.PROGRESS, Kind.OPTIONS, Kind.NAMES, Kind.MODEL, Kind.REST)
 
 #: Records that one peer may bring under a key of which nothing is known.
 FROM_ONE = 256
@@ -118,7 +122,7 @@ class RunRecords(RecordValidatorBase):
     """
 
     def __init__(self, run_id: str):
-        boards = {f"{run_id}_{kind.value}": kind for kind in (Kind.PROGRESS, Kind.OPTIONS, Kind.NAMES, Kind.MODEL)}
+        boards = {f"{run_id}_{kind.value}": kind for kind in _BOARDS}
         for prefix in (f"{run_id}_grad_averager", f"{run_id}_state_averager"):
             boards[f"{prefix}.{Kind.SHARING.value}"] = Kind.SHARING
             for length in range(_GROUP_BITS + 1):

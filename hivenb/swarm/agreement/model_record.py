@@ -11,9 +11,9 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import hivemind
 import torch
@@ -51,6 +51,8 @@ NOT_OF_THE_MODULE = "(not of the module)"
 
 #: What wrappers of modules put into the names of their parameters.
 _WRAPPERS = frozenset({"_orig_mod", "module", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+_T = TypeVar("_T")
 
 #: Name and shape of a parameter; and its type, where that is averaged in another than single precision.
 ParameterShape = tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], str]
@@ -116,9 +118,14 @@ def _comparable_names(ours: Sequence[str], theirs: Sequence[str]) -> tuple[list[
     return [one for one, _ in found], [one for _, one in found]
 
 
+def bare_parts(name: str) -> list[str]:
+    """Of a name, without those that wrappers add to it."""
+    return [part for part in name.split(".") if part not in _WRAPPERS] or [name]
+
+
 def without_wrappers(names: Sequence[str]) -> list[str]:
     """Names of one module without what wrappers add to them, and without what all of them begin with."""
-    parts = [[part for part in name.split(".") if part not in _WRAPPERS] or [name] for name in names]
+    parts = [bare_parts(name) for name in names]
     shared = 0
     while parts and all(len(one) > shared + 1 and one[shared] == parts[0][shared] for one in parts):
         shared += 1
@@ -150,27 +157,39 @@ def agree_on_model(
     :param timeout: seconds that the DHT is given for each answer
     :raises SwarmError: if the models differ, and the message names the first difference; or if the DHT does not answer
     """
+    difference = lasting_difference(
+        dht, run_id, lambda owners: _difference(dht, run_id, ours, owners, timeout), timeout
+    )
+    if difference is not None:
+        raise SwarmError(
+            f"the swarm trains another model in the run {run_id!r}: {difference}. Build the same model as the "
+            "others, or give this run a name of its own (run_id=...)"
+        )
+    declare_model(dht, run_id, ours)
+
+
+def lasting_difference(
+    dht: hivemind.DHT, run_id: str, find: Callable[[Collection[Any]], _T | None], timeout: float = ANSWER_TIMEOUT
+) -> _T | None:
+    """In what this peer differs from those that train in a run, and have not just died.
+
+    :param find: a difference to peers, by their owners' keys; ``None`` without one
+    """
     know_run(dht, run_id)
     seen: dict[Any, float] = {}
     deadline = time.monotonic() + RENEWED_WITHIN
     while True:
-        reported = _reported(dht, run_id, timeout)
-        if (difference := _difference(dht, run_id, ours, reported, timeout)) is None:
-            break
+        reported = reported_by(dht, run_id, timeout)
+        if find(reported) is None:
+            return None
         # who has just died, or was ended, is listed for a while; who trains reports anew
         alive = [key for key, until in reported.items() if until > seen.setdefault(key, until)]
         if alive or time.monotonic() > deadline:
-            if (difference := _difference(dht, run_id, ours, alive or reported, timeout)) is None:
-                break
-            raise SwarmError(
-                f"the swarm trains another model in the run {run_id!r}: {difference}. Build the same model as the "
-                "others, or give this run a name of its own (run_id=...)"
-            )
+            return find(alive or reported)
         time.sleep(_LOOK_AGAIN)
-    declare_model(dht, run_id, ours)
 
 
-def _reported(dht: hivemind.DHT, run_id: str, timeout: float) -> dict[Any, float]:
+def reported_by(dht: hivemind.DHT, run_id: str, timeout: float) -> dict[Any, float]:
     """Until when the reports of the others count that train in a run, by their owners."""
     records = RecordBoard(dht, f"{run_id}_progress", timeout=timeout).read()
     own = dht.peer_id.to_bytes()
@@ -196,11 +215,20 @@ def declare_model(dht: hivemind.DHT, run_id: str, ours: Sequence[ParameterShape]
     :param run_id: name of the run
     :param ours: what :func:`describe_parameters` gave
     """
+    declare(dht, _key(run_id), _packed(ours))
+
+
+def declare(dht: hivemind.DHT, key: str, described: bytes) -> None:
+    """Pin a description up for the next :data:`EXPIRATION` seconds, signed by this peer. Does not wait.
+
+    :param dht: of ours; without effect for one of plain hivemind's, which signs nothing
+    :param key: of a board
+    """
     if not isinstance(dht, DHT):
         return
-    described, digest = _packed(ours), digest_of(ours)
+    digest = hashlib.sha256(described).hexdigest()
     parts = [described[start : start + _PART_BYTES] for start in range(0, len(described), _PART_BYTES)]
-    board = RecordBoard(dht, _key(run_id), expiration=EXPIRATION)
+    board = RecordBoard(dht, key, expiration=EXPIRATION)
     board.write(board.owner, [digest, dht.peer_id.to_base58(), dht.prove(board.owner)])
     for number, part in enumerate(parts):
         board.write(f"{digest}/{number}", [len(parts), part])
@@ -219,11 +247,23 @@ def _model_of(
     dht: hivemind.DHT, run_id: str, owners: Collection[Any], timeout: float
 ) -> tuple[str, tuple[ParameterShape, ...] | None] | None:
     """Digest and description of the model that some peers train; a description that is not whole is ``None``."""
-    records = {key: one.value for key, one in RecordBoard(dht, _key(run_id), timeout=timeout).read().items()}
-    found = (parse_record(owner, records[owner]) for owner in owners if owner in records)
-    inviting = frozenset(str(one).rpartition("/p2p/")[2] for one in dht.initial_peers or ())
-    digest = whose_model([record for record in found if record is not None], inviting)
+    declared, records = declarations(dht, _key(run_id), owners, timeout)
+    digest = whose_model(declared, inviting_peers(dht))
     return None if digest is None else (digest, parse_description(digest, records))
+
+
+def declarations(
+    dht: hivemind.DHT, key: str, owners: Collection[Any], timeout: float
+) -> tuple[list[ModelRecord], dict[Any, Any]]:
+    """What some peers have pinned up on a board, and all that is there."""
+    records = {name: one.value for name, one in RecordBoard(dht, key, timeout=timeout).read().items()}
+    found = (parse_record(owner, records[owner]) for owner in owners if owner in records)
+    return [record for record in found if record is not None], records
+
+
+def inviting_peers(dht: hivemind.DHT) -> frozenset[str]:
+    """Ids of the peers from whose invite this one came."""
+    return frozenset(str(one).rpartition("/p2p/")[2] for one in dht.initial_peers or ())
 
 
 def whose_model(records: Sequence[ModelRecord], inviting: frozenset[str]) -> str | None:
@@ -256,14 +296,24 @@ def parse_description(digest: str, records: Mapping[Any, Any]) -> tuple[Paramete
     :returns: ``None`` if it is none, or not whole: anybody may write to a DHT
     """
     try:
-        count, _ = sequence(records[f"{digest}/0"], 2, least=2)
-        parts = (sequence(records[f"{digest}/{number}"], 2, least=2)[1] for number in range(whole(count, 1, MAX_PARTS)))
-        packed = b"".join(raw(part, RECORD_BYTES) for part in parts)
-        if hashlib.sha256(packed).hexdigest() != digest:
-            return None
+        packed = described_by(digest, records)
         return tuple(_parse_entry(*sequence(one, 3, least=2)) for one in sequence(json.loads(packed), MAX_PARAMETERS))
     except (KeyError, ValueError, RecursionError):
         return None
+
+
+def described_by(digest: str, records: Mapping[Any, Any]) -> bytes:
+    """A description from its parts on a board.
+
+    :raises KeyError: if one is missing
+    :raises ValueError: if they are not what the digest is of
+    """
+    count, _ = sequence(records[f"{digest}/0"], 2, least=2)
+    parts = (sequence(records[f"{digest}/{number}"], 2, least=2)[1] for number in range(whole(count, 1, MAX_PARTS)))
+    packed = b"".join(raw(part, RECORD_BYTES) for part in parts)
+    if hashlib.sha256(packed).hexdigest() != digest:
+        raise ValueError("it was changed on its way")
+    return packed
 
 
 def _parse_entry(name: Any, shape: Any, averaged_in: Any = "") -> ParameterShape:
