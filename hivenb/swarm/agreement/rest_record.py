@@ -164,6 +164,7 @@ class RestDeclaration:
 
     def __init__(self, dht: hivemind.DHT, run_id: str, rest: ModuleRest, downloads: bool):
         self._dht, self._run_id, self._rest, self._downloads = dht, run_id, rest, downloads
+        self._has_joined, self._taken = False, set[str]()
         self._epochs, self._declared_at, self._looked_at = 0, 0.0, 0.0
         #: what to take over from the others before the next batch, by its numbers here
         self.wanted: Mapping[int, RestEntry] = {}
@@ -176,12 +177,13 @@ class RestDeclaration:
     def _note(self, found: Difference | None) -> None:
         self.one_sided = () if found is None else (*found.only_here, *found.only_there)
         self.wanted = {} if found is None else to_download(found, self._rest, self._run_id, self._downloads)
+        self._taken |= {self._rest.entries[number].name for number in self.wanted}
 
     def _difference_to(self, owners: Collection[Any], timeout: float, begun_at_once: bool = False) -> Difference | None:
         if not owners:
             return None
         declared, records = declarations(self._dht, self._key, owners, timeout)
-        if begun_at_once:  # all look at the same, and one of them yields
+        if begun_at_once and not self._has_joined:  # all look at the same, and one of them yields
             own = digest_of_rest(self._rest.entries)
             votes = Counter([own, *(record.digest for record in declared)])
             digest: str | None = max(votes, key=lambda one: (votes[one], one))
@@ -193,12 +195,18 @@ class RestDeclaration:
         if theirs is None:
             return None
         ours = self._rest.entries
-        if begun_at_once:  # of what training changes, each goes on with its own
-            moving = {one.name for one in (*ours, *theirs) if one.is_moving}
-            found = difference(ours, theirs)
-            others = {} if found is None else {n: one for n, one in found.others.items() if ours[n].name not in moving}
-            return Difference({n: one for n, one in others.items() if one.name not in moving}) if others else None
-        return difference(ours, theirs)
+        found = difference(ours, theirs)
+        if begun_at_once:  # of what training changes, each goes on with its own, but for who has come too early to know
+            others = {} if found is None else found.others
+            others = {n: one for n, one in others.items() if self._is_still_to_come(ours[n], one)}
+            return Difference(others) if others else None
+        self._has_joined = True
+        return found
+
+    def _is_still_to_come(self, own: RestEntry, other: RestEntry) -> bool:
+        if other.is_moving:
+            return self._has_joined and own.name not in self._taken
+        return not own.is_moving
 
     def declare(self) -> None:
         """Tell what this peer has, when it has all that it wanted. Does not wait."""
