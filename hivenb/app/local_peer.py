@@ -78,7 +78,7 @@ def main(
         with Swarm.join(recipe.initial_peers) as swarm:
             run = _Follower(
                 recipe.model,
-                recipe.data,
+                (recipe.data, None),
                 swarm=swarm,
                 options=_trains_in_full(recipe.options),
                 keep_history=False,

@@ -19,6 +19,10 @@ class NoTextError(Exception):
     """A value cannot be written as Python; the message says what it is."""
 
 
+#: What data is called of which nothing else is known; and so a pair of it, for training and validation, will do.
+_ANY = "data"
+_WHATEVER_IT_IS = "*(data if isinstance(data, tuple) else (data,))"
+
 #: Of the Trainer, unless something else is asked for.
 _TRAINER = {"accelerator": "auto", "devices": 1}
 
@@ -66,7 +70,7 @@ def strategy_script(
             ")",
             *_trainer_lines(of_trainer),
             *(["# A copy of the model, since a run is training it."] if copies else []),
-            f"trainer.fit({trained}, {given})",
+            f"trainer.fit({trained}, {_WHATEVER_IT_IS if given == _ANY else given})",
             "",
         ]
     )

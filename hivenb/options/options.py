@@ -184,7 +184,8 @@ class Options:
 
         :param model: the Python expression for the LightningModule
         :param data: the Python expression(s) for what follows it in ``trainer.fit``: ``train_loader, val_loader`` for
-          two of them, ``datamodule=...`` for a DataModule
+          two of them, ``datamodule=...`` for a DataModule. By default ``data``, whichever of these it is.
+          :meth:`hivenb.TrainingRun.to_code` finds out by itself
         :param trainer: keyword arguments of the Trainer; by default those for one device of whatever kind there is
         :param copies: whether to train a copy of the model, since something else is training it
         """

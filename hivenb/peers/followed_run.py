@@ -97,7 +97,7 @@ class FollowedRun(Protocol):
 
     @property
     def data(self) -> Any:
-        """Training data, or a pair of training and validation data."""
+        """Training data, or a tuple of training and validation data."""
 
     @property
     def options(self) -> Options:

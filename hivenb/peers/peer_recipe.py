@@ -8,6 +8,7 @@ from typing import Any
 
 import cloudpickle
 import lightning
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from hivenb.errors import LocalPeerError
@@ -59,7 +60,7 @@ def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> 
     :raises LocalPeerError: if the model or the data cannot be packed
     """
     pack_options(run.options)
-    data = run.data[0] if isinstance(run.data, (tuple, list)) else run.data
+    data = run.data[0] if isinstance(run.data, tuple) else run.data  # a pair, and a list is none
     try:
         return cloudpickle.dumps(
             PeerRecipe(
@@ -94,4 +95,9 @@ def _as_before_training(data: Any) -> Any:
     elif isinstance(data, DataLoader):
         data = copy.copy(data)
         data._iterator = None  # with persistent_workers, those that are at work
+    elif isinstance(data, (CombinedLoader, list, tuple, dict)):
+        held = data if isinstance(data, CombinedLoader) else CombinedLoader(data, "max_size_cycle")
+        made = CombinedLoader(held.iterables, held._mode)
+        made.flattened = [_as_before_training(part) for part in made.flattened]
+        data = made if isinstance(data, CombinedLoader) else made.iterables
     return data

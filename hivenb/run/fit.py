@@ -112,7 +112,7 @@ def prepare_fit(
     :raises SwarmError: if the swarm is closed, or its DHT was given up and cannot be started anew
     :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
     """
-    train, validation = split_data(run.data)
+    train, validation = split_data(run.data, run.model)
     run.swarm.revive()
     with run.swarm.logs.this_thread():
         strategy = HivemindStrategy(dht=run.swarm.dht, **run.options.to_strategy_kwargs())

@@ -63,10 +63,23 @@ def _data_expression(data: Any, names: Mapping[str, Any]) -> str:
     whole = name_of(data, names)
     if isinstance(data, lightning.LightningDataModule):
         return f"datamodule={whole or _DATA}"
-    if not isinstance(data, (tuple, list)) or len(data) != 2:
-        return whole or _DATA
+    if not isinstance(data, tuple):
+        return whole or _collected(data, names) or _DATA
     given = [one for one in data if one is not None]
-    parts = [name_of(one, names) for one in given]
+    parts = [name_of(one, names) or _collected(one, names) for one in given]
     if whole is not None and None in parts:
         return f"*{whole}"
     return ", ".join(part or other for part, other in zip(parts, (_TRAINING, _VALIDATION), strict=False))
+
+
+def _collected(data: Any, names: Mapping[str, Any]) -> str | None:
+    """The expression for loaders that are held by a list or a dict, if each of them has a name."""
+    if type(data) not in (list, dict) or not data:
+        return None
+    parts = data.values() if isinstance(data, dict) else data
+    found = [name_of(one, names) or _collected(one, names) for one in parts]
+    if None in found:
+        return None
+    if isinstance(data, dict):
+        return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(data, found, strict=True)) + "}"
+    return f"[{', '.join(map(str, found))}]"

@@ -28,6 +28,7 @@ from hivenb.run.recorder import Recorder
 from hivenb.run.rolling_back import RollingBack
 from hivenb.run.run_folder import RunFolder
 from hivenb.run.run_options import RunOptions
+from hivenb.run.script import script_of
 from hivenb.run.shown_fit import ShowsFit
 from hivenb.run.shown_options import ShowsOptions
 from hivenb.run.stage import Gate, Stage
@@ -61,7 +62,9 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
     - ``left_out_batches``, whose gradients were not finite, and ``left_out_in_a_row``
 
     :param model: the LightningModule
-    :param data: a DataLoader, a LightningDataModule, or a pair of training and validation DataLoaders
+    :param data: what ``Trainer.fit`` trains on: a DataLoader, a LightningDataModule, a CombinedLoader, lists and dicts
+      of loaders in any nesting, or any iterable of batches; or a tuple of two, ``(training, validation)``. A list of
+      two loaders is two to train on together; ``None`` is for a model that has a ``train_dataloader``
     :param swarm: the open swarm to train in
     :param options: the switches of collaborative training
     :param keep_history: keep the history in a file, so that the next run of this name shows it as what was before it,
@@ -282,6 +285,14 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         """What the figures of the run suggest to change; ``run.apply(**advice.changes)`` does it."""
         options = self.options  # before the history, where a change is marked
         return advise(self.history.snapshot(), options)
+
+    def to_code(self) -> str:
+        """The plain Lightning script that does what the run does: with its options, its Trainer's arguments, its data.
+
+        :returns: Python that runs as it stands in a cell of this notebook, and in a script that has the names in it;
+          what has no text of its own, such as a callback, is a comment that asks for it
+        """
+        return script_of(self, is_active=self.is_active)
 
     @property
     def log(self) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class CountsBatches:
         self.recover()
         self.return_if_due()
         if not self.options.auxiliary:
-            self._samples.add(batch, self.options.batch_size)
+            self._samples.add(batch, self.options.batch_size, self.lightning_module.trainer.train_dataloader)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's training step; an auxiliary peer, which only helps the others to average, makes none."""

@@ -37,7 +37,7 @@ def compare(
 
     :param options: by the name under which to compare them
     :param model: the LightningModule to begin with; it stays as it is
-    :param data: a DataLoader, a LightningDataModule, or a pair of training and validation DataLoaders
+    :param data: as for :class:`hivenb.TrainingRun`
     :param epochs: of the swarm, for each, after all peers have met; at least 2
     :param local_peers: further peers, as processes on this machine
     :param seed: of all random numbers

@@ -6,6 +6,7 @@ import cloudpickle
 import lightning
 import pytest
 import tiny
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from hivenb.errors import LocalPeerError, OptionsError
@@ -89,3 +90,16 @@ def test_what_cannot_travel_is_a_clear_error():
     run.data = (batch for batch in [1])
     with pytest.raises(LocalPeerError, match="generator"):
         make_recipe(run, ADDRESSES, seed=1)
+
+
+def test_loaders_at_work_travel_in_whatever_holds_them():
+    run, at_work = Run(), DataLoader([1.0] * 8, num_workers=1, persistent_workers=True)
+    at_work._iterator = lock = threading.Lock()
+    for data in ([at_work, tiny.loader()], {"a": [at_work]}, CombinedLoader({"a": at_work}, "max_size")):
+        for given in (data, (data, None)):
+            run.data = given
+            recipe = cloudpickle.loads(make_recipe(run, ADDRESSES, seed=1))
+            assert type(recipe.data) is type(data)
+            assert at_work._iterator is lock
+    assert recipe.data._mode == "max_size"
+    assert len(recipe.data.iterables["a"]) == 8

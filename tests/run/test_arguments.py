@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 
 import hivenb
 from hivenb.errors import OptionsError, TrainingError
@@ -50,10 +51,49 @@ def test_options_of_another_kind_are_refused_with_what_to_write() -> None:
         check_arguments(tiny.TinyModel(), swarm, {"target_batch_size": 32}, {})
 
 
-@pytest.mark.parametrize("part", [(tiny.loader(),) * 3, [tiny.loader()], ()])
-def test_data_of_another_number_of_parts_is_refused(part) -> None:
-    with pytest.raises(TrainingError, match=rf"data has {len(part)} parts; give .* \(training, validation\)"):
+@pytest.mark.parametrize("part", [(tiny.loader(),) * 3, (tiny.loader(),), ()])
+def test_a_tuple_of_another_number_of_parts_is_refused(part) -> None:
+    with pytest.raises(TrainingError, match=rf"tuple of {len(part)} parts; give .* \(training, validation\). Several"):
         split_data(part)
+
+
+def test_a_tuple_is_a_pair_and_all_else_is_what_a_trainer_trains_on() -> None:
+    one, other = tiny.loader(), tiny.loader()
+    combined = CombinedLoader({"a": one, "b": other}, "max_size")
+    for train in ([one], [one, other], [one, [other]], {"a": one, "b": (other,)}, combined, one):
+        assert split_data(train) == (train, None)
+        assert split_data((train, [other])) == (train, [other])
+
+
+def test_a_model_can_bring_its_data() -> None:
+    class Brings(tiny.TinyModel):
+        def train_dataloader(self):
+            return tiny.loader()
+
+    assert split_data(None, Brings()) == (None, None)
+    with pytest.raises(TrainingError, match="data is None; give a DataLoader"):
+        split_data(None, tiny.TinyModel())
+
+
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle", "max_size", "sequential"])
+def test_data_without_batches_is_refused_whatever_holds_it(mode) -> None:
+    full, empty = tiny.loader(), tiny.loader(4, 8)
+    empty = torch.utils.data.DataLoader(empty.dataset, 8, drop_last=True)
+    if mode == "sequential":
+        with pytest.raises(TrainingError, match="sequential"):
+            split_data(CombinedLoader([full], mode))
+        return
+    for nothing in (CombinedLoader([empty, empty], mode), [empty], {}, [full, empty], empty):
+        with pytest.raises(TrainingError, match="has no batches"):
+            split_data(nothing)
+    half = CombinedLoader([full, empty], mode)
+    if mode == "max_size":
+        assert split_data(half) == (half, None)
+    else:
+        with pytest.raises(TrainingError, match="has no batches"):
+            split_data(half)
+    with pytest.raises(TrainingError, match="gives single samples"):
+        split_data({"a": full, "b": full.dataset})
 
 
 @pytest.mark.parametrize("pair", [False, True])

@@ -19,7 +19,15 @@ from types import SimpleNamespace
 
 import lightning
 from lightning import LightningDataModule
-from tiny import TinyModel, loader
+from lightning.pytorch.utilities import CombinedLoader
+from tiny import TinyModel as Tiny, loader
+
+
+class TinyModel(Tiny):
+    def training_step(self, batch, batch_idx):
+        while isinstance(batch, dict) or isinstance(batch[0], list):  # of the first of several loaders
+            batch = batch["a"] if isinstance(batch, dict) else batch[0]
+        return super().training_step(batch, batch_idx)
 
 
 class Data(LightningDataModule):
@@ -31,6 +39,7 @@ model = TinyModel()
 train_loader, val_loader = loader(64, 16), loader(16, 16)
 pair = (loader(64, 16), loader(16, 16))
 datamodule = Data()
+combined = CombinedLoader({"a": loader(64, 16)}, "min_size")
 task = SimpleNamespace(train=loader(64, 16), validation=None)
 """
 
@@ -38,7 +47,9 @@ task = SimpleNamespace(train=loader(64, 16), validation=None)
 FORMS = {
     "train_loader": ("train_loader", "train_loader"),
     "(train_loader, val_loader)": ("train_loader, val_loader",) * 2,
-    "[train_loader, val_loader]": ("train_loader, val_loader",) * 2,
+    "[train_loader, val_loader]": ("[train_loader, val_loader]",) * 2,
+    "({'a': train_loader}, [val_loader])": ("{'a': train_loader}, [val_loader]",) * 2,
+    "combined": ("combined",) * 2,
     "(train_loader, None)": ("train_loader",) * 2,
     "pair": ("*pair",) * 2,
     "datamodule": ("datamodule=datamodule", "datamodule=copy.deepcopy(datamodule)"),
@@ -109,6 +120,12 @@ def test_it_runs_as_it_stands_in_a_script(names: dict[str, Any], tmp_path: Path)
     for data in FORMS:
         text = script_of(run_of(names, data, max_epochs=1, logger=False), is_active=data == "pair", names=names)
         parts.append(text + "assert strategy.hivemind_epoch == 4\nprint('trained')\n")
+    for data in ("pair", "train_loader", "datamodule"):  # the options alone do not know it
+        options = run_of(names, data).options
+        parts.append(
+            f"data = {data}\n" + options.to_code(trainer={"max_epochs": 1, "logger": False, "accelerator": "cpu"})
+        )
+        parts.append("print('trained')\n")
     file = tmp_path / "train.py"
     file.write_text("\n".join(parts))
     environment = {"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(tmp_path), "PATH": ""}
@@ -116,4 +133,4 @@ def test_it_runs_as_it_stands_in_a_script(names: dict[str, Any], tmp_path: Path)
         [sys.executable, str(file)], capture_output=True, text=True, timeout=150, env=environment, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("trained") == len(FORMS)
+    assert done.stdout.count("trained") == len(FORMS) + 3
