@@ -74,18 +74,28 @@ def read_history(path: Path) -> tuple[str, Snapshot]:
     if not isinstance(header, dict) or header.get("format") != FORMAT or not isinstance(header.get("model"), str):
         raise ValueError(f"does not begin as a file of {FORMAT} does")
     history = History()
-    for line in lines[1:]:
-        _take(json.loads(line), history)
+    records = [_checked(json.loads(line)) for line in lines[1:]]
+    for record in sorted(records, key=lambda record: record[2]):  # the first one is where time begins
+        _take(record, history)
     return header["model"], history.snapshot()
 
 
-def _take(record: Any, history: History) -> None:
+def _checked(record: Any) -> list[Any]:
+    """A line's record, as far as its kind and its time go.
+
+    :raises ValueError: if it is none
+    """
+    if not isinstance(record, list) or len(record) < 4:
+        raise ValueError("has a line that is no record")
+    _number(record[2])
+    return record
+
+
+def _take(record: list[Any], history: History) -> None:
     """Put a line's record into a history.
 
     :raises ValueError: if it is none
     """
-    if not isinstance(record, list) or not record:
-        raise ValueError("has a line that is no record")
     if record[0] == "event" and len(record) == 4:
         _, kind, when, text = record
         if kind not in EVENT_KINDS or not isinstance(text, str) or len(text) > _MAX_TEXT:
@@ -138,9 +148,9 @@ def whole(present: Snapshot) -> Snapshot:
 def _said_to_be_earlier(one: Snapshot) -> Snapshot:
     when = _time.strftime("%b %d, %H:%M", _time.localtime(one.started_at))
     begins = Event(0.0, "run", f"earlier run, {when}")
-    return replace(
-        one, events=(begins, *(replace(event, text=f"earlier: {event.text}") for event in one.events)), earlier=None
-    )
+    is_start = bool(one.events) and one.events[0].kind == "run" and one.events[0].time < APART
+    events = one.events[1:] if is_start else one.events  # two words at one place cannot be read
+    return replace(one, events=(begins, *(replace(event, text=f"earlier: {event.text}") for event in events)))
 
 
 def _after(before: Snapshot, after: Snapshot) -> Snapshot:
