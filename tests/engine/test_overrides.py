@@ -135,7 +135,8 @@ def kind_of(member: Any) -> str:
         return f"{kind} that yields asynchronously"
     if inspect.iscoroutinefunction(function):
         return f"{kind} that is awaited"
-    return f"{kind} that yields" if inspect.isgeneratorfunction(function) else kind
+    # an iterator is one however it is made
+    return f"{kind} that yields" if inspect.isgeneratorfunction(function) and function.__name__ != "__iter__" else kind
 
 
 def unbound(member: Any) -> Any:

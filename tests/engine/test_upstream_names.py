@@ -31,6 +31,7 @@ OTHERS = {
     "_count": multiprocessing.Lock()._semlock,  # type: ignore[attr-defined]
     "_extra_reducers": ForkingPickler,
     "_buffers": torch.nn.Module(),
+    "_parameters": torch.nn.Module(),
     "_non_persistent_buffers_set": torch.nn.Module(),
 }
 

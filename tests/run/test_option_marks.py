@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 from hivenb.figures.history import History
 from hivenb.options import Options
@@ -11,6 +12,9 @@ from hivenb.run.stage import Stage
 from hivenb.run.status import RunState
 
 OPTIONS = Options(target_batch_size=64)
+
+#: A model that nobody changes in a pause.
+UNTOUCHED = SimpleNamespace(hand_out=lambda: None, take_back=lambda trains_on: None)
 
 
 def marks(history: History) -> list[str]:
@@ -39,7 +43,7 @@ def test_a_pause_is_noted_as_it_begins_and_ends() -> None:
     stage, noted = Stage(), list[str]()
     stage.enter(RunState.TRAINING)
     stage.close_gate()
-    waiting = threading.Thread(target=stage.wait_at_gate, args=(noted.append,), daemon=True)
+    waiting = threading.Thread(target=stage.wait_at_gate, args=(noted.append, UNTOUCHED), daemon=True)
     waiting.start()
     assert stage.wait_until(lambda: stage.state is RunState.PAUSED, 10)
     assert noted == ["paused"]
@@ -52,7 +56,7 @@ def test_a_pause_that_ends_in_a_stop_is_not_resumed() -> None:
     stage, noted = Stage(), list[str]()
     stage.enter(RunState.TRAINING)
     stage.close_gate()
-    waiting = threading.Thread(target=stage.wait_at_gate, args=(noted.append,), daemon=True)
+    waiting = threading.Thread(target=stage.wait_at_gate, args=(noted.append, UNTOUCHED), daemon=True)
     waiting.start()
     assert stage.wait_until(lambda: stage.state is RunState.PAUSED, 10)
     stage.enter(RunState.STOPPING)
