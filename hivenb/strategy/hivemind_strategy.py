@@ -44,7 +44,7 @@ from hivenb.strategy.recovery import Recovers
 from hivenb.strategy.rolling_back import RollsBack
 from hivenb.strategy.shared_memory import require_room_for
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
-from hivenb.strategy.trainer_checks import check_trainer
+from hivenb.strategy.trainer_checks import check_still_frozen, check_trainer
 from hivenb.strategy.trainer_registry import make_known
 from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
 from hivenb.swarm.agreement.rest_record import RestDeclaration
@@ -351,6 +351,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
     def _epoch_ended(self, report: EpochReport) -> None:
         self.last_epoch_report = report
         self.note_epoch(report)
+        if self._optimizer is not None:
+            check_still_frozen(self.lightning_module, self._optimizer.frozen.unfrozen())
         if self._declaration is not None:
             self._declaration.keep()
         self._say_if_schedule_has_ended(report.epoch)

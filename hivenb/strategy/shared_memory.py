@@ -9,13 +9,14 @@ from hivenb.system.environment import require_shared_memory
 
 
 def shared_bytes(optimizer: torch.optim.Optimizer, options: Options) -> int:
-    """Bytes that the averagers of a model share with this process at least: a copy of all that is averaged.
+    """Bytes that the averagers of a model share with this process at least: a copy of all that is trained.
 
     :param optimizer: of the model's parameters
     :param options: of the training
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    one_copy = sum(parameter.numel() * max(4, parameter.element_size()) for parameter in parameters)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    one_copy = sum(parameter.numel() * max(4, parameter.element_size()) for parameter in trained)
     if options.use_local_updates:
         return one_copy if options.outer_optimizer is None else 3 * one_copy  # its parameters and its momentum
     return 2 * one_copy

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.strategy.trainer_checks import LATER
 
 
 class SteeredOptimizer(Optimizer):
@@ -26,6 +28,16 @@ class SteeredOptimizer(Optimizer):
             return self.opt.param_groups
         groups = zip(self.opt.param_groups, super().param_groups, strict=True)
         return tuple(_Group(group, shown["params"]) for group, shown in groups)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not while training.
+
+        :raises MisconfigurationException: which says what to do instead
+        """
+        raise MisconfigurationException(
+            "Parameters cannot be added to the optimizer of a swarm while it trains: what peers average is laid down "
+            f"when training begins. {LATER}"
+        )
 
     @property
     def state(self) -> dict[Any, Any]:

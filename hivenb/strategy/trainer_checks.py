@@ -17,6 +17,13 @@ SUMS_BY_HAND = (
     "with automatic optimization"
 )
 
+#: What to do where something is to be trained later.
+LATER = (
+    "Give the optimizer all that will be trained from the beginning, with requires_grad=True, and freeze what is to "
+    "come later in on_train_start: what has no gradient stays as it is at all peers, until it is unfrozen at one of "
+    "them. Or stop, unfreeze it, and start again, at all peers"
+)
+
 
 def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], options: Options) -> None:
     """Refuse what cannot train with a swarm.
@@ -56,8 +63,7 @@ def _check_callback(callback: Any) -> None:
     if "BaseFinetuning" in kinds:
         raise MisconfigurationException(
             f"{type(callback).__name__} adds parameters to the optimizer while training, and what peers average is "
-            "laid down at its beginning. Give the optimizer all parameters from the beginning, and switch "
-            "requires_grad_ of those that are to be frozen for a while: parameters without a gradient stay as they are"
+            f"laid down when it begins. {LATER}"
         )
     if "StochasticWeightAveraging" in kinds:
         raise MisconfigurationException(
@@ -65,3 +71,20 @@ def _check_callback(callback: Any) -> None:
             "does not know of; use lightning.pytorch.callbacks.WeightAveraging, or a scheduler_fn and no weight "
             "averaging"
         )
+
+
+def check_still_frozen(module: Any, unfrozen: Sequence[Any]) -> None:
+    """Refuse to go on where parameters were unfrozen that peers do not average.
+
+    :param module: that is trained
+    :param unfrozen: those that were frozen when training began, and are not any more
+    :raises MisconfigurationException: with the name of the first one, and what to do instead
+    """
+    if not unfrozen:
+        return
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    raise MisconfigurationException(
+        f"{names.get(id(unfrozen[0]), 'A parameter')} was frozen (requires_grad=False) when training began, and is not "
+        f"any more; of such parameters there are {len(unfrozen)}. Peers average only what was to be trained from the "
+        f"beginning. {LATER}"
+    )

@@ -44,6 +44,8 @@ class AveragesStateEarly(AveragesBuffers, _TrainingStateAverager):
     _early: tuple[Round, float] | None = None
     begin_early: Any
     numbers_in_state: Any
+    take_in_changes: Any
+    _goes_on_meanwhile: bool
 
     def __init__(self, *args: Any, **kwargs: Any):
         # for both processes
@@ -81,6 +83,8 @@ class AveragesStateEarly(AveragesBuffers, _TrainingStateAverager):
 
     def _load_state(self) -> None:
         self.step(wait_for_delayed_updates=True)
+        self.take_in_changes(remember=True)
+        self._goes_on_meanwhile = True
         if self.module_buffers is not None:
             self._load_buffers(self.module_buffers)
         if not self.reuse_tensors:

@@ -92,6 +92,8 @@ _AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def can_be_judged_late(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether there can be a :class:`LateVerdict` on gradients, and it saves a wait: they are on a GPU, and alike."""
+    if not tensors:
+        return False
     first = tensors[0]
     return first.is_cuda and all(
         one.device == first.device

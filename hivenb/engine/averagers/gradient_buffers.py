@@ -1,20 +1,35 @@
-"""Sums of the gradients of an epoch's batches: weighed by samples, and written no more often than they have to be."""
+"""Sums of the gradients of an epoch's batches: weighed by samples, and written no more often than they have to be.
+
+A parameter that no batch of an epoch has used has no gradient in its step, as with torch: no decay, and no step of its
+moments. That is known only when the epoch is over, and only by all peers together: beside the gradients, a group
+exchanges for each parameter whether one of its peers has seen one. With a peer of plain hivemind, which cannot say so,
+all parameters have a gradient, as they have for that peer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import CompressionInfo
 from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.power_sgd_averager import AllReducePhases
 from hivemind.utils import get_logger
 
 from hivenb.engine.averagers.finite import LateVerdict, are_finite, where_not_finite
 from hivenb.engine.averagers.staging import StagesBuffers
+from hivenb.engine.rounds.exact_tensors import ExactKey, SendsExactly
+from hivenb.engine.rounds.gathered import UPSTREAM_FIELDS, is_marked
 from hivenb.engine.rounds.round import NEXT_TO_NOTHING
 
 logger = get_logger(__name__)
+
+#: What a peer says to its group that exchanges which parameters have a gradient.
+_WORD = "has_gradient"
 
 
 @dataclass(frozen=True)
@@ -23,10 +38,12 @@ class Unjudged:
 
     :param verdict: on whether its gradients are finite
     :param samples: in it
+    :param first_for: numbers of the parameters that no batch before it in its epoch has used
     """
 
     verdict: LateVerdict
     samples: int
+    first_for: tuple[int, ...]
 
 
 class AccumulatesBySamples(StagesBuffers, GradientAverager):
@@ -44,11 +61,21 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
             )
         self._is_loaded = False
         self._last: Unjudged | None = None
+        #: by parameter, whether a batch of this epoch has used it
+        self._is_used = [False] * len(parameters)
+        self._watching: dict[int, Any] = {}
+        # for both processes: 1 where a peer of the round has seen a gradient. Integers count for nothing among norms
+        self._has_gradient = torch.zeros(len(parameters), dtype=torch.int64).share_memory_()
+        self._exchanges_word = False
+        without = [parameter for parameter in parameters if parameter.grad is None]
         super().__init__(parameters, *args, **kwargs)
         if self._local_accumulators is not None:
             self._local_accumulators = tuple(
                 accumulator.to(dtype) for accumulator, dtype in zip(self._local_accumulators, types, strict=True)
             )
+        for parameter in without:
+            parameter.grad = None  # hivemind gives each one of zeros, by which it would look used
+        self._watch()
 
     #: Samples for which a gradient counts as one where they are summed in the model's own buffers, by whoever computes
     #: them: each was weighed by its samples over these. By default all batches are taken for equally large.
@@ -62,7 +89,6 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
         """
         # Replaces the method of hivemind/optim/grad_averager.py, which sets the sums to zero first: with large models,
         # each pass through memory takes as long as the network does
-        is_first = self.local_times_accumulated == 0
         self._is_loaded = False
         self._anchor_batch_size = self._anchor_batch_size or batch_size
         self.local_samples_accumulated += batch_size
@@ -70,16 +96,21 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
         if self.reuse_grad_buffers:
             return
         weight = batch_size / self._anchor_batch_size
-        gradients, totals = list(self._grads_from_parameters()), list(self._grad_accumulators())
-        if all(one.device == total.device and not one.is_sparse for one, total in zip(gradients, totals, strict=True)):
-            # a GPU waits for one call instead of one for each parameter
-            if is_first:
-                torch._foreach_copy_(totals, gradients)
-            else:
-                torch._foreach_add_(totals, gradients, alpha=weight)
-            return
-        for gradient, total in zip(gradients, totals, strict=True):
-            (total.zero_() if is_first else total).add_(gradient.to(total.device), alpha=1.0 if is_first else weight)
+        first: list[int] = []
+        further: list[int] = []
+        for number, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                (further if self._is_used[number] else first).append(number)
+        for numbers, is_first in ((first, True), (further, False)):
+            if numbers:
+                totals = [self._local_accumulators[number] for number in numbers]
+                _add([self.parameters[number].grad for number in numbers], totals, weight, is_first)
+        for number in first:
+            self._is_used[number] = True
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Those that the parameters have at the moment; none of a parameter that the last batch has not used."""
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
     def accumulate_if_finite_(self, batch_size: int) -> Unjudged:
         """Add the gradients of a batch, or zeros if they are not finite, which only the device knows at first.
@@ -88,10 +119,12 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
 
         :param batch_size: samples in it
         """
-        gradients = list(self._grads_from_parameters())
-        self._last = Unjudged(LateVerdict(gradients), batch_size)
-        self._last.verdict.silence(gradients)
+        gradients, used = self.gradients(), list(self._is_used)
+        verdict = LateVerdict(gradients)
+        verdict.silence(gradients)
         self.accumulate_grads_(batch_size)
+        first_for = (number for number, was_used in enumerate(used) if self._is_used[number] and not was_used)
+        self._last = Unjudged(verdict, batch_size, tuple(first_for))
         return self._last
 
     def take_back(self, batch: Unjudged) -> None:
@@ -100,13 +133,15 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
             return  # it went with its epoch
         self.local_samples_accumulated -= batch.samples
         self.local_times_accumulated -= 1
+        for number in batch.first_for:
+            self._is_used[number] = False
         if not self.local_times_accumulated:
             self.reset_accumulated_grads_()
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         if not self.local_samples_accumulated and not args and kwargs.get("weight") is None:
             kwargs["weight"] = NEXT_TO_NOTHING  # all of its batches were left out
-        sums = list(self._grad_accumulators()) if self.local_samples_accumulated else []
+        sums = [sum_ for sum_ in self._sums() if sum_ is not None] if self.local_samples_accumulated else []
         if not are_finite(sums):
             # sums of what was finite; the others would refuse it, and leave this peer out
             logger.warning(f"The gradients of an epoch count for nothing: {where_not_finite(sums)}, as summed")
@@ -120,8 +155,10 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
         """Begin anew. The next batch is written over what was summed up, unless that is in the model's own buffers."""
         self._last = None
         self._is_loaded = False
+        self._is_used = [False] * len(self.parameters)
         if self.reuse_grad_buffers:
             super().reset_accumulated_grads_()
+            self._watch()
             return
         self._accumulators_used_in_step = False
         self.local_samples_accumulated = self.local_times_accumulated = 0
@@ -136,21 +173,64 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
         if self._is_loaded:
             return
         factor = 1.0 / self._weight_of_all() if self.local_times_accumulated else 0.0
+        sums = self._sums() if factor else [None] * len(self.parameters)
         with self.get_tensors() as averaged:
-            totals = list(self._grad_accumulators())
-            if not factor:
-                torch._foreach_zero_(averaged)
-            elif all(total.device == mean.device for total, mean in zip(totals, averaged, strict=True)):
-                for total, mean in zip(totals, averaged, strict=True):
+            self._has_gradient.copy_(torch.tensor([int(one is not None) for one in sums]))
+            unused = [mean for mean, total in zip(averaged, sums, strict=True) if total is None]
+            if unused:
+                torch._foreach_zero_(unused)
+            means = [mean for mean, total in zip(averaged, sums, strict=True) if total is not None]
+            totals = [total for total in sums if total is not None]
+            if not totals:
+                pass
+            elif all(total.device == mean.device for total, mean in zip(totals, means, strict=True)):
+                for total, mean in zip(totals, means, strict=True):
                     torch.mul(total, factor, out=mean)
             elif self.reuse_grad_buffers:
-                self.copy_staged(totals, averaged)
-                torch._foreach_mul_(averaged, factor)
+                self.copy_staged(totals, means)
+                torch._foreach_mul_(means, factor)
             else:  # a GPU is the faster one at it; what it has from now on is the sum in units of all samples
                 torch._foreach_mul_(totals, factor)
                 self._anchor_batch_size = self.local_samples_accumulated
-                self.copy_staged(totals, averaged)
+                self.copy_staged(totals, means)
         self._is_loaded = True
+
+    def have_gradients(self) -> list[bool]:
+        """By parameter, whether it has a gradient in the step of the round that was last loaded or held."""
+        return [bool(one) for one in self._has_gradient.tolist()]
+
+    def _sums(self) -> list[torch.Tensor | None]:
+        """By parameter, the sum of this epoch's gradients; ``None`` of one that no batch has used."""
+        if not self.reuse_grad_buffers:
+            pairs = zip(self._local_accumulators, self._is_used, strict=True)
+            return [total if is_used else None for total, is_used in pairs]
+        # what somebody else has written there is a gradient, too
+        return [
+            gradient if gradient is not None and (is_used or bool(gradient.any())) else None
+            for gradient, is_used in zip((one.grad for one in self.parameters), self._is_used, strict=True)
+        ]
+
+    def _watch(self) -> None:
+        """Learn of each parameter, once in an epoch, that autograd has added to its gradient; where sums are those."""
+        if not self.reuse_grad_buffers:
+            return
+        for number, parameter in enumerate(self.parameters):
+            if number not in self._watching and parameter.requires_grad:
+                self._watching[number] = parameter.register_post_accumulate_grad_hook(self._noting(number))
+
+    def _noting(self, number: int) -> Any:
+        def note(parameter: torch.Tensor) -> None:
+            self._is_used[number] = True
+            if (watching := self._watching.pop(number, None)) is not None:
+                watching.remove()
+
+        return note
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        for watching in self._watching.values():
+            watching.remove()
+        self._watching.clear()
 
     def keep_gradients(self) -> None:
         """Have a gradient for each parameter before any is computed, where they are summed in the model's own buffers.
@@ -166,22 +246,69 @@ class AccumulatesBySamples(StagesBuffers, GradientAverager):
         return self.local_samples_accumulated / unit if unit else self.local_times_accumulated
 
     @torch.no_grad()
-    def mean_gradients(self) -> tuple[torch.Tensor, ...] | None:
-        """The mean gradient over the samples of the present epoch, one tensor for each parameter; ``None`` if none."""
+    def mean_gradients(self) -> tuple[torch.Tensor | None, ...] | None:
+        """The mean gradient over the samples of the present epoch, one for each parameter; ``None`` without samples.
+
+        That of a parameter that no batch has used is ``None``, too.
+        """
         if not self.local_samples_accumulated:
             return None
         divisor = self._weight_of_all()
-        return tuple(accumulator.detach().clone().div_(divisor) for accumulator in self._grad_accumulators())
+        return tuple(None if total is None else total.detach().clone().div_(divisor) for total in self._sums())
 
     @torch.no_grad()
-    def set_mean_gradients(self, gradients: Iterable[torch.Tensor], samples: int) -> None:
+    def set_mean_gradients(self, gradients: Iterable[torch.Tensor | None], samples: int) -> None:
         """Begin with what was accumulated before, as if it were one batch.
 
-        :param gradients: the mean over those samples, one tensor for each parameter, of its shape
-        :param samples: how many that were
+        :param gradients: what :meth:`mean_gradients` gave
+        :param samples: how many that were of
         """
         self._is_loaded = False
         self.local_samples_accumulated, self.local_times_accumulated = samples, 1
         self._anchor_batch_size = samples
-        for accumulator, gradient in zip(self._grad_accumulators(), gradients, strict=True):
-            accumulator.copy_(gradient).mul_(self._weight_of_all())
+        for number, (total, gradient) in enumerate(zip(self._grad_accumulators(), gradients, strict=True)):
+            self._is_used[number] = gradient is not None
+            if gradient is not None:
+                total.copy_(gradient).mul_(self._weight_of_all())
+
+    # -- in the averager's own process --------------------------------------------------------------------------
+
+    async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
+        step._data_for_gather = self.serializer.dumps([*self.serializer.loads(step.data_for_gather), _WORD])
+        await super()._step(step=step, future_for_init=future_for_init)
+
+    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
+        # all in the group have the same records, and come to the same answer
+        records = [self.serializer.loads(gathered) for gathered in group_info.gathered]
+        self._exchanges_word = all(is_marked(one) and _WORD in one[UPSTREAM_FIELDS:] for one in records)
+        if not self._exchanges_word:
+            self._has_gradient.fill_(1)
+        return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+
+    async def _run_allreduce_inplace_(
+        self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
+    ) -> None:
+        is_first_of_two = group_id == group_info.group_id + AllReducePhases.PHASE_P.name.encode()
+        if self._exchanges_word and not is_first_of_two:
+            infos = kwargs.get("tensor_infos") or [
+                CompressionInfo.from_tensor(one, key=number) for number, one in enumerate(tensors)
+            ]
+            tensors = (*tensors, self._has_gradient)
+            own = CompressionInfo.from_tensor(self._has_gradient, key=ExactKey(takes_largest=True))
+            kwargs |= {"tensor_infos": (*infos, own), "compression": SendsExactly(kwargs["compression"])}
+        await super()._run_allreduce_inplace_(tensors, group_info, group_id, **kwargs)
+
+
+def _add(gradients: list[torch.Tensor], totals: list[torch.Tensor], weight: float, is_first: bool) -> None:
+    """Add gradients to sums, or write them there if they are the first ones."""
+    if all(one.device == total.device and not one.is_sparse for one, total in zip(gradients, totals, strict=True)):
+        # a GPU waits for one call instead of one for each parameter
+        if not is_first:
+            torch._foreach_add_(totals, gradients, alpha=weight)
+            return
+        torch._foreach_copy_(totals, gradients)
+        if weight != 1.0:
+            torch._foreach_mul_(totals, weight)
+        return
+    for gradient, total in zip(gradients, totals, strict=True):
+        (total.zero_() if is_first else total).add_(gradient.to(total.device), alpha=weight)

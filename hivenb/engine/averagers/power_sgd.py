@@ -9,6 +9,7 @@ import torch
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.optim.power_sgd_averager import AllReducePhases
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _PowerSGDGradientAverager
+from hivemind.utils.asyncio import enter_asynchronously
 
 from hivenb.engine.averagers.state_download import Download
 
@@ -26,6 +27,8 @@ class KeepsFewComponents(_PowerSGDGradientAverager):
     gradient has fewer components, the columns beyond are rounding errors, blown up and different on each peer: with
     rank 32 and a matrix of rank 8, the average was off by 80 percent, and the peers' averages by 20 from each other.
     """
+
+    _has_gradient: torch.Tensor
 
     def numbers_in_state(self) -> float:
         """Numbers in this peer's factors, of which another one sends as many."""
@@ -51,7 +54,22 @@ class KeepsFewComponents(_PowerSGDGradientAverager):
         for rows in self._qs:  # what a gradient of zeros leaves: whatever comes next, hivemind would see zeros in it
             generator = torch.Generator().manual_seed(rows.shape[1])
             rows += torch.randn(rows.shape, generator=generator) * (rows.norm(dim=0) == 0)
-        return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+        gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+        async with enter_asynchronously(self.get_tensors()) as averages:
+            self._keep_left_over_of_unused(averages)
+        return gathered
+
+    @torch.no_grad()
+    def _keep_left_over_of_unused(self, averages: Sequence[torch.Tensor]) -> None:
+        """Take back what was sent of parameters that nobody's batches have used: no step is made with it."""
+        left_over = iter(self._ms)
+        for number, (average, has_gradient) in enumerate(zip(averages, self._has_gradient.tolist(), strict=True)):
+            if number in self._uncompressed_gradients_indexes:
+                continue
+            left = next(left_over)
+            if not has_gradient:
+                left.add_(average)
+                average.zero_()
 
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any

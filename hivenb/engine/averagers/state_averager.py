@@ -145,6 +145,7 @@ class TrainingStateAverager(
 
     def take_over_parameters(self) -> None:
         """Let the model and the averaging buffers have the parameters that the torch optimizer has been given."""
+        self.forget_changes()
         if self.offload_optimizer:
             self._apply_optimizer_parameters_()
         if not self.reuse_tensors:
@@ -210,12 +211,13 @@ class TrainingStateAverager(
         self._is_step_left_out = True
 
     def _leave_out_frozen_parameters(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        # hivemind/optim/grad_averager.py gives each parameter a gradient, of zeros if need be, and weight decay
-        # would change those that are not to be trained
+        # a peer of plain hivemind gives each parameter a gradient, of zeros if need be, and weight decay would change
+        # those that are not to be trained for a while
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._left_out = []
         for main, parameter in zip(self.main_parameters, parameters, strict=True):
-            if self._is_step_left_out or not main.requires_grad:
+            is_frozen = not main.requires_grad and not (parameter.grad is not None and parameter.grad.any())
+            if self._is_step_left_out or is_frozen:
                 self._left_out.append((parameter, parameter.grad))
                 parameter.grad = None
         self._is_step_left_out = False
@@ -324,6 +326,8 @@ class TrainingStateAverager(
         # the scheduler from there once for each epoch: ExponentialLR, for one, would decay twice
         scheduler, self.scheduler = self.scheduler, None
         settings = group_settings(self.optimizer)
+        self.take_in_changes()  # all that the model has is in the optimizer then, and may be written over
+        self.forget_changes()
         try:
             super().load_state_from_peers(**kwargs)
         finally:

@@ -141,7 +141,7 @@ class FailsWithItsSteps(StagesState):
             return  # there are none: the buffers hold whatever was there before
         super()._apply_averaging_results_()
         if not self.delta_rule_averaging:
-            self._same_as_buffers = self._writes()
+            self._same_as_buffers = None if self._has_changed_meanwhile else self._writes()
 
     def _keep_parameters(self) -> bool:
         """Have the parameters in the averaging buffers; whether they are there."""
@@ -166,6 +166,7 @@ class FailsWithItsSteps(StagesState):
             with self.lock_averaged_tensors if self.reuse_tensors else contextlib.nullcontext():
                 for parameter, main in zip(own, self.main_parameters, strict=True):
                     parameter.copy_(main)
+            self.forget_changes()
         elif self._parameters_are_kept:
             with self.get_tensors() as buffers:
                 for main, buffer in zip(self.main_parameters, buffers, strict=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,39 +16,48 @@ _LARGEST_SETTING = 1e18
 
 
 def initialize_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the state tensors of a fresh optimizer (moments, step counts) and leave all else as it was.
+    """Allocate the state tensors (moments, step counts) of parameters that have none, and leave all else as it was.
 
-    Does nothing if the optimizer has state already. Parameters and gradients are unchanged, and the state is that
-    of an optimizer that has not made a step yet.
+    Parameters and gradients are unchanged, and the state is that of parameters that have not been in a step yet: torch
+    makes it with the first one. Peers need it before, as they exchange it, of parameters that nobody has used as well.
+    No hook of the optimizer is called.
     """
-    if optimizer.state:
-        return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    kept = [(p.detach().clone(), p.grad) for p in parameters]
+    without = [p for p in parameters if not optimizer.state.get(p)]
+    if not without:
+        return
+    gradients = [(p, p.grad) for p in parameters]
+    kept = [(p, p.detach().clone()) for p in without]
     decays = [group.get("weight_decay") for group in optimizer.param_groups]
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     try:
         for group in optimizer.param_groups:
             if "weight_decay" in group:
                 group["weight_decay"] = 0.0  # SGD would take it into its momentum buffer
         for p in parameters:
+            p.grad = None
+        for p in without:
             p.grad = torch.zeros_like(p)
         optimizer.step()
     finally:
+        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = hooks
         for group, decay in zip(optimizer.param_groups, decays, strict=True):
             if decay is not None:
                 group["weight_decay"] = decay
         with torch.no_grad():
-            for p, (value, grad) in zip(parameters, kept, strict=True):
+            for p, value in kept:
                 p.copy_(value)
-                p.grad = grad
-    for state in optimizer.state.values():
+        for p, gradient in gradients:
+            p.grad = gradient
+    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"] if "lr" in group}
+    for p in without:
+        state = optimizer.state.get(p, {})
         for name, unmade in (("step", 0), ("mu_product", 1)):  # the latter is NAdam's
             if name in state:
                 state[name] = torch.full_like(state[name], unmade) if torch.is_tensor(state[name]) else unmade
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if "eta" in optimizer.state.get(p, {}):  # ASGD's rate of the next step
-                optimizer.state[p]["eta"].fill_(group["lr"])
+        if "eta" in state:  # ASGD's rate of the next step
+            state["eta"].fill_(rates[p])
 
 
 def initialized_by(

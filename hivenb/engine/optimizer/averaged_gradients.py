@@ -38,17 +38,27 @@ class StepsWithAverages(hivemind.Optimizer):
         if where is not None:
             self.state_averager.leave_out_step()
             logger.warning(f"Epoch {self.local_epoch} ends without a step of the optimizer: {where}, as averaged")
-        if not self.offload_optimizer:  # else they are its gradients already
-            self._give_gradients()
+        self._give_gradients()
         self.grad_averager.notify_used_averaged_gradients()
 
     def _give_gradients(self) -> None:
         # Replaces what hivemind/optim/optimizer.py:_load_averaged_gradients_into_optimizer_ does in the stream in which
-        # the model computes
+        # the model computes, and with all parameters
         groups = self.state_averager.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
+        have_gradients = self.grad_averager.have_gradients()
         with self.grad_averager.get_tensors() as averaged:
-            self.grad_averager.copy_staged(averaged, [parameter.grad for parameter in parameters])
+            if self.offload_optimizer:  # which steps with the averaging buffers themselves
+                for parameter, gradient, has_one in zip(parameters, averaged, have_gradients, strict=True):
+                    parameter.grad = gradient if has_one else None
+                return
+            sources, targets = [], []
+            for parameter, gradient, has_one in zip(parameters, averaged, have_gradients, strict=True):
+                if not has_one:
+                    parameter.grad = None
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                sources.append(gradient)
+                targets.append(parameter.grad)
+            self.grad_averager.copy_staged(sources, targets)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
+from hivenb.engine.averagers.torch_optimizer_state import initialize_optimizer_state
 from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
 from hivenb.engine.optimizer.participant import Participant
 
@@ -81,6 +82,7 @@ def restore_optimizer_state(averager: TrainingStateAverager, state_dict: Mapping
     own = state.pop(_OURS, None)
     with averager.lock_optimizer, averager.lock_averaged_tensors:
         averager.optimizer.load_state_dict(state)
+        initialize_optimizer_state(averager.optimizer)  # plain torch has none of what it has not stepped yet
     reload_parameters(averager)
     if own is not None and averager.outer is not None and "outer_optimizer" in own:
         averager.outer.take_over(own["outer_optimizer"])
@@ -100,4 +102,5 @@ def reload_parameters(averager: TrainingStateAverager) -> None:
             offloaded = [p for group in averager.optimizer.param_groups for p in group["params"]]
             for own, main in zip(offloaded, averager.main_parameters, strict=True):
                 own.copy_(main)
+    averager.forget_changes()
     averager.begin_at_parameters()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hivenb.engine.averagers.torch_optimizer_state import lay_out_like_parameters
+from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
 from hivenb.engine.optimizer.left_out_batches import LeftOutBatches
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.tracker import ProgressTracker
@@ -24,11 +25,13 @@ class Handover:
     :param parameters: of the model, in the groups of that optimizer
     :param scheduler: bound to that optimizer, or ``None``
     :param epoch: of the swarm
-    :param gradients: the mean over the samples of the present epoch, one for each parameter; ``None`` without any
+    :param gradients: the mean over the samples of the present epoch, one for each parameter; ``None``
+      without any, and in place of one that no batch has used
     :param samples: that this peer has put into the present epoch
     :param has_begun: whether the peer takes part already
     :param left_out: the count of the batches that were left out
     :param outer: the state of the outer optimizer; ``None`` without one
+    :param frozen: what of the given parameters is not trained
     """
 
     tracker: ProgressTracker
@@ -36,17 +39,19 @@ class Handover:
     parameters: tuple[tuple[torch.Tensor, ...], ...]
     scheduler: Any
     epoch: int
-    gradients: tuple[torch.Tensor, ...] | None
+    gradients: tuple[torch.Tensor | None, ...] | None
     samples: int
     has_begun: bool
     left_out: LeftOutBatches
     outer: dict[str, Any] | None
+    frozen: FrozenParameters
 
 
 def release(optimizer: Optimizer) -> Handover:
     """End an optimizer between two steps, all but its progress tracker, and keep what its successor needs."""
     optimizer.finish_delayed_updates()
     optimizer.rounds.leave()
+    optimizer.state_averager.take_in_changes()
     averager = optimizer.grad_averager
     handover = Handover(
         tracker=optimizer.tracker,
@@ -59,6 +64,7 @@ def release(optimizer: Optimizer) -> Handover:
         has_begun=optimizer.has_begun,
         left_out=optimizer.left_out,
         outer=None if optimizer.state_averager.outer is None else optimizer.state_averager.outer.state(),
+        frozen=optimizer.frozen,
     )
     optimizer.end_averagers()
     return handover
@@ -79,6 +85,7 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
     if offload:
         successor = make(
             tracker=handover.tracker,
+            frozen=handover.frozen,
             optimizer=partial(rehome, handover.optimizer),
             params=groups,
             scheduler=lambda _: handover.scheduler,
@@ -88,6 +95,7 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
     else:
         successor = make(
             tracker=handover.tracker,
+            frozen=handover.frozen,
             optimizer=rehome(handover.optimizer, groups),
             scheduler=handover.scheduler,
             offload_optimizer=False,
@@ -113,6 +121,7 @@ def give_back(optimizer: Optimizer, given: torch.optim.Optimizer | None) -> None
     optimizer.state_averager.let_go_of_optimizer()
     if given is not None and optimizer.opt is given:
         rehome(given, optimizer.param_groups, copies=False)  # a callback may have put averages into the model
+        optimizer.frozen.put_back(given)
 
 
 def rehome(

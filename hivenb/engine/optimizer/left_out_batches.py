@@ -176,7 +176,7 @@ class LeavesOutBatches(hivemind.Optimizer):
     def _can_judge_late(self) -> bool:
         if self.left_out.on_batch is not None or self.grad_averager.reuse_grad_buffers:
             return False  # the batch has spoiled already what it is to be taken out of
-        return can_be_judged_late(list(self.grad_averager._grads_from_parameters()))
+        return can_be_judged_late(self.grad_averager.gradients())
 
     def _report_samples(self) -> None:
         self.tracker.report_local_progress(self.local_epoch, self.grad_averager.local_samples_accumulated)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hivemind
+import torch
 from hivemind.averaging import DecentralizedAverager
 
 from hivenb.engine.averagers.gradient_averagers import has_state_of_its_own, own_factory
@@ -19,6 +20,7 @@ from hivenb.engine.optimizer.catching_up import CatchingUp
 from hivenb.engine.optimizer.checkpoint import optimizer_state, reload_parameters, restore_optimizer_state
 from hivenb.engine.optimizer.deadlines import GONE_WITHIN, default_next_chunk_timeout
 from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
 from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
 from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches
 from hivenb.engine.optimizer.step_clock import StepClock
@@ -35,6 +37,8 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
 
     :param on_epoch: called with an :class:`EpochReport` on the training thread after each epoch of the swarm
     :param tracker: of a predecessor that was released (see :mod:`hivenb.engine.optimizer.handover`), to go on with
+    :param frozen: what that one has taken out of its optimizer; by default what of the given parameters has
+      ``requires_grad=False``
     """
 
     def __init__(
@@ -47,6 +51,9 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
         matchmaking_time: float = 5.0,
         next_chunk_timeout: float | None = None,
         tracker: ProgressTracker | None = None,
+        optimizer: Any = None,
+        params: Any = None,
+        frozen: FrozenParameters | None = None,
         **kwargs: Any,
     ):
         self._own_client_mode = dht.client_mode if client_mode is None else client_mode
@@ -56,6 +63,8 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
         self._on_epoch = on_epoch
         self._inherited_tracker = tracker
         self.has_begun = False
+        #: parameters that were given, and are no business of the swarm's
+        self.frozen, params = (frozen, params) if frozen is not None else _without_frozen(optimizer, params)
         self._clock = StepClock()
         self._catching_up = CatchingUp(self)
         self.rounds = AgreedRounds(self, self._catching_up)
@@ -64,6 +73,8 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
             # round; _make_progress_tracker, the first to use it, puts the asked-for value back
             super().__init__(
                 dht=dht,
+                optimizer=optimizer,
+                params=params,
                 client_mode=False,
                 averager_opts=self._averager_opts,
                 matchmaking_time=matchmaking_time,
@@ -73,6 +84,8 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
             )
         except BaseException:
             self._abandon()
+            if frozen is None and isinstance(optimizer, torch.optim.Optimizer):
+                self.frozen.put_back(optimizer)
             raise
         self._inherited_tracker = None  # from now on it is this one's own
         self.defaults: dict[str, Any] = self.opt.defaults  # what torch's and Lightning's tools look at
@@ -245,13 +258,13 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the wrapped torch optimizer, which plain torch can load, and this peer's epoch beside it."""
-        return optimizer_state(self.state_averager)
+        return self.frozen.in_full(optimizer_state(self.state_averager))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` gave, or the state of a plain torch optimizer of the same class."""
         self.finish_delayed_updates()
         self.rounds.leave()  # what has begun already is of the former state
-        epoch = restore_optimizer_state(self.state_averager, state_dict)
+        epoch = restore_optimizer_state(self.state_averager, self.frozen.of_trained(state_dict))
         if epoch is not None:
             with self.tracker.pause_updates():
                 self.begin_epoch(epoch)
@@ -366,6 +379,24 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
 
     def __del__(self) -> None:
         """Nothing: Lightning's wrapper inherits this method, and would end the averagers of a living optimizer."""
+
+
+def _without_frozen(optimizer: Any, params: Any) -> tuple[FrozenParameters, Any]:
+    """What of the parameters that an optimizer was given is not trained, and the others.
+
+    :param optimizer: a torch optimizer, which has only the others afterwards; or a factory, if there are parameters
+    :param params: parameters, or groups of them; ``None`` with a torch optimizer
+    """
+    if params is None:
+        frozen = FrozenParameters.among(getattr(optimizer, "param_groups", ()))
+        if not frozen.are_none:
+            frozen.take_out(optimizer)
+        return frozen, None
+    groups = list(params)
+    if all(isinstance(one, torch.Tensor) for one in groups):
+        groups = [{"params": groups}]
+    frozen = FrozenParameters.among(groups)
+    return frozen, frozen.without(groups)
 
 
 #: What ``averager_opts`` may hold for both averagers; all else is for the one that averages the state.

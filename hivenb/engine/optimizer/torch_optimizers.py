@@ -17,6 +17,11 @@ def find_obstacle(optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]
     :param offloaded: whether it is to work on copies of the parameters in host memory
     """
     name = type(optimizer).__name__
+    if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
+        return (
+            f"all parameters that {name} was given are frozen (requires_grad=False), so there is nothing to train; "
+            "unfreeze those that are to be trained before training begins"
+        )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         return (

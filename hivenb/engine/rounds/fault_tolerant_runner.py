@@ -129,7 +129,8 @@ class FaultTolerantRunner(AllReduceRunner):
             await anext(differences, None)  # there are none
             return
         for tensor in tensors:
-            tensor.add_(await anext(differences), alpha=alpha)
+            # integers say something, and go all the way
+            tensor.add_(await anext(differences), alpha=alpha if tensor.is_floating_point() else 1)
         # what is left, such as closing streams, takes its time where somebody has gone; the round is over
         self._ending = asyncio.create_task(_exhaust(differences))
 

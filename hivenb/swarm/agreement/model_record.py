@@ -59,10 +59,11 @@ ParameterShape = tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], str]
 
 
 def describe_parameters(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[ParameterShape, ...]:
-    """Name, shape and, unless single, the precision of each parameter, in the order in which they are averaged."""
+    """Name, shape and, unless single, the precision of each parameter that is trained, in the order of averaging."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return tuple(_described(names.get(id(p), NOT_OF_THE_MODULE), tuple(p.shape), p.dtype) for p in parameters)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return tuple(_described(names.get(id(p), NOT_OF_THE_MODULE), tuple(p.shape), p.dtype) for p in trained)
 
 
 def _described(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> ParameterShape:
