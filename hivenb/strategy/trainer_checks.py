@@ -42,6 +42,8 @@ def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], options:
             f"configure_optimizers gave {len(optimizers)} optimizers; HivemindStrategy supports one, with as many "
             "parameter groups as you like"
         )
+    for callback in trainer.callbacks:
+        _check_callback(callback)
     obstacle = find_obstacle(optimizers[0], module.modules(), bool(options.offload_optimizer))
     if obstacle is not None:
         raise MisconfigurationException(obstacle)
@@ -54,8 +56,6 @@ def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], options:
             "parameters (average_buffers=True); for small batches a layer without statistics of the batch, such as "
             "GroupNorm, does as well"
         )
-    for callback in trainer.callbacks:
-        _check_callback(callback)
 
 
 def _check_callback(callback: Any) -> None:

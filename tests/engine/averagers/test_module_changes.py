@@ -98,9 +98,13 @@ def in_place(weight: Tensor) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("peers", [False, True], indirect=True, ids=["on its device", "offloaded"])
 @pytest.mark.parametrize("change", [by_data, in_place])
-def test_a_round_in_the_background_keeps_it(peers: list[Peer], change: Callable[[Tensor], None]) -> None:
+def test_a_round_in_the_background_keeps_it(
+    peers: list[Peer], change: Callable[[Tensor], None], eventually: Callable[..., None]
+) -> None:
     for peer in peers:
         peer.begin()
+    averager = peers[0].averager
+    eventually(lambda: averager.offload_optimizer or averager._meanwhile._is_under_way)  # it has been read
     change(peers[0].layer.weight)
     for peer in peers:
         peer.finish()

@@ -97,7 +97,7 @@ def test_it_is_as_with_torch(make_optimizer: Make, mode: str) -> None:
     assert model.clamped.abs().max() <= 0.1
     optimizer.finish_delayed_updates()
     assert (model.online.bias - model.target.bias).abs().max() < 0.2
-    assert model.embedding.weight[:2].norm(dim=1).max() < 0.5 + 2 * 0.03
+    assert model.embedding.weight[:2].norm(dim=1).max() < 0.59  # two steps of the optimizer away, at most
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["to the device", "to main memory"])
