@@ -304,7 +304,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self._declaration = ModelDeclaration(self.dht, self.options.run_id, describe_parameters(module, optimizer))
         self._rest = self._declared_rest = None
         if self.options.frozen_parameters != "own" and not self.options.auxiliary:
-            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            given = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            trained = [parameter for parameter in given if parameter.requires_grad]
             self._rest = ModuleRest(module, trained, buffers_are_averaged=self.options.average_buffers)
         if self._rest:
             downloads = self.options.frozen_parameters == "download"
@@ -452,6 +453,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         own: list[Any] = self.optimizers
         for optimizer, state in zip(own, checkpoint["optimizer_states"], strict=True):
+            state = optimizer.frozen.of_trained(state)
             fitted, groups = fitted_state(state, self.lightning_module, optimizer, self._set_up, left=self.left)
             optimizer.load_state_dict(fitted)
             if epoch_of(state) is None:

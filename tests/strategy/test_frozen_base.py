@@ -66,6 +66,22 @@ def test_it_trains_as_with_plain_lightning(swarm: hivenb.Swarm, kind: type[TinyM
         assert torch.allclose(one, other, atol=1e-5), name
 
 
+@pytest.mark.parametrize("resumes", ["plain", "ours"])
+def test_a_checkpoint_goes_on_in_the_other_one(swarm: hivenb.Swarm, tmp_path: Any, resumes: str) -> None:
+    def on(is_ours: bool, **kwargs: Any) -> Trainer:
+        own = HivemindStrategy(8, dht=swarm.dht, **own_run()) if is_ours else "auto"
+        return Trainer(**{**QUIET, "strategy": own, **kwargs})
+
+    first, path = on(resumes == "plain", max_epochs=1), tmp_path / "last.ckpt"
+    first.fit(FineTuned(), loader(64, 8))
+    first.save_checkpoint(path)
+    got, expected = FineTuned(), FineTuned()
+    on(resumes == "ours", max_epochs=2).fit(got, loader(64, 8), ckpt_path=path, weights_only=False)
+    on(False, max_epochs=2).fit(expected, loader(64, 8))
+    for (name, one), other in zip(got.named_parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5), name
+
+
 def test_an_unfrozen_base_is_refused_with_what_to_do(swarm: hivenb.Swarm) -> None:
     with pytest.raises(MisconfigurationException, match=r"base\.weight was frozen .* in on_train_start"):
         fit(Unfreezing(), HivemindStrategy(8, dht=swarm.dht, **own_run()))
