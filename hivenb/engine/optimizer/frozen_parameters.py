@@ -66,8 +66,8 @@ class FrozenParameters:
 
     def in_full(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """The state of the torch optimizer as if it had all of them, as plain torch writes and reads it."""
-        if self.are_none:
-            return dict(state_dict)
+        if [len(group["params"]) for group in state_dict["param_groups"]] == [len(own) for own in self.groups]:
+            return dict(state_dict)  # it has: none is frozen, or they were put back when training was over
         numbers: dict[int, int] = {}
         groups, count = [], 0
         for group, trained in zip(state_dict["param_groups"], self.trained, strict=True):
