@@ -43,6 +43,7 @@ def cleaned(notebook: NotebookNode, keeps_widgets: bool = False) -> NotebookNode
         if cell.cell_type != "code":
             continue
         cell.metadata.pop("execution", None)
+        cell.outputs = _coalesced(cell.outputs)
         for output in cell.outputs:
             if "metadata" in output:
                 output.metadata = NotebookNode()
@@ -51,6 +52,18 @@ def cleaned(notebook: NotebookNode, keeps_widgets: bool = False) -> NotebookNode
         cell.outputs = [output for output in cell.outputs if output.output_type != "stream" or output.text.strip()]
     nbformat.validate(notebook)
     return notebook
+
+
+def _coalesced(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Outputs with what was printed in a row as one, as front ends save it, whatever the kernel's client made of it."""
+    made: list[NotebookNode] = []
+    for output in outputs:
+        last = made[-1] if made else None
+        if last is not None and output.output_type == last.output_type == "stream" and output.name == last.name:
+            last.text += output.text
+        else:
+            made.append(output)
+    return made
 
 
 def nameless(text: str) -> str:
