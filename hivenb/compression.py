@@ -141,7 +141,7 @@ CODECS: Mapping[str, CodecInfo] = MappingProxyType(
             ),
             CodecInfo(
                 "size_adaptive",
-                "8 bits for large tensors",
+                "8 or 16 bits",
                 "Sends large tensors in 8 bits and small ones, which matter more, in 16 bits.",
                 1.0,
             ),

@@ -51,7 +51,7 @@ class BlockingPanel:
             **tooltip(_TOOLTIP),
         )
         self.button = widgets.Button(
-            description="Block", disabled=True, layout=widgets.Layout(width="90px", margin="2px 0 2px 12px")
+            description="Block", disabled=True, layout=widgets.Layout(width="90px", margin="3px 0 2px 12px")
         )
         self.door = widgets.Button(
             description=_DOOR,
@@ -68,6 +68,7 @@ class BlockingPanel:
             [with_help(self.peers, _TOOLTIP), self.button, self._helped_door],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", overflow="visible"),
         )
+        self.widget.add_class("hivenb-low")
 
     def update(self, now: DashboardState) -> None:
         """Offer the peers of this moment."""

@@ -8,6 +8,9 @@ import numpy as np
 
 from hivenb.view.panels import SMOOTHING, Line, Panel, smoothed
 
+#: Pixels of the page that a picture takes where no page has told how much room there is, and the least and most.
+WIDTH, NARROWEST, WIDEST = 650, 360, 900
+
 
 @dataclass(frozen=True)
 class ChartChoice:
@@ -19,6 +22,7 @@ class ChartChoice:
     :param smoothing: one of :data:`hivenb.view.panels.SMOOTHING`
     :param hidden: series that are switched off, as :func:`key` names them
     :param window: seconds from and to which is drawn; ``None`` for all of the run
+    :param width: pixels of the page, from :data:`NARROWEST` to :data:`WIDEST`, that the picture has there
     """
 
     axis: str = "time"
@@ -27,6 +31,7 @@ class ChartChoice:
     smoothing: str = "some"
     hidden: frozenset[str] = frozenset()
     window: tuple[float, float] | None = None
+    width: int = WIDTH
 
 
 def key(panel: Panel, line: Line) -> str:

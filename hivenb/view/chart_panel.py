@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from hivenb.figures.history import Snapshot
-from hivenb.view.chart_choice import ChartChoice
+from hivenb.view.chart_choice import WIDTH, ChartChoice
 from hivenb.view.chart_pointer import ChartPointer, download
 from hivenb.view.chart_table import as_csv
 from hivenb.view.charts import ChartImage
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.help import with_help
 from hivenb.view.horizontal_axis import AXES
+from hivenb.view.not_yet import ANY_TIME, Situation
 from hivenb.view.panels import SMOOTHING
 from hivenb.view.under_pointer import facts
 
@@ -41,15 +42,16 @@ class ChartPanel:
         widgets = require_ipywidgets()
         self._chart = ChartImage()
         self._changed = changed
-        self._drawn: tuple[int, ChartChoice] | None = None
+        self._drawn: tuple[int, ChartChoice, Situation] | None = None
         self._snapshot: Snapshot | None = None
+        self._now = ANY_TIME
         self._pointed = ChartChoice()
         self._files: deque[str] = deque()
         self._due = self._kept_until = 0.0
         self._given = 0
         self._told: dict[str, Any] = {}
-        self.axis = self._dropdown("loss over", AXES, AXES[0], "136px")
-        self.smoothing = self._dropdown("smoothing", SMOOTHING, ChartChoice().smoothing, "158px")
+        self.axis = self._dropdown("loss over", AXES, AXES[0], "150px")
+        self.smoothing = self._dropdown("smoothing", SMOOTHING, ChartChoice().smoothing, "166px")
         self.log, self.dark = self._checkbox("log scale"), self._checkbox("dark")
         self._choices = (self.axis, self.smoothing, self.log, self.dark)
         for choice in self._choices:
@@ -64,6 +66,7 @@ class ChartPanel:
             ),
         )
         row.add_class("hivenb-choices")
+        row.add_class("hivenb-low")
         self.image = widgets.Image(format="png", layout=widgets.Layout(width="100%", height="auto", margin="0"))
         self.image.add_class("hivenb-charts")
         self.pointer = ChartPointer(changed)
@@ -71,7 +74,7 @@ class ChartPanel:
         picture.add_class("hivenb-picture")
         self.widget = widgets.VBox(
             [row, picture],
-            layout=widgets.Layout(flex="3 1 600px", max_width="670px", min_width="0", overflow="visible"),
+            layout=widgets.Layout(flex="3 1 600px", max_width=f"{WIDTH}px", min_width="0", overflow="visible"),
         )
 
     @property
@@ -90,15 +93,16 @@ class ChartPanel:
         """The version of the history that the picture shows; -1 before the first."""
         return -1 if self._drawn is None else self._drawn[0]
 
-    def update(self, snapshot: Snapshot, at_once: bool = False) -> None:
+    def update(self, snapshot: Snapshot, at_once: bool = False, now: Situation | None = None) -> None:
         """Show this snapshot, unless that is what is shown already, or it is too early for another picture.
 
         :param at_once: however early it is, as for the last picture of a run; what a person has chosen is shown at once
+        :param now: where the run stands; by default where it stood last
         """
-        self._snapshot = snapshot
+        self._snapshot, self._now = snapshot, self._now if now is None else now
         self._pointed = self.pointer.apply(self._pointed, snapshot)
-        wanted = (snapshot.version, self.choice)
-        is_chosen = self._drawn is None or wanted[1] != self._drawn[1]
+        wanted = (snapshot.version, self.choice, self._now)
+        is_chosen = self._drawn is None or wanted[1:] != self._drawn[1:]
         if wanted != self._drawn and (at_once or is_chosen or time.monotonic() >= self._due):
             self._draw(snapshot, self.choice)
             self._drawn = wanted
@@ -111,7 +115,7 @@ class ChartPanel:
 
     def _draw(self, snapshot: Snapshot, choice: ChartChoice) -> None:
         began, worked = time.monotonic(), time.thread_time()
-        png, picture = self._chart.drawn(snapshot, choice)
+        png, picture = self._chart.drawn(snapshot, choice, self._now)
         # JupyterLab's dark theme turns the colours of a picture on white paper; see hivenb.view.style
         (self.image.add_class if choice.dark else self.image.remove_class)("hivenb-dark")
         self._told = facts(picture, choice)

@@ -134,7 +134,8 @@
   };
   const marksAt = (panel, at) => {
     const near = 6 / image.getBoundingClientRect().width;
-    return panel.marks.filter((mark) => Math.abs(down(panel, mark.at) - at[0]) <= near || inside(mark.box, at));
+    return panel.marks.flatMap((mark) => mark.events.filter(
+      (event) => inside(mark.box, at) || Math.abs(down(panel, event.at) - at[0]) <= near));
   };
   const show = () => {
     hide();
@@ -144,7 +145,7 @@
     if (!panel) return;
     const at = across(panel, pointer[0]);
     tip.replaceChildren();
-    row("", place(at, panel.axis));
+    row("", place(at, panel.axis) + (panel.axis === "time" ? " since the first start" : ""));
     tip.firstChild.className = "hivenb-tip-place";
     let used = 0;
     for (const line of panel.lines.filter((one) => !one.hidden)) {
@@ -163,10 +164,9 @@
         used++;
       }
     }
-    for (const mark of marksAt(panel, pointer)) {
-      for (const words of mark.texts) row("", words);
+    for (const event of marksAt(panel, pointer)) {
+      row("", `${event.number}: ${event.text}`, place(event.at, panel.axis));
       tip.lastChild.className = "hivenb-tip-mark";
-      row("", `at ${place(mark.at, panel.axis)}`);
     }
     put(hair, pointer[0], panel.box[1], undefined, panel.box[3] - panel.box[1]);
     hair.hidden = tip.hidden = false;
@@ -259,9 +259,22 @@
     if (line && !facts.closed) send({ toggle: line.key });
   });
 
+  // -- how wide it is ----------------------------------------------------------------------------------------------
+  // The picture is drawn for the room that there is, so that its words are as large as those of the page.
+  let wanted = 0, sizing = 0;
+  const measure = () => {
+    const wide = Math.min(Math.max(10 * Math.round(root.clientWidth / 10), 360), 900);
+    if (!root.clientWidth || !read() || facts.closed || wide === wanted) return;
+    wanted = wide;
+    clearTimeout(sizing);
+    if (Math.abs(wide - facts.width) >= 16) sizing = setTimeout(() => send({ width: wide }), 150);
+  };
+  new ResizeObserver(measure).observe(root);
+
   // -- a new picture ---------------------------------------------------------------------------------------------
   const arrived = () => {
     if (!read()) return;
+    measure();
     image.alt = facts.alt;
     whole.hidden = !facts.zoomed || facts.closed;
     const free = facts.panels.find((panel) => panel.title === "Peers");  // nothing is written in the middle above it

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hivenb.figures.history import Snapshot
-from hivenb.view.chart_choice import ChartChoice
+from hivenb.view.chart_choice import NARROWEST, WIDEST, ChartChoice
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.horizontal_axis import to_time
 from hivenb.view.style import safe
@@ -70,9 +70,12 @@ class ChartPointer:
 def changed(choice: ChartChoice, message: dict[str, Any], snapshot: Snapshot) -> ChartChoice:
     """What becomes of a choice by a message of the page.
 
-    :param message: ``toggle`` with the name of a series, or ``zoom`` with an axis and two places on it, or with nothing
+    :param message: ``toggle`` with the name of a series, ``zoom`` with an axis and two places on it or with nothing, or
+        ``width`` with the pixels of the page that there are
     :param snapshot: of the run's history
     """
+    if "width" in message:
+        return replace(choice, width=max(NARROWEST, min(int(message["width"]), WIDEST)))
     if "toggle" in message:
         return replace(choice, hidden=choice.hidden ^ {str(message["toggle"])})
     if message.get("zoom") is None:

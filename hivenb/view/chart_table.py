@@ -8,7 +8,7 @@ import io
 import numpy as np
 
 from hivenb.figures.history import Snapshot
-from hivenb.view.chart_choice import ChartChoice, key
+from hivenb.view.chart_choice import ChartChoice
 from hivenb.view.horizontal_axis import to_axis
 from hivenb.view.panels import panels
 
@@ -16,7 +16,7 @@ _HEAD = ("chart", "series", "seconds", "value", "low", "high")
 
 
 def as_csv(snapshot: Snapshot, choice: ChartChoice) -> str:
-    """Every point of every line that is switched on, within the window, as CSV with a head.
+    """Every point of every line within the window, also of those that are switched off, as CSV with a head.
 
     A point may stand for several values, whose extremes are in ``low`` and ``high``. Where a chart is drawn against
     epochs or samples, a column says which.
@@ -29,7 +29,7 @@ def as_csv(snapshot: Snapshot, choice: ChartChoice) -> str:
     extra = () if choice.axis == "time" else (choice.axis,)
     writer.writerow((*_HEAD, *extra))
     for panel in [panel for row in panels(snapshot, choice.axis, choice.log) for panel in row]:
-        for line in [line for line in panel.lines if key(panel, line) not in choice.hidden]:
+        for line in panel.lines:
             points = line.points
             places = np.asarray(to_axis(snapshot, choice.axis)(points.times), float)
             for at, value, low, high, place in zip(

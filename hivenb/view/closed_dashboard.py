@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from hivenb.view.chart_choice import WIDTH
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.help import HELPED
 
@@ -18,7 +19,7 @@ from hivenb.view.help import HELPED
 MAX_CLOSED = 8
 
 #: Of the charts, which would else take the place of the switches, too.
-_WIDTH = "820px"
+_WIDTH = f"{WIDTH}px"
 
 _closed: deque[ClosedDashboard] = deque()
 

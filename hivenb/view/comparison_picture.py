@@ -52,7 +52,7 @@ def picture(comparison: Comparison) -> bytes | None:
         high = surface.height - (top + _ROW * row) * surface.inch
         for column, axis in enumerate(("time", "epochs")):
             place = Box(column * middle, high - _ROW * surface.inch, (column + 1) * middle, high)
-            panel = Panel(_TITLES[name], _lines(entries, name, axis), axis=axis)
+            panel = Panel(f"{_TITLES[name]}, over {axis}", _lines(entries, name, axis), axis=axis)
             end = max(float(line.points.times[-1]) for line in panel.lines)
             drawing = PanelDrawing(surface, theme.LIGHT, place, lambda places: places, end)
             drawing.draw(as_chosen(panel, _CHOICE, np.array([])), ())

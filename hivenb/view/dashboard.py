@@ -18,6 +18,8 @@ from hivenb.view.chart_panel import ChartPanel
 from hivenb.view.closed_dashboard import ClosedDashboard
 from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.log_panel import CodePanel, LogPanel
+from hivenb.view.marks_panel import MarksPanel
+from hivenb.view.messages import Messages
 from hivenb.view.options_panel import OptionsPanel, together, waiting
 from hivenb.view.peers_panel import PeersPanel
 from hivenb.view.refresher import Refresher
@@ -94,7 +96,7 @@ class Dashboard:
         if run is None:
             return self._last_text
         now = DashboardState.of(run)
-        return text.summary(now.status, now.snapshot, now.members, now.advice)
+        return text.summary(now.status, now.snapshot, now.members, now.advice, now.situation)
 
     def close(self) -> None:
         """Stop watching, and let go of the run; the last picture stays. May be called twice."""
@@ -142,8 +144,7 @@ class _View:
     def __init__(self, run: TrainingRun, interval: float) -> None:
         self._run = run
         self._drawn: tuple[Any, ...] | None = None
-        self._troubles = {"action": "", "draw": ""}
-        self._remark = ""
+        self._messages = Messages()
         self._is_closed = False
         self._refresher = Refresher(self._draw, self._failed, interval)
 
@@ -160,7 +161,7 @@ class _View:
         )
         self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model), buffer_bytes(run.model))
         self.peers_panel = PeersPanel(self._ask_for_local_peers, self._restart_local_peers, self._block, self._show_out)
-        self.log_panel, self.code_panel = LogPanel(), CodePanel()
+        self.log_panel, self.code_panel, self.marks_panel = LogPanel(), CodePanel(), MarksPanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
         self.chart_panel = ChartPanel(self._draw_charts_again)
         self._arrange()
@@ -178,6 +179,7 @@ class _View:
             "Advice": self.advice_panel.widget,
             "Log": self.log_panel.widget,
             "Code": self.code_panel.widget,
+            "Marks": self.marks_panel.widget,
             "More switches": self.options_panel.rarer,
         }
         self.tabs = widgets.Tab(list(panels.values()), layout=widgets.Layout(margin="4px 0 0 0"))
@@ -202,7 +204,7 @@ class _View:
             return self._run.swarm.invite
         except HivenbError as error:
             # A run whose swarm is closed can still be looked at.
-            self._troubles["action"] = str(error)
+            self._say(str(error), is_trouble=True)
             return ""
 
     def _attempt_first_frame(self) -> None:
@@ -214,15 +216,22 @@ class _View:
 
     def _handing_in(self, action: Callable[[], Any]) -> Callable[[], None]:
         def act() -> None:
+            self._begin()
             action()
-            self._troubles["action"] = ""
 
         return lambda: None if self._is_closed else self._refresher.submit(act)
+
+    def _begin(self) -> None:
+        """A person does something: what was said before is over."""
+        self._messages.act(self._run.options_error)
+
+    def _say(self, text: str, is_trouble: bool = False) -> None:
+        self._messages.say(text, str(self._run.status.state.value), is_trouble=is_trouble)
 
     def _roll_back(self) -> None:
         epoch = self._run.roll_back(wait=False)
         when = "" if self._run.is_active else " when the run starts again"
-        self._remark = f"Returns to the state of epoch {epoch:,}{when}."
+        self._say(f"Returns to the state of epoch {epoch:,}{when}.")
 
     def _draw_charts_again(self) -> None:
         # What is wrong stays said meanwhile.
@@ -231,6 +240,7 @@ class _View:
 
     def _change_option(self, name: str, value: Any) -> None:
         def change() -> None:
+            self._begin()
             before = self._run.pending_options or self._run.options
             try:
                 after = before.with_prerequisites(**{name: value})
@@ -241,8 +251,7 @@ class _View:
                 return
             self.options_panel.mark_wrong(name, "")
             self._run.apply(after, wait=False)
-            self._troubles["action"] = ""
-            self._remark = together(before, after, name)
+            self._say(together(before, after, name))
 
         if not self._is_closed:
             self._refresher.submit(change)
@@ -269,9 +278,9 @@ class _View:
 
     def _follow_advice(self, changes: Mapping[str, Any]) -> None:
         def change() -> None:
+            self._begin()
             self._run.apply(wait=False, **changes)
-            self._troubles["action"] = ""
-            self._remark = f"As advised: {in_words(changes)}."
+            self._say(f"As advised: {in_words(changes)}.")
 
         if not self._is_closed:
             self._refresher.submit(change)
@@ -279,26 +288,28 @@ class _View:
     def _failed(self, error: Exception, kind: str) -> None:
         known = isinstance(error, HivenbError)
         words = str(error) if known else f"{type(error).__name__}: {error}"
-        self._troubles[kind] = words if kind == "action" else f"The dashboard could not be drawn: {words}"
         self._drawn = None
         if kind == "draw":
-            self.run_panel.say(self._troubles[kind], is_trouble=True)
+            self.run_panel.say(f"The dashboard could not be drawn: {words}", is_trouble=True)
+        else:
+            self._say(words, is_trouble=True)
 
     def _draw(self) -> None:
         now = DashboardState.of(self._run)
-        trouble = self._troubles["action"]
-        trouble = "\n".join(words for words in (trouble, now.options.error) if words)
+        state = str(now.status.state.value)
+        trouble = self._messages.trouble(state, self._run.options_error)
+        remark = self._messages.remark(state, is_pending=now.options.pending is not None)
+        remark = " ".join(text for text in (waiting(now.options, state), remark) if text)
         who = (now.members, now.local, now.blocked)
-        seen = (now.snapshot.version, now.status, now.standing, who, now.options, now.log, trouble, self._remark)
+        seen = (now.snapshot.version, now.status, now.standing, who, now.options, now.log, trouble, remark)
         if seen != self._drawn:
-            self._show(now, trouble)
+            self._show(now, trouble, remark)
             self._drawn = seen
         # at a pace of its own
-        self.chart_panel.update(whole(now.snapshot), at_once=self._is_closed or not now.status.state.is_active)
-        self._troubles["draw"] = ""
+        is_at_rest = self._is_closed or not now.status.state.is_active
+        self.chart_panel.update(whole(now.snapshot), at_once=is_at_rest, now=now.situation)
 
-    def _show(self, now: DashboardState, trouble: str) -> None:
-        remark = " ".join(text for text in (waiting(now.options), self._remark) if text)
+    def _show(self, now: DashboardState, trouble: str, remark: str) -> None:
         self.run_panel.update(now, trouble, remark)
         if not self._refresher.has_work:
             # A change that still waits would look as if it had been undone.
@@ -307,6 +318,7 @@ class _View:
         self._show_advice(now)
         self.log_panel.update(now)
         self.code_panel.update(now)
+        self.marks_panel.update(now)
 
     def _show_advice(self, now: DashboardState) -> None:
         before = self.advice_panel.title

@@ -11,6 +11,7 @@ from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import Snapshot
 from hivenb.run.length import Length, length_of
 from hivenb.run.local_peer_count import LocalCount, local_peer_count
+from hivenb.view.not_yet import Situation
 
 if TYPE_CHECKING:
     from hivenb.options.options import Options
@@ -128,6 +129,20 @@ class DashboardState:
     def advice(self) -> tuple[Advice, ...]:
         """What the figures suggest to change; worked out only when a view asks for it."""
         return advise(self.snapshot, self.options.in_force)
+
+    @cached_property
+    def situation(self) -> Situation:
+        """What decides what is said where there is nothing to see yet."""
+        count = self.local.count
+        return Situation(
+            state=str(self.status.state.value),
+            # all that matters of it is whether a loss could be there
+            steps=min(self.status.step, 2) if "loss" not in self.snapshot.series else 0,
+            helps=self.options.in_force.auxiliary,
+            local=count.there,
+            coming=max(0, count.wanted - count.there),
+            swarm_is_open=self.standing.swarm_is_open,
+        )
 
     @classmethod
     def of(cls, run: TrainingRun) -> DashboardState:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hivenb.view.drawing_surface import Box
 from hivenb.view.horizontal_axis import ToAxis
-from hivenb.view.panels import Mark, Panel
+from hivenb.view.marks import Mark
+from hivenb.view.panels import Panel
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +22,7 @@ class DrawnPanel:
     :param whole: what they are if nothing is cut off
     :param up: the lowest and the highest value of the vertical axis; of a logarithmic one, as logarithms
     :param legend: of each line's word, where it is written
-    :param marks: those with a line in it, and where the words of each are written if they are
+    :param marks: those that belong to it, and where the number of each is written, with its words if they are
     """
 
     panel: Panel
@@ -31,4 +32,4 @@ class DrawnPanel:
     whole: tuple[float, float]
     up: tuple[float, float]
     legend: Mapping[str, Box]
-    marks: tuple[tuple[Mark, Box | None], ...]
+    marks: tuple[tuple[Mark, Box], ...]

@@ -20,6 +20,9 @@ from hivenb.view.help import tooltip
 #: Stands for a codec or an averager that was made in code.
 OWN_OBJECT = "an object of your own"
 
+#: What is sent in each epoch, whose codec is chosen.
+SENT = ("grad_compression", "state_averaging_compression")
+
 #: Ranks of PowerSGD to choose from.
 _RANKS = (1, 4, 32)
 
@@ -167,7 +170,8 @@ def _menu(name: str, choices: Sequence[tuple[str, str]]) -> Any:
     return widgets.Dropdown(
         description=FIELDS[name].label,
         options=choices,
-        style={"description_width": "120px"},
+        # those of codecs are short, and what they offer is long
+        style={"description_width": "76px" if name in SENT else "120px"},
         layout=widgets.Layout(width="auto", margin="1px 24px 1px 2px"),
         **tooltip(about(name)),
     )

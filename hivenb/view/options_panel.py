@@ -89,7 +89,8 @@ class OptionsPanel:
         self._shown: dict[str, Any] = {}
         self._wrong: dict[str, Any] = {}
         self._locked = widgets.HTML(layout=widgets.Layout(display="none", margin="0 2px"))
-        self._traffic = widgets.HTML(layout=widgets.Layout(margin="0 2px"))
+        # three lines in any case, so that what is below stays where it is
+        self._traffic = widgets.HTML(layout=widgets.Layout(margin="0 2px", min_height="54px"))
         self._fields: dict[str, Field] = {}
         wrapped = {"flex_flow": "row wrap", "align_content": "flex-start", "overflow": "visible", "min_width": "0"}
         self.widget = widgets.HBox(
@@ -106,7 +107,7 @@ class OptionsPanel:
             if name not in self._wrong or not self._wrong[name].value:
                 self._show(name, getattr(wanted, name))
         self._lock(options.locked)
-        self._tell_traffic(wanted, now.status.num_peers)
+        self._tell_traffic(wanted, now.status.num_peers or 1 + now.local.count.there)
 
     @property
     def controls(self) -> Mapping[str, Any]:
@@ -188,14 +189,18 @@ class OptionsPanel:
         return changed
 
 
-def waiting(options: OptionsState) -> str:
-    """From when on the pending options count, in a sentence; empty if none are pending."""
+def waiting(options: OptionsState, state: str = "training") -> str:
+    """From when on the pending options count, in a sentence; empty if none are pending.
+
+    :param state: of the run
+    """
     pending, epoch = options.pending, options.pending_epoch
     names = () if pending is None else options.in_force.difference(pending)
     own = [FIELDS[name].label for name in names if not FIELDS[name].swarm_wide]
     shared = [FIELDS[name].label for name in names if FIELDS[name].swarm_wide]
     at_all = "At one of the next epochs, at all peers" if epoch is None else f"At epoch {epoch:,}, at all peers"
-    parts = (("At the next batch", own), (at_all, shared))
+    soon = {"starting": "At the first batch", "stopping": "Once it has stopped"}.get(state, "At the next batch")
+    parts = ((soon, own), (soon if state == "stopping" else at_all, shared))
     return " ".join(f"{when}: {', '.join(labels)}." for when, labels in parts if labels)
 
 

@@ -8,20 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from hivenb.figures.history import Event
 from hivenb.view import theme
 from hivenb.view.drawing_surface import Box, DrawingSurface, TextStyle
 from hivenb.view.drawn_panel import DrawnPanel
 from hivenb.view.horizontal_axis import ToAxis
-from hivenb.view.panels import Line, Mark, Panel, limits, logarithm, merged, with_gaps
+from hivenb.view.marks import Mark, Numbered, laid_out
+from hivenb.view.panels import Line, Panel, limits, logarithm, with_gaps
 from hivenb.view.ticks import byte_ticks, log_ticks, number_ticks, time_ticks
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.56, 0.14, 0.33, 0.26  # inches of margin around the axes of a panel
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.62, 0.14, 0.34, 0.26  # inches of margin around the axes of a panel
 _SHORTEST = 10.0  # seconds of time axis before anything has happened
-_MOST_MARKS, _MARK_ROWS = 40, 3
-_LEGEND_ROW = 0.17  # inches
+_MOST_MARKS = 100
+_LEGEND_ROW = 0.18  # inches
+_MARK_ROW = 0.17  # inches
 _HOLDS = 3.0  # seconds for which the last value of a step counts on, at most
-_TITLE, _LEGEND, _TICK, _MARK = 9.5, 8.5, 7.5, 7.0  # points
+#: Points, of which the page has 0.75 for each of its pixels: the page's text is of 13 and of 12 pixels.
+_TITLE, _LEGEND, _TICK, _MARK = 9.75, 9.75, 9.0, 9.0
 
 
 class PanelDrawing:
@@ -47,27 +49,29 @@ class PanelDrawing:
         self._low, self._high = 0.0, 1.0
         self._start, self._end = self._whole = 0.0, 1.0
 
-    def draw(self, panel: Panel, events: Sequence[Event]) -> DrawnPanel:
-        """Draw it, with a thin line at each event, and the words of those that belong to it.
+    def draw(self, panel: Panel, events: Sequence[Numbered]) -> DrawnPanel:
+        """Draw it, with a thin line at each event, and the numbers and words of those that belong to it.
 
+        :param events: oldest first, each at its time
         :returns: where things lie now
         """
         legend = self._write_title(panel)
         axes = self._axes
         floor = (axes.left, axes.bottom), (axes.right, axes.bottom)
-        words: list[tuple[Mark, Box | None]] = []
+        marks: list[Mark] = []
+        row = 0.0
         if panel.lines:
             self._set_limits(panel)
-            events = [replace(event, time=float(self._to_x(np.array([event.time]))[0])) for event in events]
-            near = 0.01 * (self._end - self._start)
-            merging = merged([event for event in events if event.kind in panel.marks], near)
-            marks = [mark for mark in merging if self._start <= mark.event.time <= self._end][-_MOST_MARKS:]
-            if marks:
-                self._high += 0.22 * (self._high - self._low)  # room for the words
+            events = [replace(one, place=float(self._to_x(np.array([one.event.time]))[0])) for one in events]
+            events = [one for one in events if self._start <= one.place <= self._end]
+            own = [one for one in events if one.event.kind in panel.marks][-_MOST_MARKS:]
+            if own:
+                row = min(_MARK_ROW * self._surface.inch, 0.5 * axes.height)
+                self._high += row / (axes.height - row) * (self._high - self._low)  # room for them
             self._draw_ticks(panel)
-            self._draw_lines(panel, [event.time for event in events if event.kind == "run"])
+            self._draw_lines(panel, [one.place for one in events if one.event.kind == "run"])
             self._draw_events(events, panel.marks)
-            words = self._write_marks(marks)
+            marks = self._write_marks(own, row)
         if all(line.hidden for line in panel.lines):
             self._write_empty("all is off: click a name" if panel.lines else panel.empty)
         self._surface.segments([floor[0]], [floor[1]], self._colors.frame, width=0.8)
@@ -79,7 +83,7 @@ class PanelDrawing:
             whole=self._whole,
             up=(self._low, self._high),
             legend=legend,
-            marks=tuple(words),
+            marks=tuple((mark, Box(mark.box[0], axes.top - row, mark.box[1], axes.top)) for mark in marks),
         )
 
     def _set_limits(self, panel: Panel) -> None:
@@ -99,13 +103,13 @@ class PanelDrawing:
             for line in shown:
                 self._draw_line(line, panel.log, np.array(starts))
 
-    def _draw_events(self, events: Sequence[Event], own: Sequence[str]) -> None:
+    def _draw_events(self, events: Sequence[Numbered], own: Sequence[str]) -> None:
         """A line for each; those of other panels are fainter."""
         axes = self._axes
-        for event in [event for event in events if self._start <= event.time <= self._end][-_MOST_MARKS:]:
-            strength = 0.75 if event.kind in own else 0.3
-            x = self._x(event.time)
-            color = self._colors.hue(theme.EVENTS[event.kind])
+        for one in events[-_MOST_MARKS:]:
+            strength = 0.75 if one.event.kind in own else 0.3
+            x = self._x(one.place)
+            color = self._colors.hue(theme.EVENTS[one.event.kind])
             self._surface.segments([(x, axes.bottom)], [(x, axes.top)], color, width=0.8, alpha=strength)
 
     def _x(self, place: Any) -> Any:
@@ -166,15 +170,17 @@ class PanelDrawing:
         style = TextStyle(_TICK, colors.faint_ink)
         gap = 5 * surface.point
         most = max(2, int(axes.width / surface.inch / 0.55))
-        if panel.axis == "time":
-            places, labels = time_ticks(self._end, most, self._start)
-        else:
-            places, labels = number_ticks(self._start, self._end, most, whole=True)
-            labels[:1] = [f"{panel.axis.removesuffix('s')} {label}" for label in labels[:1]]
+        for fewer in range(most, 0, -1):
+            places, labels = self._across_ticks(panel, fewer)
+            wide = max((surface.measure(label, _TICK) for label in labels), default=0.0)
+            if len(places) < 2 or self._x(places[1]) - self._x(places[0]) >= wide + gap:
+                break
         for place, label in zip(places, labels, strict=True):
-            x, half = self._x(place), surface.measure(label, _TICK) / 2
-            if self._window is None or (x - half >= self._place.left and x + half <= self._place.right):
-                surface.write(label, x, axes.bottom - gap, style, across="center", up="top")
+            half = surface.measure(label, _TICK) / 2
+            x = self._x(place)
+            if self._window is None or x - half >= self._place.left:
+                x = min(x, self._place.right - half)  # the last one stays in the picture
+                surface.write(label, x, axes.bottom - 1.3 * gap, style, across="center", up="top")
         most = max(2, int(axes.height / surface.inch / 0.28))
         if panel.log:
             places, labels = log_ticks(self._low, self._high, most)
@@ -190,29 +196,40 @@ class PanelDrawing:
         starts, ends = ([(x, height) for height in heights] for x in (axes.left, axes.right))
         surface.segments(starts, ends, colors.grid, width=0.8)
 
+    def _across_ticks(self, panel: Panel, most: int) -> tuple[list[float], list[str]]:
+        if panel.axis == "time":
+            return time_ticks(self._end, most, self._start)
+        places, labels = number_ticks(self._start, self._end, most, whole=True)
+        labels[:1] = [f"{panel.axis.removesuffix('s')} {label}" for label in labels[:1]]
+        return places, labels
+
     def _write_title(self, panel: Panel) -> dict[str, Box]:
-        """The title at the left; at the right each line's word and latest value, in two rows if need be."""
+        """The title at the left; at the right each line's word and latest value, in as many rows as they need."""
         surface, inch = self._surface, self._surface.inch
         height, gap = self._axes.top + 0.16 * inch, 0.10 * inch
         edge = self._place.left + 0.06 * inch  # in line with the numbers, not with the axes
         title = surface.write(panel.title, edge, height, TextStyle(_TITLE, self._colors.ink, bold=True))
         legend = [(line, line.word if line.hidden else f"{line.word} {line.latest}".strip()) for line in panel.lines]
-        lefts, right = (title.box.right + gap, edge), self._axes.right
+        beside, right = title.box.right + gap, self._axes.right
 
         def rows(size: float) -> list[list[tuple[Line, str]]]:
-            first = _that_fit([surface.measure(text, size) + gap for _, text in legend], right - lefts[0] + gap)
-            return [legend[:first], legend[first:]]
+            found, rest, left = [], legend, beside
+            while rest:
+                fit = _that_fit([surface.measure(text, size) + gap for _, text in rest], right - left + gap)
+                fit = fit if fit or left == beside else 1  # a word that is wider than the panel stands alone
+                found.append(rest[:fit])
+                rest, left = rest[fit:], edge
+            return found
 
-        size = next((size for size in (_LEGEND, _TICK) if not rows(size)[1]), _TICK)
-        if rows(size)[1]:
-            self._axes = replace(self._axes, top=self._axes.top - _LEGEND_ROW * inch)
+        size = _LEGEND if len(rows(_LEGEND)) <= len(rows(_TICK)) else _TICK
+        found = rows(size)
+        self._axes = replace(self._axes, top=self._axes.top - max(0, len(found) - 1) * _LEGEND_ROW * inch)
         boxes = {}
-        for row, left in zip(rows(size), lefts, strict=True):
+        for row in found:
             end = right
             for line, text in reversed(row):
                 start = end - surface.measure(text, size)
-                if start >= left:
-                    boxes[line.word] = self._write_legend(line, text, (start, height), size)
+                boxes[line.word] = self._write_legend(line, text, (start, height), size)
                 end = start - gap
             height -= _LEGEND_ROW * inch
         return boxes
@@ -227,48 +244,43 @@ class PanelDrawing:
 
     def _write_empty(self, text: str) -> None:
         surface, axes = self._surface, self._axes
-        lines, step = text.split("\n"), 1.5 * _LEGEND * surface.point
-        x, y = (axes.left + axes.right) / 2, (axes.bottom + axes.top) / 2 + step * (len(lines) - 1) / 2
+        room = self._place.width - 0.2 * surface.inch
+        lines = [part for line in text.split("\n") for part in self._folded(line, room)]
+        step = 1.5 * _LEGEND * surface.point
+        half = max(surface.measure(line, _LEGEND) for line in lines) / 2
+        x = max((axes.left + axes.right) / 2, self._place.left + half)
+        x = min(x, self._place.right - half)
+        y = (axes.bottom + axes.top) / 2 + step * (len(lines) - 1) / 2
         style = TextStyle(_LEGEND, self._colors.faint_ink)
         for number, line in enumerate(lines):
             surface.write(line, x, y - number * step, style, across="center")
 
-    def _write_marks(self, marks: Sequence[Mark]) -> list[tuple[Mark, Box | None]]:
-        """Write marks' words beside their lines; where they would overlap, the newest alone has them.
+    def _folded(self, text: str, room: float) -> list[str]:
+        """A text in lines that have room in so many pixels."""
+        lines: list[str] = []
+        for word in text.split():
+            longer = f"{lines[-1]} {word}" if lines else word
+            if lines and self._surface.measure(longer, _LEGEND) <= room:
+                lines[-1] = longer
+            else:
+                lines.append(word)
+        return lines
 
-        Each has a row for good: nothing jumps as the axis grows.
-
-        :returns: each mark with the place of its words
-        """
-        written: list[tuple[Mark, Box | None]] = []
-        surface, axes = self._surface, self._axes
-        taken: dict[int, list[Box]] = {row: [] for row in range(_MARK_ROWS)}
-        row, near = 10 * surface.point, 3 * surface.point
-        for mark in reversed(marks):
-            x, number = self._x(mark.event.time), mark.number % _MARK_ROWS
-            # where newer words in this row leave room
-            low = max([axes.left, *(box.right for box in taken[number] if box.left < x)])
-            high = min([axes.right, *(box.left for box in taken[number] if box.right > x)])
-            text = self._cut(mark.event.text, high - low)
-            wide = surface.measure(text, _MARK)
-            beside = (left for left in (x + near, x - near - wide) if low <= left <= high - wide)
-            left = next(beside, high - wide)  # else across its line
-            top = axes.top - 2 * surface.point - number * row
-            written.append((mark, Box(left, top - row + 1, left + wide, top) if text else None))
-            if text:
-                taken[number].append(Box(left - near, top - row + 1, left + wide + near, top))
-                surface.rectangle(Box(left - 1, top - row + 1, left + wide + 1, top), self._colors.paper, alpha=0.75)
-                surface.write(text, left, top - (row - 1) / 2, TextStyle(_MARK, self._colors.ink))
-        return written
-
-    def _cut(self, text: str, width: float) -> str:
-        """As many whole words of a text as fit into so many pixels."""
-        words = text.split()
-        for number in range(len(words), 0, -1):
-            shown = " ".join(words[:number]) + ("" if number == len(words) else " \N{HORIZONTAL ELLIPSIS}")
-            if self._surface.measure(shown, _MARK) <= width:
-                return shown
-        return ""
+    def _write_marks(self, events: Sequence[Numbered], row: float) -> list[Mark]:
+        """Write the number of each beside its line, and its words where all of them have room."""
+        surface, axes, colors = self._surface, self._axes, self._colors
+        marks = laid_out(
+            events, self._x, (axes.left, axes.right), lambda text: surface.measure(text, _MARK), surface.point
+        )
+        for mark in marks:
+            left, right = mark.box
+            surface.rectangle(Box(left - 1, axes.top - row, right + 1, axes.top), colors.paper, alpha=0.8)
+            height = axes.top - row / 2
+            color = colors.word(theme.EVENTS[mark.events[-1].event.kind])
+            surface.write(mark.label, mark.left, height, TextStyle(_MARK, color))
+            if mark.words:
+                surface.write(mark.words, mark.words_left, height, TextStyle(_MARK, colors.ink))
+        return marks
 
 
 def _steps(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from hivenb.figures.history import Event, Snapshot
+from hivenb.figures.history import Snapshot
 from hivenb.figures.measured_traffic import per_epoch
-from hivenb.view import theme, words
+from hivenb.view import not_yet, theme, words
+from hivenb.view.not_yet import ANY_TIME, Situation
 from hivenb.view.time_shares import time_shares
 
 
@@ -79,18 +80,21 @@ class Panel:
     axis: str = "time"
 
 
-def panels(snapshot: Snapshot, axis: str = "time", log: bool = False) -> tuple[tuple[Panel, ...], ...]:
+def panels(
+    snapshot: Snapshot, axis: str = "time", log: bool = False, now: Situation = ANY_TIME
+) -> tuple[tuple[Panel, ...], ...]:
     """Rows of panels: loss and metric (if there is one); peers and speed; time, traffic and memory.
 
     :param snapshot: of the run's history
     :param axis: what loss and metric are drawn against; all else is drawn against time
     :param log: a logarithmic scale for the loss
+    :param now: where the run stands, which decides what is said in place of lines
     """
     loss = Panel(
         "Loss",
         _line(snapshot, "loss", theme.OWN, "training", words.value, smooth=True)
         + _line(snapshot, "val_loss", theme.VALIDATION, "validation", words.value),
-        "no training step yet: press Start, or call run.start()",
+        not_yet.no_loss(now),
         marks=("run", "option", "round", "batch", "rollback"),
         log=log,
         axis=axis,
@@ -104,7 +108,7 @@ def panels(snapshot: Snapshot, axis: str = "time", log: bool = False) -> tuple[t
     peers = Panel(
         "Peers",
         _line(snapshot, "peers", theme.SWARM, "", lambda n: words.counted(n, "peer"), step=True),
-        "no peers yet: send them the invite,\nor add two local ones",
+        not_yet.no_peers_drawn(now),
         marks=("peer",),
         from_zero=True,
         whole=True,
@@ -113,13 +117,21 @@ def panels(snapshot: Snapshot, axis: str = "time", log: bool = False) -> tuple[t
         "Samples/s",
         _line(snapshot, "swarm_samples_per_second", theme.SWARM, "swarm", words.count)
         + _line(snapshot, "samples_per_second", theme.OWN, "this peer", words.count),
-        "no samples yet",
+        not_yet.none_of("samples", now),
         from_zero=True,
     )
-    return tuple(learning), (peers, speed), (_time_panel(snapshot), _traffic_panel(snapshot), _memory_panel(snapshot))
+    return (
+        tuple(learning),
+        (peers, speed),
+        (
+            _time_panel(snapshot, now),
+            _traffic_panel(snapshot, now),
+            _memory_panel(snapshot, now),
+        ),
+    )
 
 
-def _time_panel(snapshot: Snapshot) -> Panel:
+def _time_panel(snapshot: Snapshot, now: Situation) -> Panel:
     found = time_shares(snapshot)
     lines: list[Line] = []
     if found is not None:
@@ -132,10 +144,10 @@ def _time_panel(snapshot: Snapshot) -> Panel:
                 continue  # the usual case needs no word
             values = np.insert(share, stops + 1, np.nan)
             lines.append(Line(Points.single(times, values), color, word, f"{100 * share[-1]:.0f} %", step=True))
-    return Panel("Time", tuple(lines), "no epoch yet", percent=True, stacked=True)
+    return Panel("Time", tuple(lines), not_yet.none_of("epoch", now), percent=True, stacked=True)
 
 
-def _traffic_panel(snapshot: Snapshot) -> Panel:
+def _traffic_panel(snapshot: Snapshot, now: Situation) -> Panel:
     lines: list[Line] = []
     for name, word, color in (("bytes_received", "in", theme.SWARM), ("bytes_sent", "out", theme.OWN)):
         if name in snapshot.series:
@@ -144,15 +156,15 @@ def _traffic_panel(snapshot: Snapshot) -> Panel:
                 latest = words.size(growth[-1])
                 lines.append(Line(Points.single(times, growth), color, word, latest, dashed=word == "out"))
     unknown = "peers" in snapshot.series and "bytes_sent" not in snapshot.series
-    empty = "traffic cannot be\nmeasured on this machine" if unknown else "no epoch yet"
+    empty = "traffic cannot be\nmeasured on this machine" if unknown else not_yet.none_of("epoch", now)
     return Panel("Bytes/epoch", tuple(lines), empty, from_zero=True, bytes=True)
 
 
-def _memory_panel(snapshot: Snapshot) -> Panel:
+def _memory_panel(snapshot: Snapshot, now: Situation) -> Panel:
     has_gpu = "gpu_memory" in snapshot.series
     lines = _line(snapshot, "memory", theme.OWN, "host" if has_gpu else "", words.size)
     lines += _line(snapshot, "gpu_memory", theme.GPU, "GPU", words.size)
-    return Panel("Memory", lines, "not measured yet", from_zero=True, bytes=True)
+    return Panel("Memory", lines, "not measured" if now.is_over else "not measured yet", from_zero=True, bytes=True)
 
 
 def _line(
@@ -165,10 +177,17 @@ def _line(
     return (Line(points, color, word, write(last), **how),)
 
 
+#: From one point to the next, seconds on an axis of time, beyond which there is a gap where a run stood still.
+_GAP = 2.0
+
+
 def with_gaps(
     times: np.ndarray, values: np.ndarray, starts: np.ndarray, held: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same points with a nan where the run was started anew, so that no line crosses the time between.
+    """The same points with a nan where the run stood still, so that no line crosses the time between.
+
+    What goes on meanwhile, as the number of peers does in a pause, has no gap there.
+
 
     :param times: seconds
     :param values: as many
@@ -177,57 +196,8 @@ def with_gaps(
     """
     after = np.unique(np.searchsorted(times, starts))
     after = after[(after > 0) & (after < len(times))]
+    after = after[times[after] - times[after - 1] > _GAP]
     return np.insert(times, after, times[after - held]), np.insert(values.astype(float), after, np.nan)
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Words on a panel.
-
-    :param number: of the event among the panel's, counted from the oldest; it stays the same while a run goes on
-    :param texts: of all events that it stands for
-    """
-
-    event: Event
-    number: int
-    texts: tuple[str, ...] = ()
-
-
-def merged(events: Sequence[Event], near: float) -> list[Mark]:
-    """Events of a kind that follow each other closely as one mark, so that its words can be read.
-
-    :param events: oldest first
-    :param near: seconds
-    """
-    groups: list[list[Event]] = []
-    for event in events:
-        last = groups[-1][-1] if groups else None
-        if last is not None and last.kind == event.kind and event.time - last.time <= near:
-            groups[-1].append(event)
-        else:
-            groups.append([event])
-    numbers = np.cumsum([0, *(len(group) for group in groups)])
-    return [
-        Mark(_as_one(group), int(number), tuple(event.text for event in group))
-        for group, number in zip(groups, numbers, strict=False)
-    ]
-
-
-def _as_one(events: Sequence[Event]) -> Event:
-    first = events[0]
-    return first if len(events) == 1 else Event(first.time, first.kind, _together(events))
-
-
-def _together(events: Sequence[Event]) -> str:
-    words_for = {
-        "option": "options changed",
-        "peer": "peers came or went",
-        "round": "marks on rounds",
-        "batch": "marks on batches",
-        "rollback": "returns to a good state",
-    }
-    kind = events[0].kind
-    return f"{len(events)} {words_for[kind]}" if kind in words_for else events[-1].text
 
 
 def _metric_name(snapshot: Snapshot) -> str | None:

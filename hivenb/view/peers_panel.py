@@ -13,8 +13,8 @@ from hivenb.view.blocking_panel import BlockingPanel
 from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.help import tooltip, with_help
+from hivenb.view.not_yet import ANY_TIME, Situation, no_peers_listed
 from hivenb.view.style import note, safe, trouble
-from hivenb.view.text import NO_PEERS
 
 if TYPE_CHECKING:
     from hivenb.swarm.roster import Member
@@ -78,7 +78,7 @@ class PeersPanel:
         )
         self.slider.observe(self._on_slide, names="value")
         self.restart = widgets.Checkbox(
-            description="start again",
+            description="start dead ones again",
             indent=False,
             layout=widgets.Layout(width="auto", margin="2px 28px 2px 12px"),
             **tooltip(_RESTART_TOOLTIP),
@@ -97,7 +97,7 @@ class PeersPanel:
 
     def update(self, now: DashboardState) -> None:
         """Show the peers as they are now."""
-        self._table.value = peers_html(now.members, now.local.ids)
+        self._table.value = peers_html(now.members, now.local.ids, now.situation)
         self._remark.value = local_html(now)
         self.blocking.update(now)
         self.slider.disabled = self.restart.disabled = self._is_closed or not now.standing.swarm_is_open
@@ -129,14 +129,15 @@ class PeersPanel:
             self._ask_for(change["new"])
 
 
-def peers_html(members: Sequence[Member], local_ids: Mapping[str, int] | None = None) -> str:
+def peers_html(members: Sequence[Member], local_ids: Mapping[str, int] | None = None, now: Situation = ANY_TIME) -> str:
     """Peers as a table, or how to get some.
 
     :param members: of the run
     :param local_ids: numbers of those on this machine, by their ids
+    :param now: what decides what is said while there are none
     """
     if not members:
-        return note(NO_PEERS)
+        return note(no_peers_listed(now))
     head = (
         '<tr><th>peer</th><th></th><th class="number">epoch</th><th class="number extra">speed</th>'
         '<th title="of all samples that were put into the run">share</th><th class="number extra">samples</th>'
@@ -160,7 +161,10 @@ def local_html(now: DashboardState) -> str:
     if not local.there:
         return ""
     if not now.status.state.is_active:
-        return note("ready; training begins with the run")
+        busy = [number for number, state in now.local.states.items() if state == "training"]
+        if busy:
+            return note(f"local {', '.join(map(str, busy))}: go on without this peer until they are removed")
+        return note("ready; training begins with the run" if now.standing.swarm_is_open else "")
     reported = {now.local.ids.get(member.peer.peer_id) for member in now.members}
     silent = [number for number, state in now.local.states.items() if state in _HERE and number not in reported]
     if not silent:

@@ -149,9 +149,11 @@ def _goal(length: Length) -> str:
 
 
 def _times(length: Length) -> str:
-    trained = f"<b>{safe(words.duration(length.seconds))}</b>" if length.seconds else ""
+    if not length.seconds:
+        return ""
     rest = "" if length.seconds_left is None else f", about {safe(words.duration(length.seconds_left))} to go"
-    return f"{trained}{rest}" if trained else ""
+    what = "without stops and pauses, while the charts' time goes on from the first start"
+    return f'<span title="{what}">trained <b>{safe(words.duration(length.seconds))}</b>{rest}</span>'
 
 
 def invite_html(invite: str, who_can_join: str = "") -> str:

@@ -49,7 +49,7 @@ _CSS = """
     color: var(--jp-ui-font-color2, #6b7280); }
 .hivenb-invite { display: flex; align-items: center; gap: 8px; min-width: 0; }
 .hivenb-invite input
-  { flex: 1 1 160px; min-width: 80px; height: 26px; box-sizing: border-box; padding: 0 8px; font-size: 12px;
+  { flex: 1 1 160px; min-width: 80px; height: 28px; box-sizing: border-box; padding: 0 8px; font-size: 12px;
     font-family: var(--jp-code-font-family, monospace); border: 1px solid var(--jp-border-color1, #bdbdbd);
     border-radius: 2px; text-overflow: ellipsis; background: var(--jp-layout-color1, #fff);
     color: var(--jp-ui-font-color1, #24292f); }
@@ -112,6 +112,20 @@ _CSS = """
 .hivenb .widget-checkbox label { display: flex; align-items: center; white-space: normal; line-height: 1.3; }
 .hivenb .widget-checkbox input[type="checkbox"] { margin: 0 8px 0 0; flex: none; }
 .hivenb .widget-dropdown .widget-label, .hivenb .widget-text .widget-label { text-align: left; }
+.hivenb .widget-dropdown .widget-label, .hivenb .widget-text .widget-label, .hivenb .widget-slider .widget-label
+  { margin-right: 8px; }
+.hivenb-low { --jp-widgets-inline-height: 24px; }
+.hivenb .widget-tab > .lm-TabBar .lm-TabBar-tab, .hivenb .widget-tab > .p-TabBar .p-TabBar-tab
+  { flex: 0 1 auto; min-width: 0; padding: 0 14px; }
+.hivenb-marks .kind { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 8px; }
+.hivenb .hivenb-marks .words { white-space: normal; overflow-wrap: anywhere; width: 100%; }
+.hivenb.jupyter-widgets-disconnected::before
+  { content: "The kernel behind this has ended, or was restarted: nothing here is up to date, and no button acts. "
+    "Run the cells again."; display: block; position: static; padding: 6px 12px; margin: 0 0 4px 0; font-size: 13px;
+    font-family: var(--jp-ui-font-family, system-ui, sans-serif); line-height: 1.45; white-space: normal;
+    border-left: 4px solid @VERMILLION; background: var(--jp-layout-color2, #f3f4f6);
+    color: var(--jp-ui-font-color1, #24292f); }
+.hivenb .jupyter-widgets-disconnected::before { content: none; }
 .hivenb img { max-width: 100%; height: auto; border-radius: 4px; }
 .hivenb .hivenb-unseen { display: none; }
 .hivenb .hivenb-picture { position: relative; overflow: visible; }

@@ -13,15 +13,11 @@ from hivenb.figures.history import Snapshot
 from hivenb.swarm.peer_id import short_id
 from hivenb.system.printable import printable
 from hivenb.view import words
+from hivenb.view.not_yet import ANY_TIME, Situation, no_peers_listed
 
 if TYPE_CHECKING:
     from hivenb.run.status import RunStatus
     from hivenb.swarm.roster import Member
-
-NO_PEERS = (
-    "no peers yet: start the run, and give others the invite, or add two peers on this machine with "
-    "swarm.add_local_peers(2, run)"
-)
 
 #: How one is connected, if that is not how most are.
 _WORTH_A_WORD = (Reach.RELAYED, Reach.NOT)
@@ -72,7 +68,11 @@ def status_line(status: RunStatus, bar_width: int = 20) -> str:
 
 
 def summary(
-    status: RunStatus, snapshot: Snapshot, members: Sequence[Member] = (), advice: Sequence[Advice] = ()
+    status: RunStatus,
+    snapshot: Snapshot,
+    members: Sequence[Member] = (),
+    advice: Sequence[Advice] = (),
+    now: Situation | None = None,
 ) -> str:
     """A run in a few lines: its state, its figures from first to last, its peers.
 
@@ -80,6 +80,7 @@ def summary(
     :param snapshot: of its history
     :param members: its peers
     :param advice: what its figures suggest to change
+    :param now: what decides what is said while there are no peers; by default the state of the run alone
     :returns: lines joined by newlines, none at the end; equal input gives equal text
     """
     lines = [status_line(status)]
@@ -90,7 +91,8 @@ def summary(
     figures = figure_lines(snapshot)
     if figures:
         lines += ["", *figures]
-    lines += ["", *peer_lines(members)]
+    now = Situation(str(status.state.value)) if now is None else now
+    lines += ["", *peer_lines(members, now)]
     if advice:
         lines += ["", advice_line(advice)]
     return "\n".join(lines)
@@ -105,10 +107,13 @@ def figure_lines(snapshot: Snapshot) -> list[str]:
     return table(("", "first", "last", "best"), rows, numbers_from=1) if rows else []
 
 
-def peer_lines(members: Sequence[Member]) -> list[str]:
-    """Peers as the lines of a table, or one line that says how to get some."""
+def peer_lines(members: Sequence[Member], now: Situation = ANY_TIME) -> list[str]:
+    """Peers as the lines of a table, or one line that says how to get some.
+
+    :param now: what decides what is said while there are none
+    """
     if not members:
-        return [NO_PEERS]
+        return [no_peers_listed(now)]
     rows = [
         (
             who(member),

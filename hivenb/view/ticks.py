@@ -28,9 +28,10 @@ def time_ticks(end: float, most: int, start: float = 0.0) -> tuple[list[float], 
     size, unit = next((size, unit) for size, unit in _UNITS_OF_TIME if step >= size and step % size == 0)
     numbers = range(math.ceil(start / step), int(end // step) + 1)
     places = [float(number * step) for number in numbers]
-    if size < 3600 and start >= 60 * size:  # far from the start: 62:05 min rather than 3725 s
+    if size < 3600 and start >= 60 * size:  # far from the start: 62 min 5 s rather than 3725 s
         larger = "h" if size == 60 else "min"
-        return places, [f"{place // size // 60:.0f}:{place // size % 60:02.0f} {larger}" for place in places]
+        parts = [divmod(round(place / size), 60) for place in places]
+        return places, [f"{many} {larger} {few} {unit}" if few else f"{many} {larger}" for many, few in parts]
     return places, [f"{place / size:.0f} {unit}" for place in places]
 
 

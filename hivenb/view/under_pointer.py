@@ -27,6 +27,7 @@ def facts(picture: Picture, choice: ChartChoice) -> dict[str, Any]:
     """
     return {
         "alt": in_words(picture, choice),
+        "width": choice.width,
         "zoomed": choice.window is not None,
         "panels": [_panel(drawn, picture) for drawn in picture.panels],
     }
@@ -60,9 +61,10 @@ def _panel(drawn: DrawnPanel, picture: Picture) -> dict[str, Any]:
         "lines": [_line(drawn, line, picture) for line in panel.lines],
         "marks": [
             {
-                "at": mark.event.time,
-                "texts": list(mark.texts),
-                "box": None if box is None else _shares(box, picture),
+                "box": _shares(box, picture),
+                "events": [
+                    {"number": one.number, "text": one.event.text, "at": float(one.place)} for one in mark.events
+                ],
             }
             for mark, box in drawn.marks
         ],

@@ -56,9 +56,15 @@ class TestFacts:
     def test_a_mark_has_its_whole_text_and_all_that_it_stands_for(self, training: History) -> None:
         long = "one word after the other " * 9
         training.mark("option", long, time=1015.1)
-        (several,) = [mark for mark in panel(training, "Loss")["marks"] if len(mark["texts"]) > 1]
-        assert several["texts"] == ["float16 gradients", long]
-        assert several["at"] == pytest.approx(15.0)
+        events = [event for mark in panel(training, "Loss")["marks"] for event in mark["events"]]
+        assert [(event["number"], event["text"]) for event in events] == [
+            (1, "started"),
+            (3, "float16 gradients"),
+            (4, long),
+        ]
+        assert events[1]["at"] == pytest.approx(15.0)
+        (several,) = [mark for mark in panel(training, "Loss")["marks"] if len(mark["events"]) > 1]
+        assert [event["number"] for event in several["events"]] == [3, 4]
 
     def test_odd_values_become_nothing(self) -> None:
         history = History()
@@ -88,7 +94,7 @@ class TestChoice:
         assert part["whole"] == whole["across"]
         assert part["up"][1] < whole["up"][1] / 2, "the wild beginning is not seen"
         assert min(part["lines"][0]["x"]) == pytest.approx(19.9, abs=0.11), "one point more: the line goes to the edge"
-        assert [mark["texts"] for mark in part["marks"]] == []
+        assert part["marks"] == []
         whole_trend = dict(zip(whole["lines"][0]["x"], whole["lines"][0]["trend"], strict=True))
         for x, trend in zip(part["lines"][0]["x"], part["lines"][0]["trend"], strict=True):
             assert trend == pytest.approx(whole_trend.get(x, trend)), "smoothed as before"
@@ -124,6 +130,9 @@ class TestChoice:
         assert by_epochs.window == pytest.approx((6.0, 15.0), abs=0.2)
         narrow = changed(ChartChoice(), {"zoom": ["time", 10.0, 10.1]}, snapshot).window
         assert narrow == pytest.approx((9.05, 11.05))
+        assert changed(ChartChoice(), {"width": 470}, snapshot).width == 470
+        assert changed(ChartChoice(), {"width": 10**9}, snapshot).width == 900, "no page can ask for all of memory"
+        assert changed(ChartChoice(), {"width": -5}, snapshot).width == 360
         off = changed(ChartChoice(), {"toggle": "Loss/training"}, snapshot)
         assert off.hidden == {"Loss/training"}
         assert changed(off, {"toggle": "Loss/training"}, snapshot) == ChartChoice()
@@ -132,7 +141,9 @@ class TestChoice:
         rows = as_csv(training.snapshot(), ChartChoice(window=(10.0, 12.0), hidden=frozenset({"Loss/validation"})))
         head, *points = rows.splitlines()
         assert head == "chart,series,seconds,value,low,high"
-        assert not any(row.startswith("Loss,validation") for row in points)
+        assert len([row for row in as_csv(training.snapshot(), ChartChoice()).splitlines() if "validation" in row]) == 6
+        hidden = as_csv(training.snapshot(), ChartChoice(hidden=frozenset({"Loss/validation"})))
+        assert hidden == as_csv(training.snapshot(), ChartChoice()), "what is switched off is in it as well"
         assert "Peers,,10.000,3,3,3" in points
         assert len([row for row in points if row.startswith("Loss,training")]) in (20, 21)
         with_epochs = as_csv(training.snapshot(), ChartChoice(axis="epochs")).splitlines()

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from hivenb.history import Event, History
+from hivenb.history import History
 from hivenb.view.chart_choice import ChartChoice
-from hivenb.view.charts import ChartImage, draw
+from hivenb.view.charts import ChartImage, draw, surface_for
 from hivenb.view.drawing_surface import DrawingSurface, Word
 from hivenb.view.horizontal_axis import AXES, to_axis
-from hivenb.view.panels import merged, panels, smoothed, with_gaps
+from hivenb.view.not_yet import Situation
+from hivenb.view.panels import panels, smoothed, with_gaps
 from hivenb.view.theme import DARK, LIGHT
 from hivenb.view.time_shares import time_shares
 
@@ -27,14 +28,15 @@ def pixels(png: bytes) -> np.ndarray:
     return imread(io.BytesIO(png))
 
 
-def words_of(history: History, **how: Any) -> list[Word]:
-    surface = DrawingSurface(7.4, 6.4, 100)
-    draw(history.snapshot(), surface, ChartChoice(**how))
+def words_of(history: History, now: Situation = Situation(), **how: Any) -> list[Word]:  # noqa: B008
+    choice = ChartChoice(**how)
+    surface = surface_for(choice.width, 96)  # a pixel of it for each of the page
+    draw(history.snapshot(), surface, choice, now)
     return surface.words
 
 
-def texts(history: History, **how: Any) -> list[str]:
-    return [word.text for word in words_of(history, **how)]
+def texts(history: History, now: Situation = Situation(), **how: Any) -> list[str]:  # noqa: B008
+    return [word.text for word in words_of(history, now, **how)]
 
 
 @pytest.fixture
@@ -53,9 +55,22 @@ def whole(training: History) -> History:
 
 
 def test_is_a_png_of_the_right_size(training: History) -> None:
-    png = ChartImage(width=7.4, height=6.4, dpi=100).png(training.snapshot())
+    png = ChartImage(dpi=96).png(training.snapshot(), width=650)
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
-    assert pixels(png).shape[:2] == (640, 740)
+    assert pixels(png).shape[:2] == (472, 650)
+
+
+@pytest.mark.parametrize("width", [360, 468, 560, 650, 900])
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_is_as_large_as_that_of_the_page_however_wide_the_picture_is(
+    whole: History, width: int, dark: bool
+) -> None:
+    surface = surface_for(width)
+    draw(whole.snapshot(), surface, ChartChoice(width=width, dark=dark))
+    scale = width / surface.width  # pixels of the page for each of the picture
+    sizes = {word.style.size * surface.point * scale for word in surface.words}
+    assert min(sizes) > 11.9, "the page's notes are of 12 pixels"
+    assert max(sizes) < 13.1, "and the rest of it is of 13"
 
 
 def test_equal_data_gives_equal_bytes_and_other_data_other_pixels(training: History) -> None:
@@ -70,9 +85,9 @@ def test_equal_data_gives_equal_bytes_and_other_data_other_pixels(training: Hist
 
 
 def test_says_what_to_do_while_there_is_nothing_to_see() -> None:
-    shown = texts(History())
+    shown = texts(History(), Situation("ready"))
     assert any("press Start" in text for text in shown)
-    assert any("send them the invite" in text for text in shown)
+    assert any("send others the invite" in text for text in shown)
 
 
 def test_says_the_latest_numbers_and_marks_events(training: History) -> None:
@@ -93,16 +108,19 @@ def test_there_is_no_metric_panel_without_a_metric() -> None:
 
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("log", [False, True])
-def test_nothing_lies_outside_of_the_picture_or_on_something_else(whole: History, axis: str, log: bool) -> None:
+@pytest.mark.parametrize("width", [360, 470, 650])
+def test_nothing_lies_outside_of_the_picture_or_on_something_else(
+    whole: History, axis: str, log: bool, width: int
+) -> None:
     for event in range(12):
         whole.mark("option", f"a very long word for an option, number {event}", time=1000.0 + 2.7 * event)
         whole.mark("peer", f"peer {event} joined", time=1000.0 + 2.5 * event)
-    found = words_of(whole, axis=axis, log=log)
+    found, surface = words_of(whole, axis=axis, log=log, width=width), surface_for(width, 96)
     for word in found:
         assert word.box.left >= 0
         assert word.box.bottom >= 0
-        assert word.box.right <= 740
-        assert word.box.top <= 640
+        assert word.box.right <= surface.width
+        assert word.box.top <= surface.height
     for i, word in enumerate(found):
         for other in found[i + 1 :]:
             assert not word.box.overlaps(other.box), f"{word.text} and {other.text}"
@@ -266,6 +284,13 @@ def test_smoothing_keeps_the_mean_and_ignores_gaps() -> None:
     assert np.ptp(smoothed(noisy)[20:-20]) < 0.5
 
 
+def test_what_goes_on_in_a_pause_has_no_gap_there() -> None:
+    every_second, none_meanwhile = np.arange(60.0), np.append(np.arange(20.0), np.arange(40.0, 60.0))
+    pause = np.array([19.5, 39.5])
+    assert np.isfinite(with_gaps(every_second, every_second, pause)[1]).all()
+    assert np.isnan(with_gaps(none_meanwhile, none_meanwhile, pause)[1]).sum() == 1
+
+
 def test_a_new_start_breaks_the_line() -> None:
     times = np.array([0.0, 1, 2, 60, 61])
     broken, values = with_gaps(times, np.arange(5), np.array([0.0, 58.0, 58.5, 70.0]))
@@ -273,21 +298,11 @@ def test_a_new_start_breaks_the_line() -> None:
     assert np.array_equal(values, [0, 1, 2, np.nan, 3, 4], equal_nan=True)
 
 
-def test_marks_at_one_moment_share_their_words() -> None:
-    events = [
-        Event(1.0, "option", "a"),
-        Event(1.1, "option", "b"),
-        Event(1.2, "run", "resumed"),
-        Event(9.0, "option", "c"),
-    ]
-    assert [mark.event.text for mark in merged(events, near=0.5)] == ["2 options changed", "resumed", "c"]
-
-
 class Drawn(DrawingSurface):
     """Keeps what is drawn: arrays of places, nan where they break."""
 
     def __init__(self) -> None:
-        super().__init__(7.4, 6.4, 100)
+        super().__init__(6.5, 4.92, 100)
         self.spans: list[tuple[np.ndarray, np.ndarray, Any]] = []
 
     def line(self, x: Any, y: Any, color: str, **how: Any) -> None:
@@ -356,22 +371,6 @@ def test_the_time_legend_says_each_word_with_its_number(whole: History) -> None:
     shown = texts(whole)
     for word in ("computing ", "averaging ", "waiting "):
         assert any(text.startswith(word) and text.endswith(" %") for text in shown), word
-
-
-def test_marks_keep_their_rows_and_their_words_as_time_goes_by() -> None:
-    history = History()
-    said = ["started", "gradients: float16", "target batch size: 600", "a round that failed as one of two did not come"]
-    for number, text in enumerate(said):
-        history.mark("option", text, time=20.0 * number)
-    rows: dict[str, set[float]] = {text: set() for text in said}
-    for second in range(61, 600, 7):
-        history.record("loss", 1.0, time=float(second))
-        if second % 5 == 0:
-            history.mark("option", f"mark {second}", time=float(second))
-        for word in words_of(history):
-            if word.text in rows:
-                rows[word.text].add(word.box.top)
-    assert [len(tops) for tops in rows.values()] == [1, 1, 1, 1]
 
 
 def test_a_spike_stays_a_peak() -> None:

@@ -31,7 +31,9 @@ def panel() -> RunPanel:
 
 def test_the_header_names_the_run_and_says_how_long_it_has_trained_and_how_far_it_is(status: Any) -> None:
     text = words_of(status_html(status, Standing("digits", Length(125.0, 3, 10, "pass", 291.0))))
-    assert text.startswith("ready to start digits epoch 14 pass 3 of 10 2 min 5 s , about 4 min 51 s to go 3 peers")
+    assert text.startswith(
+        "ready to start digits epoch 14 pass 3 of 10 trained 2 min 5 s , about 4 min 51 s to go 3 peers"
+    )
     assert "batch 1,500 of 6,000" in words_of(
         status_html(status, Standing("digits", Length(1.0, 1500, 6000, "batch", None)))
     )

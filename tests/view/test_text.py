@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hivenb.history import History
-from hivenb.view.text import NO_PEERS, bar, status_line, summary, table
+from hivenb.view.not_yet import Situation, no_peers_listed
+from hivenb.view.text import bar, status_line, summary, table
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_the_best_is_that_of_the_points_without_gaps(status: Any) -> None:
 
 
 def test_says_how_to_get_peers(status: Any) -> None:
-    assert summary(status, History().snapshot()).splitlines()[-1] == NO_PEERS
+    assert summary(status, History().snapshot()).splitlines()[-1] == no_peers_listed(Situation(status.state.value))
 
 
 def test_lines_of_a_table_end_without_spaces() -> None:
