@@ -2,8 +2,8 @@
 
 Averagers encode with the codec they were given, but decode, and encode their replies, with the object that
 ``hivemind/compression/serialization.py`` keeps for the message's type. So a correction needs both: a subclass
-to hand to the averager (`corrected` finds it for any codec object), and its entry in that table (`install`,
-which importing this module runs, so that a corrected codec never exists in a process that cannot decode it).
+to hand to the averager (`corrected` finds it for any codec object), and its entry in that table (`install`, which
+each averager runs in its own process: that of a kernel or a script is others' as well).
 
 Each override names the line of hivemind 1.1.12 it works around; ``tests/engine/test_codecs.py`` says when
 upstream no longer needs it.
@@ -269,7 +269,7 @@ def _corrected_part(part: Any) -> Any:
 
 
 def install() -> None:
-    """Make this process, and those forked from it later, decode and reply with the corrected codecs.
+    """Make this process, which has to be a child of ours alone, decode and reply with the corrected codecs.
 
     Works around ``serialization.py:13``, which keeps the decoders in a table by type. May be called any
     number of times.
@@ -278,6 +278,3 @@ def install() -> None:
         name = runtime_pb2.CompressionType.Name(codec_class.compression_type)
         upstream_serialization._BASE_COMPRESSION_TYPES[name] = codec_class()
     upstream_serialization._BASE_COMPRESSION_TYPES["NONE"] = _CheckedPlain()
-
-
-install()

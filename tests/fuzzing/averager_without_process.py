@@ -18,8 +18,14 @@ import torch
 from hivemind.p2p import P2PContext, P2PDaemonError, PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
+from hivenb.engine import corrected_codecs
 from hivenb.engine.averagers.gradient_averagers import GradientAverager
+from hivenb.engine.dht.carried_values import bound_this_process
 from hivenb.engine.rounds.gathered import marked
+
+# as in each averager's process
+bound_this_process()
+corrected_codecs.install()
 
 OWN, GOOD, EVIL, OTHER = (PeerID(b"\x12\x20" + bytes([number] * 32)) for number in range(4))
 

@@ -12,7 +12,7 @@ from hivemind.utils import MSGPackSerializer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - puts the checked codecs in hivemind's table
+from hivenb.engine import corrected_codecs
 from hivenb.engine.dht.passes import NEVER, Authority
 from hivenb.engine.dht.secret import Secret
 from hivenb.engine.progress.peer_reports import parse_report
@@ -26,6 +26,8 @@ from hivenb.view.style import safe
 
 from .invites import ADDRESS
 from .records import OWNER
+
+corrected_codecs.install()  # as in each averager's process
 
 numbers = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats()
 carried = st.recursive(

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from hivemind.utils import MSGPackSerializer
 
+from hivenb.engine.dht.carried_values import BoundedSerializer
 from hivenb.engine.dht.checked_values import raw, sequence, whole
 
 #: Numbers of a state that are compared, and of each of its tensors at least and at most.
@@ -46,7 +46,7 @@ class Question:
 
     def pack(self) -> bytes:
         """As it travels."""
-        return bytes(MSGPackSerializer.dumps([self.seed, self.count]))
+        return bytes(BoundedSerializer.dumps([self.seed, self.count]))
 
     @classmethod
     def parse(cls, packed: bytes) -> Question:
@@ -54,7 +54,7 @@ class Question:
 
         :raises ValueError: if it is none
         """
-        seed, count = sequence(MSGPackSerializer.loads(packed), 2, least=2)
+        seed, count = sequence(BoundedSerializer.loads(packed), 2, least=2)
         return cls(raw(seed, _SEED_BYTES, least=_SEED_BYTES), whole(count, 1, MAX_TENSORS))
 
 
@@ -73,7 +73,7 @@ class Statement:
 
     def pack(self) -> bytes:
         """As it travels."""
-        return bytes(MSGPackSerializer.dumps([self.epoch, list(self.sizes), self.values.astype("<f4").tobytes()]))
+        return bytes(BoundedSerializer.dumps([self.epoch, list(self.sizes), self.values.astype("<f4").tobytes()]))
 
     @classmethod
     def parse(cls, packed: bytes) -> Statement:
@@ -81,7 +81,7 @@ class Statement:
 
         :raises ValueError: if it is none
         """
-        epoch, sizes, values = sequence(MSGPackSerializer.loads(packed), 3, least=3)
+        epoch, sizes, values = sequence(BoundedSerializer.loads(packed), 3, least=3)
         counted = tuple(whole(size) for size in sequence(sizes, MAX_TENSORS))
         expected = sum(places_in(size, len(counted)) for size in counted)
         numbers = np.frombuffer(raw(values, 4 * expected, least=4 * expected), "<f4").astype(np.float64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
@@ -54,11 +54,31 @@ class Bounded:
 
 
 def _tuple(raw: bytes) -> tuple[Any, ...]:
-    return tuple(MSGPackSerializer.loads(raw))
+    return tuple(BoundedSerializer.loads(raw))
+
+
+def _dictionary(raw: bytes) -> DictionaryDHTValue:
+    # hivemind/dht/storage.py:unpackb reads what is in it without bounds
+    most, latest, items = BoundedSerializer.loads(raw)
+    with DictionaryDHTValue(most).freeze() as made:
+        for key, value, expiration in items:
+            made.store(key, value, expiration)
+        made.latest_expiration_time = latest
+        return made
 
 
 def _of_another_program(raw: bytes) -> Any:
     raise ValueError("it describes tensors for hivemind's mixture of experts")
+
+
+class BoundedSerializer(MSGPackSerializer):
+    """``hivemind``'s ``MSGPackSerializer`` that reads within these bounds; what it writes is the same."""
+
+    _ext_type_codes: ClassVar[dict[int, Any]] = {
+        MSGPackSerializer._TUPLE_EXT_TYPE_CODE: Bounded(_tuple),
+        MSGPackSerializer._ext_types[DictionaryDHTValue]: Bounded(_dictionary),
+        MSGPackSerializer._ext_types[BatchTensorDescriptor]: Bounded(_of_another_program),
+    }
 
 
 def _make_short_peer_id(peer: PeerID, peer_id_bytes: bytes) -> None:
@@ -67,21 +87,13 @@ def _make_short_peer_id(peer: PeerID, peer_id_bytes: bytes) -> None:
     _make_peer_id(peer, peer_id_bytes)
 
 
-def install() -> None:
-    """Let this process, and those forked from it later, read within these bounds. May be called again.
+def bound_this_process() -> None:
+    """Let all of hivemind read within these bounds in this process, which has to be a child of ours alone.
 
-    Works around ``hivemind/utils/serializer.py:_decode_ext_types`` and ``PeerID`` in
-    ``hivemind/p2p/p2p_daemon_bindings/datastructures.py``; what is written stays the same.
+    It reads there what others send in a dozen places that name ``MSGPackSerializer`` and ``PeerID`` themselves
+    (``hivemind/dht/schema.py``, ``hivemind/dht/protocol.py``, ``hivemind/averaging/matchmaking.py``). In a kernel or a
+    script the same classes belong to others as well, such as hivemind's mixture of experts: there
+    :class:`BoundedSerializer` is called by name. May be called again; what is written stays the same.
     """
-    types = MSGPackSerializer._ext_types
-    MSGPackSerializer._ext_type_codes.update(
-        {
-            MSGPackSerializer._TUPLE_EXT_TYPE_CODE: Bounded(_tuple),
-            types[DictionaryDHTValue]: Bounded(DictionaryDHTValue.unpackb),
-            types[BatchTensorDescriptor]: Bounded(_of_another_program),
-        }
-    )
+    MSGPackSerializer._ext_type_codes.update(BoundedSerializer._ext_type_codes)
     PeerID.__init__ = _make_short_peer_id
-
-
-install()

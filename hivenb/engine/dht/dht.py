@@ -18,9 +18,9 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
-from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what stands in records ends no process
 from hivenb.engine.dht.addresses import Reach, is_loopback, routes
 from hivenb.engine.dht.blocked_peers import BlockedPeers
+from hivenb.engine.dht.carried_values import bound_this_process
 from hivenb.engine.dht.daemon import Admission, Relaying, TiedP2P, start_daemon
 from hivenb.engine.dht.door import Door
 from hivenb.engine.dht.door_keeping import DOOR_KEY_ID, WAITS_AT_START, DoorRecords, keep_door, look
@@ -151,6 +151,7 @@ class DHT(Restarting, hivemind.DHT):
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and
         # ends on most of them, and which leaves no room for a P2P class of our own.
         settle_as_child()
+        bound_this_process()  # what stands in records ends no process
         os.environ.setdefault("GOGC", DAEMON_GOGC)
         if self._is_relay:
             os.environ.setdefault("GOMAXPROCS", RELAY_GOMAXPROCS)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
-from hivemind.utils import MSGPackSerializer
-
+from hivenb.engine.dht.carried_values import BoundedSerializer
 from hivenb.engine.dht.passes import KEY_BYTES, SIGNATURE_BYTES, Authority, Pass, is_signed
 
 #: Bytes of a signed list at most: some 800 ids of peers.
@@ -66,7 +65,7 @@ class DoorList:
         :raises ValueError: if it is too long
         """
         revoked = [[key, sorted(ids)] for key, ids in sorted(self.revoked.items())]
-        packed = bytes(MSGPackSerializer.dumps([self.version, sorted(self.out), revoked]))
+        packed = bytes(BoundedSerializer.dumps([self.version, sorted(self.out), revoked]))
         if len(packed) + SIGNATURE_BYTES > MOST_DOOR_BYTES:
             raise ValueError(f"the list of those who are out, and who may stay, has more than {MOST_DOOR_BYTES} bytes")
         return authority.sign(_DOOR + packed) + packed
@@ -84,7 +83,7 @@ def read_door_list(signed: object, authority: bytes) -> DoorList | None:
     if not is_signed(authority, _DOOR + packed, signed[:SIGNATURE_BYTES]):
         return None
     try:
-        version, out, revoked = MSGPackSerializer.loads(packed)
+        version, out, revoked = BoundedSerializer.loads(packed)
         made = DoorList(version, _ids(out), {_key(key): _ids(ids) for key, ids in revoked})
     except (ValueError, TypeError, RecursionError):  # an authority of another version of hivenb
         return None

@@ -14,8 +14,9 @@ from hivemind.dht import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import PeerID
-from hivemind.utils import MSGPackSerializer, ValueWithExpiration, get_dht_time, get_logger
+from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
+from hivenb.engine.dht.carried_values import BoundedSerializer
 from hivenb.engine.dht.door import Door, read_door_list
 from hivenb.engine.dht.guard import Guard
 from hivenb.engine.dht.passes import Authority, Membership, Pass
@@ -47,7 +48,7 @@ class DoorRecords(RecordValidatorBase):
         if record.key != DOOR_KEY_ID:
             return True
         try:
-            version, signed = MSGPackSerializer.loads(record.subkey), MSGPackSerializer.loads(record.value)
+            version, signed = BoundedSerializer.loads(record.subkey), BoundedSerializer.loads(record.value)
         except (ValueError, TypeError, RecursionError):
             return False
         made = read_door_list(signed, self._authority)

@@ -12,8 +12,9 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
-from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils import get_dht_time
 
+from hivenb.engine.dht.carried_values import BoundedSerializer
 from hivenb.engine.dht.checked_once import CheckedOnce
 from hivenb.engine.dht.checked_values import named
 from hivenb.engine.dht.patience import Patience, PatientStub
@@ -60,7 +61,7 @@ class Protocol(DHTProtocol):
         record = DHTRecord(key_bytes, subkey_bytes, value_bytes, expiration_time)
         try:  # before signatures are looked at, which takes a hundred times as long
             is_plain = subkey_bytes in self.RESERVED_SUBKEYS
-            subkey = None if is_plain else MSGPackSerializer.loads(subkey_bytes)
+            subkey = None if is_plain else BoundedSerializer.loads(subkey_bytes)
             if not is_plain and not self._is_of(sender, subkey, record):
                 return False
         except (ValueError, TypeError, RecursionError):  # it cannot be read
@@ -97,7 +98,7 @@ class Protocol(DHTProtocol):
             return bool(subkey == sender.to_bytes())
         if self._kind_of(record.key) is not Kind.PROGRESS:
             return True
-        report = MSGPackSerializer.loads(self.record_validator.strip_value(record))
+        report = BoundedSerializer.loads(self.record_validator.strip_value(record))
         return report is None or named(report, 32).get("peer_id") == sender.to_bytes()
 
     def _may_bring(self, sender: PeerID, key: bytes, subkey: Any, expiration: float) -> bool:

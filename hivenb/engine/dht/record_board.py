@@ -12,9 +12,10 @@ from typing import Any
 
 import hivemind
 from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.utils import MSGPackSerializer, ValueWithExpiration, get_dht_time
+from hivemind.utils import ValueWithExpiration, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
+from hivenb.engine.dht.carried_values import BoundedSerializer
 from hivenb.errors import ProcessEndedError, SwarmError
 
 #: Bytes in one record. A larger message into the DHT's pipe can mix with one of another process (POSIX, PIPE_BUF); the
@@ -97,7 +98,7 @@ class RecordBoard:
 
 def length_of(value: Any) -> int:
     """Bytes that a value takes in a record: its own if it is made of them, and else those in which it travels."""
-    return len(value if isinstance(value, bytes) else MSGPackSerializer.dumps(value))
+    return len(value if isinstance(value, bytes) else BoundedSerializer.dumps(value))
 
 
 def is_owned(subkey: object) -> bool:

@@ -17,8 +17,9 @@ from typing import Any
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils import get_dht_time
 
+from hivenb.engine.dht.carried_values import BoundedSerializer
 from hivenb.engine.dht.checked_values import finite, named, raw, sequence, truth
 from hivenb.engine.dht.door import MOST_DOOR_BYTES
 from hivenb.engine.dht.record_board import is_owned
@@ -156,8 +157,8 @@ def why_refused(record: DHTRecord, value: bytes, kind: Kind | None) -> str | Non
     if not isinstance(expires, (int, float)) or not math.isfinite(expires) or expires > get_dht_time() + longest:
         return f"it is to stand for more than {longest:.0f} s"
     try:
-        content = MSGPackSerializer.loads(value)
-        subkey = None if is_plain else MSGPackSerializer.loads(record.subkey)
+        content = BoundedSerializer.loads(value)
+        subkey = None if is_plain else BoundedSerializer.loads(record.subkey)
         hash(subkey)
         if rule is not None:
             if is_plain:

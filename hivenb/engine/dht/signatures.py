@@ -7,9 +7,10 @@ from typing import Any
 from cryptography.exceptions import UnsupportedAlgorithm
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.utils import MSGPackSerializer, get_logger
+from hivemind.utils import get_logger
 from hivemind.utils.crypto import RSAPrivateKey
 
+from hivenb.engine.dht.carried_values import BoundedSerializer
 from hivenb.engine.dht.identity import can_prove, id_of, is_proven, prove
 from hivenb.engine.dht.record_rules import Kind, RunRecords, is_peer_id, why_refused
 
@@ -32,7 +33,7 @@ class SignatureValidator(RSASignatureValidator):
     def __init__(self, private_key: RSAPrivateKey | None = None, identity: bytes | None = None, all_sign: bool = False):
         super().__init__(private_key)
         self._identity, self._all_sign = identity, all_sign
-        self._own_id = None if identity is None else MSGPackSerializer.dumps(id_of(identity))
+        self._own_id = None if identity is None else BoundedSerializer.dumps(id_of(identity))
         self.kinds: dict[bytes, Kind] = {}
 
     def validate(self, record: DHTRecord) -> bool:
@@ -65,7 +66,7 @@ class SignatureValidator(RSASignatureValidator):
         """Whether what stands under a peer's id is signed by it, where all peers do so."""
         if not self._all_sign:
             return True
-        subkey: Any = MSGPackSerializer.loads(record.subkey) if record.subkey else None
+        subkey: Any = BoundedSerializer.loads(record.subkey) if record.subkey else None
         if not is_peer_id(subkey) or not can_prove(subkey):
             return True
         unsigned = DHTRecord(record.key, record.subkey, self.strip_value(record), record.expiration_time)

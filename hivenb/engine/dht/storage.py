@@ -9,7 +9,8 @@ from typing import Any
 
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
-from hivemind.utils import MSGPackSerializer
+
+from hivenb.engine.dht.carried_values import BoundedSerializer
 
 #: Keys that a node keeps for others of which it knows nothing.
 MAX_KEYS = 4096
@@ -102,7 +103,7 @@ def _has_room(dictionary: DictionaryDHTValue, subkey: Any, value: bytes) -> bool
 
 def _bytes_of(subkey: Any, value: bytes) -> int:
     if isinstance(subkey, tuple):
-        return _TUPLE_MEMORY * len(MSGPackSerializer.dumps(subkey)) + len(value)
+        return _TUPLE_MEMORY * len(BoundedSerializer.dumps(subkey)) + len(value)
     return len(value) + (len(subkey) if isinstance(subkey, (bytes, str)) else 0)
 
 

@@ -17,8 +17,8 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase, StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
 
-from hivenb.engine import corrected_codecs as _codecs  # noqa: F401 - a peer without one decodes others' messages, too
-from hivenb.engine.dht import carried_values as _values  # noqa: F401 - what others say ends no process
+from hivenb.engine import corrected_codecs
+from hivenb.engine.dht.carried_values import bound_this_process
 from hivenb.engine.dht.message_limits import limit_for
 from hivenb.engine.dht.restarts import ending_with
 from hivenb.engine.process.watched_process import WatchedProcess, shut_down_on_error
@@ -95,6 +95,11 @@ class AveragerBase(WatchedProcess, LeavingAverager):
         if "_rpc_handlers" not in vars(cls):
             cls._rpc_handlers = None
         super()._collect_rpc_handlers()
+
+    def run(self) -> None:
+        bound_this_process()  # what others say ends no process
+        corrected_codecs.install()  # a peer without one decodes others' messages, too
+        super().run()
 
     # -- in the process that trains -----------------------------------------------------------------------------
 

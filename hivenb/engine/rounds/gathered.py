@@ -9,7 +9,8 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MSGPackSerializer
+
+from hivenb.engine.dht.carried_values import BoundedSerializer
 
 #: What hivemind's averager sends to its group with each round: bandwidth, mode, the caller's own.
 UPSTREAM_FIELDS = 3
@@ -36,13 +37,13 @@ SLOWEST, FASTEST = 1e-9, 1e15
 
 def marked(gather: bytes) -> bytes:
     """What a peer sends to its group, with the mark of ours."""
-    return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), MARK])
+    return BoundedSerializer.dumps([*BoundedSerializer.loads(gather), MARK])
 
 
 def with_bandwidth(gather: bytes, megabits: float | None) -> bytes:
     """What a peer sends to its group, with what its line can send unless the user has said that."""
-    record = MSGPackSerializer.loads(gather)
-    return MSGPackSerializer.dumps([megabits if record[0] is None else record[0], *record[1:]])
+    record = BoundedSerializer.loads(gather)
+    return BoundedSerializer.dumps([megabits if record[0] is None else record[0], *record[1:]])
 
 
 def is_marked(record: list[Any]) -> bool:
@@ -52,22 +53,22 @@ def is_marked(record: list[Any]) -> bool:
 
 def are_of_ours(gathered: Sequence[bytes]) -> bool:
     """Whether nobody in a group is a peer of plain hivemind; they are readable."""
-    return all(is_marked(MSGPackSerializer.loads(gather)) for gather in gathered)
+    return all(is_marked(BoundedSerializer.loads(gather)) for gather in gathered)
 
 
 def has_helper(gathered: Sequence[bytes]) -> bool:
     """Whether somebody in a group only helps the others to average; they are readable."""
-    return any(MSGPackSerializer.loads(gather)[1] == AveragingMode.AUX.value for gather in gathered)
+    return any(BoundedSerializer.loads(gather)[1] == AveragingMode.AUX.value for gather in gathered)
 
 
 def offering_early(gather: bytes, word: str = EARLY) -> bytes:
     """What a peer sends to its group that may begin early; before it is marked."""
-    return MSGPackSerializer.dumps([*MSGPackSerializer.loads(gather), word])
+    return BoundedSerializer.dumps([*BoundedSerializer.loads(gather), word])
 
 
 def all_offer_early(gathered: Sequence[bytes]) -> bool:
     """Whether a group is of ours alone that may all begin equally early; they are readable."""
-    records = [MSGPackSerializer.loads(gather) for gather in gathered]
+    records = [BoundedSerializer.loads(gather) for gather in gathered]
     words = [record[UPSTREAM_FIELDS:] for record in records if is_marked(record)]
     return len(words) == len(records) and any(all(word in said for said in words) for word in (EARLY, AT_ONCE))
 
@@ -75,8 +76,8 @@ def all_offer_early(gathered: Sequence[bytes]) -> bool:
 def epoch_of(gather: bytes) -> int | None:
     """The epoch whose round a peer of ours looks for; ``None`` if it does not say, or is not one of ours."""
     try:
-        record = MSGPackSerializer.loads(gather)
-        epoch = MSGPackSerializer.loads(record[UPSTREAM_FIELDS - 1]) if is_marked(record) else None
+        record = BoundedSerializer.loads(gather)
+        epoch = BoundedSerializer.loads(record[UPSTREAM_FIELDS - 1]) if is_marked(record) else None
     except (ValueError, TypeError, IndexError):  # anybody may send anything
         return None
     return epoch if isinstance(epoch, int) else None
@@ -87,9 +88,9 @@ def is_readable(gather: bytes) -> bool:
     if len(gather) > LONGEST_GATHER:
         return False
     try:
-        bandwidth, mode, own = MSGPackSerializer.loads(gather)[:UPSTREAM_FIELDS]
+        bandwidth, mode, own = BoundedSerializer.loads(gather)[:UPSTREAM_FIELDS]
         AveragingMode(mode)
-        MSGPackSerializer.loads(own)
+        BoundedSerializer.loads(own)
         is_number = isinstance(bandwidth, (int, float))
         return bandwidth is None or (is_number and (bandwidth == 0 or SLOWEST <= bandwidth <= FASTEST))
     except Exception:  # anybody may send anything, and msgpack raises what it likes
