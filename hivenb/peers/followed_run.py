@@ -47,9 +47,11 @@ class Follower(Protocol):
 class Followers:
     """Those who train with the options of a run, for as long as somebody else holds them. Any thread may call."""
 
-    def __init__(self, notify: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, notify: Callable[[str], None] = lambda text: None, experiment: str = "") -> None:
         #: called with a few words on what has become of them, for whoever looks at the run
         self.notify = notify
+        #: what a person calls the run that they follow, and others that came before it; see ``swarm/run_names.py``
+        self.experiment = experiment
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         self._told: Options | None = None
         self._lock = threading.Lock()  # nobody hears of older options after newer ones
@@ -90,6 +92,9 @@ class Followers:
 
 class FollowedRun(Protocol):
     """A run, as those see it who take part in it from other processes: :class:`hivenb.TrainingRun` is one."""
+
+    def take_name(self) -> None:
+        """Have a name in the DHT from now on that is its own; called before anybody follows it there."""
 
     @property
     def model(self) -> Any:

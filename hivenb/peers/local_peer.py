@@ -29,10 +29,19 @@ class LocalPeer:
     :param connection: for orders and reports
     :param log_path: where it writes what it logs
     :param run_id: name of the run in which it takes part
+    :param experiment: of which that is a run
     """
 
-    def __init__(self, number: int, process: Any, connection: Connection, log_path: Path, run_id: str = ""):
-        self.number, self.run_id = number, run_id
+    def __init__(
+        self,
+        number: int,
+        process: Any,
+        connection: Connection,
+        log_path: Path,
+        run_id: str = "",
+        experiment: str = "",
+    ):
+        self.number, self.run_id, self.experiment = number, run_id, experiment or run_id
         self._process, self._connection, self._log_path = process, connection, log_path
         # the fork server frees its number as soon as it has ended
         self._known = KnownProcess(process.pid)
@@ -42,6 +51,7 @@ class LocalPeer:
         self._peer_id: str | None = None
         self._began = False
         self._failure: str | None = None
+        self._told_why = ""
 
     @property
     def pid(self) -> int:
@@ -62,6 +72,21 @@ class LocalPeer:
         if exit_code is None:
             return "starting" if self._peer_id is None else "training" if self._began else "ready"
         return "left" if exit_code == 0 else "failed"
+
+    @property
+    def why_ended(self) -> str:
+        """Why it takes part no more, in words, once it has ended; empty if it has left as it was told to."""
+        if self.state not in ("left", "failed"):
+            return ""
+        return self._told_why or self._failure or (self.last_words if self.state == "failed" else "")
+
+    def put_out(self, why: str) -> None:
+        """Tell it to end, since it cannot take part any more. Returns at once.
+
+        :param why: that is so
+        """
+        self._told_why = why
+        self.ask_to_leave()
 
     @property
     def log(self) -> tuple[str, ...]:

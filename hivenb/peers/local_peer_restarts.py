@@ -58,6 +58,11 @@ class LocalPeerRestarts:
                 self._is_working = True
                 BackgroundThread(target=self._work, name="hivenb-local-peer-restarts").start()
 
+    def watches(self, peers: Iterable[LocalPeer]) -> bool:
+        """Whether one of these is started again when it dies."""
+        with self._changed:
+            return any(peer in self._watched for peer in peers)
+
     def forget(self, peers: Iterable[LocalPeer]) -> None:
         """Start these again no longer."""
         with self._changed:

@@ -5,19 +5,26 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import logging
 import tempfile
 import threading
 import time
-from collections.abc import Container, Iterator, Sequence
+import weakref
+from collections.abc import Collection, Container, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from hivenb._interrupts import interrupts_blocked
+from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.errors import HivenbError, LocalPeerError
+from hivenb.peers.coming_back import ComingBack
 from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.forking import fork_peer, wait_for_server
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peer_restarts import LocalPeerRestarts, WayIn
 from hivenb.peers.peer_recipe import make_recipe
+
+logger = logging.getLogger(__name__)
 
 #: Seconds that a peer is given to report itself; the first one waits for the imports as well.
 START_TIMEOUT = 120.0
@@ -40,6 +47,8 @@ class LocalPeers:
         self._at_work = 0
         self._is_closed = False
         self._restarts = LocalPeerRestarts(self._start_again)
+        self._coming: dict[str, ComingBack] = {}
+        self._out: weakref.WeakSet[LocalPeer] = weakref.WeakSet()
         self._changed = threading.Condition()
         self._folder = tempfile.TemporaryDirectory(prefix="hivenb-peers-")
         # multiprocessing would wait at exit for processes that nobody has told to end
@@ -57,6 +66,15 @@ class LocalPeers:
         """
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise LocalPeerError(f"cannot add {count!r} peers; give a whole number of at least 1")
+        coming = self._coming_to(run)
+        with coming.arriving:
+            there, too_many = coming.give_way(run, count)
+        self._let_go(list(too_many))
+        if restart:
+            self._restarts.watch(there, run, way_in)
+        return there + (self._start(count - len(there), run, way_in, restart=restart) if len(there) < count else ())
+
+    def _start(self, count: int, run: FollowedRun, way_in: WayIn, *, restart: bool) -> tuple[LocalPeer, ...]:
         new: list[LocalPeer] = []
         with self._working():
             self._require_open()  # from here on, close() waits for this to end
@@ -93,9 +111,94 @@ class LocalPeers:
         else:
             self._restarts.forget(meant)
 
+    def leave_with(self, run: FollowedRun) -> None:
+        """Let those of a run leave, as it trains no more; they come back with it, or with what takes its place."""
+        coming = self._coming_to(run)
+        coming.is_open = False
+        with coming.arriving:  # none comes from here on
+            self._leave(run, [peer for peer in self._peers if peer in run.followers])
+
+    def leave_behind(self, run: FollowedRun) -> None:
+        """Let those leave that follow another run of the same experiment; as many come with this one instead."""
+        self._leave(None, left_behind(self._peers, run))
+
+    def _leave(self, run: FollowedRun | None, leaving: Sequence[LocalPeer]) -> None:
+        alive = [peer for peer in leaving if peer.state in ("ready", "training")]
+        for experiment in {peer.experiment for peer in alive}:
+            of_it = [peer for peer in alive if peer.experiment == experiment]
+            coming = self._coming.setdefault(experiment, ComingBack())
+            coming.note(run, len(of_it), self._restarts.watches(of_it))
+        self._let_go(list(leaving))
+
+    def come_back_with(self, run: FollowedRun, way_in: WayIn) -> None:
+        """Let as many come to a run that begins to train as have left with it, or with what it takes the place of."""
+        coming = self._coming_to(run)
+        if coming.begin(run, len([peer for peer in self._peers if peer in run.followers])):
+            work = partial(self._bring_back, weakref.ref(run), coming, way_in)
+            BackgroundThread(target=work, name="hivenb-local-peers-back").start()
+
+    def _bring_back(self, of: weakref.ref[FollowedRun], coming: ComingBack, way_in: WayIn) -> None:
+        while (run := of()) is not None:
+            with coming.arriving:
+                if not coming.take_one():
+                    return
+                try:
+                    coming.note_arrival(self._start(1, run, way_in, restart=coming.restart), run)
+                except HivenbError as e:
+                    coming.forget()
+                    if not self._is_closed:
+                        run.followers.notify("a local peer has not come back")
+                        logger.warning(f"A local peer has not come back with its run: {e}")
+
+    def rename(self, run: FollowedRun, experiment: str) -> None:
+        """Let those of a run that does not train, and those that are to come to it, be of another experiment."""
+        for peer in self._peers:
+            if peer in run.followers:
+                peer.experiment = experiment
+        before = self._coming_to(run)
+        if before.is_of(run):
+            with self._changed:
+                self._coming[experiment] = self._coming.pop(_experiment_of(run))
+
+    def to_come_to(self, run: FollowedRun) -> int:
+        """How many are to come to a run when it starts, or are on their way."""
+        coming = self._coming.get(_experiment_of(run))
+        return 0 if coming is None else coming.count
+
+    def forget_those_to_come(self, run: FollowedRun | None = None, count: int | None = None) -> None:
+        """Let nobody come to a run by itself, or to any.
+
+        :param count: of those to come; by default all of them
+        """
+        for coming in list(self._coming.values()) if run is None else [self._coming_to(run)]:
+            with coming.arriving:
+                coming.forget(count)
+
+    def _coming_to(self, run: FollowedRun) -> ComingBack:
+        with self._changed:
+            return self._coming.setdefault(_experiment_of(run), ComingBack())
+
     def leave_dead(self, peer_id: str) -> None:
         """Do not start this one again, if it is one of these: somebody wants it out."""
         self._restarts.forget(peer for peer in self._peers if peer.peer_id == peer_id)
+
+    def put_out(self, ids: Collection[str]) -> None:
+        """Let those end that were shown the door of the swarm. They stay on the list, with the reason. Returns at once.
+
+        :param ids: of all peers that were
+        """
+        out = [peer for peer in self._peers if peer.peer_id in ids and peer.state in ("ready", "training")]
+        new = [peer for peer in out if peer not in self._out]
+        if new:
+            self._out.update(new)
+            self._restarts.forget(new)
+            for peer in new:
+                peer.put_out("it was shown the door of the swarm")
+            BackgroundThread(target=self._end_those_out, args=(new,), name="hivenb-local-peers-out").start()
+
+    def _end_those_out(self, peers: Sequence[LocalPeer]) -> None:
+        with self._working():
+            _end(peers, LEAVE_TIMEOUT)
 
     def remove(self, count: int | None, these: Container[object] | None = None) -> None:
         """See :meth:`hivenb.Swarm.remove_local_peers`.
@@ -104,12 +207,17 @@ class LocalPeers:
         """
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
             raise LocalPeerError(f"cannot remove {count!r} peers; give a whole number, or None for all")
-        leaving: list[LocalPeer] = []
+        with self._changed:
+            meant = [peer for peer in self._peers if these is None or peer in these]
+            leaving = meant[0 if count is None else max(0, len(meant) - count) :]
+        self._let_go(leaving)
+
+    def _let_go(self, leaving: list[LocalPeer]) -> None:
+        if not leaving:
+            return
         with self._working():
             try:
                 with self._changed:
-                    meant = [peer for peer in self._peers if these is None or peer in these]
-                    leaving = meant[0 if count is None else max(0, len(meant) - count) :]
                     self._peers = tuple(peer for peer in self._peers if peer not in leaving)
                 self._restarts.forget(leaving)
                 _end(leaving, LEAVE_TIMEOUT)
@@ -157,7 +265,7 @@ class LocalPeers:
                 self._peers = tuple(peer for peer in self._peers if peer not in peers)
 
     def _start_again(self, dead: LocalPeer, run: FollowedRun, way_in: WayIn) -> None:
-        (new,) = self.add(1, run, way_in, restart=True)
+        (new,) = self._start(1, run, way_in, restart=True)
         with self._changed:
             was_there = dead in self._peers
             self._peers = tuple(peer for peer in self._peers if peer is not dead)
@@ -183,7 +291,7 @@ class LocalPeers:
         wait_for_server()
         with interrupts_blocked():  # one in between would leave a peer that is nobody's
             process, connection = fork_peer(f"hivenb-peer-{number}", recipe, log_path)
-            launched.append(LocalPeer(number, process, connection, log_path, run_id))
+            launched.append(LocalPeer(number, process, connection, log_path, run_id, run.followers.experiment))
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -191,12 +299,16 @@ class LocalPeers:
 
 
 def left_behind(peers: Sequence[LocalPeer], run: FollowedRun) -> tuple[LocalPeer, ...]:
-    """Those of some local peers that take part in a run of the same name, and follow another one.
+    """Those of some local peers that take part in another run of the same experiment.
 
     :param peers: of the run's swarm
     """
-    run_id = run.options.run_id
-    return tuple(peer for peer in peers if peer.run_id == run_id and peer not in run.followers)
+    experiment = _experiment_of(run)
+    return tuple(peer for peer in peers if peer.experiment == experiment and peer not in run.followers)
+
+
+def _experiment_of(run: FollowedRun) -> str:
+    return run.followers.experiment or run.options.run_id
 
 
 def _end(peers: Sequence[LocalPeer], timeout: float) -> None:

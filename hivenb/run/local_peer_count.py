@@ -32,12 +32,19 @@ class LocalCount:
     :param wanted: that are to run; the same unless work is under way
     :param error: why the last wish could not be met; empty if it could
     :param restarts: whether those that die are started again
+    :param returning: that come when the run starts, or are on their way by themselves
     """
 
     there: int
     wanted: int
     error: str = ""
     restarts: bool = False
+    returning: int = 0
+
+    @property
+    def shown(self) -> int:
+        """How many a person is to see as wanted: those that come by themselves are among them."""
+        return self.wanted + self.returning
 
     @property
     def is_changing(self) -> bool:
@@ -68,13 +75,16 @@ class LocalPeerCount:
             wanted, error = self._wanted, self._error
         run = self._run()
         there = 0 if run is None else len(alive(run.local_peers))
-        return LocalCount(there, there if wanted is None else wanted, error, self._restart)
+        returning = 0 if run is None or wanted is not None else run.swarm.local_peers_to_come(run)
+        return LocalCount(there, there if wanted is None else wanted, error, self._restart, returning)
 
     def ask_for(self, count: int) -> None:
         """Let there be so many. Returns at once; what was asked for before does not count any more.
 
         :param count: how many peers on this machine, this process not included
         """
+        if (run := self._run()) is not None:
+            run.swarm.forget_local_peers_to_come(run)  # this is how many there are to be, however they come
         with self._lock:
             is_working = self._wanted is not None
             self._wanted, self._error = max(0, count), ""

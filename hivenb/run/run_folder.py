@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import weakref
 from collections.abc import Collection, Mapping
@@ -61,6 +62,23 @@ class RunFolder:
             ) from error
         self.checkpoint, self._left = Path(checkpoint).resolve(), None
         return begins_at
+
+    def go_on_from(self, other: RunFolder) -> None:
+        """Let the next start go on from where another run has ended, whose folder goes with it."""
+        if other.checkpoint is not None:
+            self.checkpoint = Path(shutil.copy(other.checkpoint, self.path / "resume.ckpt"))
+
+    def difference(self, model: torch.nn.Module) -> str | None:
+        """In which tensor what is kept here differs from a model that is to go on with it; ``None`` if it fits."""
+        if self.checkpoint is None:
+            return None
+        kept = torch.load(self.checkpoint, map_location="cpu", weights_only=False, mmap=True)["state_dict"]
+        own = model.state_dict()
+        for name in sorted({*kept, *own}):
+            here, there = (tuple(one[name].shape) if name in one else None for one in (own, kept))
+            if here != there:
+                return f"{name} is {here or 'not there'} here and {there or 'not there'} in what the run has learned"
+        return None
 
     def take_back(self) -> int:
         """Let the next start go on from where the last one was to: it failed before it had begun.

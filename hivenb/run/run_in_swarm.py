@@ -19,5 +19,9 @@ class RunInSwarm(FollowedRun, Protocol):
         """Where it trains."""
 
     @property
+    def experiment(self) -> str:
+        """What a person calls it and the runs of other models before it, whose place it takes."""
+
+    @property
     def history(self) -> History:
         """Where it is recorded."""

@@ -127,6 +127,11 @@ class RunOptions:
             self._wait_for(change)
         self._step_if_due()
 
+    def rename(self, run_id: str) -> None:
+        """Have another name in the DHT, before training begins."""
+        if run_id != self._in_force.run_id:
+            self._put_in_force(self._in_force.replace(run_id=run_id))
+
     # -- the swarm ----------------------------------------------------------------------------------------------
 
     def join(self, hosting: Hosting) -> None:

@@ -47,6 +47,8 @@ class RunStatus:
     :param swarm_samples_per_second: speed of all peers together
     :param loss: newest training loss; ``None`` before the first
     :param error: what went wrong, in words; ``None`` if nothing did
+    :param origin: with what it has begun, as ``run.origin`` says it
+    :param elsewhere: how many peers of the swarm train in other runs, by their names; this machine's are left out
     :param left_out: batches of this peer that count for nothing, as their gradients were not finite
     :param left_out_peers: peers for which no round of this peer waits, by their ids, with the reasons
     """
@@ -64,6 +66,8 @@ class RunStatus:
     error: str | None
     left_out: int = 0
     left_out_peers: Mapping[str, str] = field(default_factory=dict)
+    origin: str = ""
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
 
 
 def status_of(
@@ -95,4 +99,18 @@ def status_of(
         loss=loss,
         error=None if error is None else f"{type(error).__name__}: {error}",
         left_out=recorder.left_out,
+    )
+
+
+def who_trains_elsewhere(peers: Mapping[str, int], own: str) -> str:
+    """That others train another run in the swarm, in words.
+
+    :param peers: how many train in each, by its name; at least one
+    :param own: name of the run that is looked at
+    """
+    total = sum(peers.values())
+    who = "1 peer trains" if total == 1 else f"{total:,} peers train"
+    named = ", ".join(map(repr, sorted(peers)))
+    return (
+        f"{who} another run in this swarm, {named}, and not {own!r}. Who joins by swarm.invite as it is now trains here"
     )

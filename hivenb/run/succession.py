@@ -1,4 +1,4 @@
-"""What a new run means for those that train already: one of its name gives way, and no two train one model.
+"""What a new run means for those that train already: one of its experiment gives way, and no two train one model.
 
 hivemind allows one run of a name for each DHT, and two Trainers would compute gradients of one module at a time.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +38,10 @@ class Neighbour(RunInSwarm, Protocol):
     def local_peers(self) -> tuple[LocalPeer, ...]:
         """Its peers on this machine."""
 
+    @property
+    def started_at(self) -> float:
+        """When it was started last, by ``time.monotonic()``."""
+
     def stop(self) -> None:
         """End training; returns when it has ended."""
 
@@ -47,9 +50,9 @@ _runs: weakref.WeakSet[Neighbour] = weakref.WeakSet()
 
 
 def claim_place(run: Neighbour) -> tuple[Neighbour, ...]:
-    """Find out whose place a run takes that is about to start, and warn that they end.
+    """Find out whose place a run takes that is about to start.
 
-    :returns: active runs of the same name in the same swarm, which :func:`give_way` ends
+    :returns: active runs of the same experiment in the same swarm, which :func:`give_way` ends
     :raises TrainingError: if another run trains the same parameters at the moment
     """
     others = [other for other in _runs if other is not run and other.is_active]
@@ -61,37 +64,57 @@ def claim_place(run: Neighbour) -> tuple[Neighbour, ...]:
                 f"{type(run.model).__name__} at the moment, and two runs cannot train one model. Stop that run first, "
                 "or give this one a model of its own, such as copy.deepcopy(model)"
             )
-    for other in older:
-        count = len(other.local_peers)
-        leaving = f", and its {count} local peers leave" if count else ""
-        warnings.warn(
-            f"a run named {run.options.run_id!r} trains in this swarm already: it stops{leaving}, and this one takes "
-            "its place. Two runs train side by side if each has a name: Options(run_id=...)",
-            stacklevel=3,
-        )
-    left = len(left_behind(run.swarm.local_peers, run)) - sum(len(other.local_peers) for other in older)
-    if left > 0:
-        warnings.warn(
-            f"{left} local peers of an older run named {run.options.run_id!r} are still in this swarm: they leave, as "
-            "this run takes its place",
-            stacklevel=3,
-        )
     _runs.add(run)
     return older
 
 
 def give_way(older: Sequence[Neighbour], newer: Neighbour) -> None:
-    """End runs whose place another one takes, and local peers of that name; returns when they have ended."""
+    """End runs whose place another one takes, and their local peers; returns when they have ended."""
     for run in older:
-        logger.warning(f"the run {run.options.run_id!r} stops, as a newer one of the same name takes its place")
+        count = len(run.local_peers)
+        leaving = f" with its {_peers_here(count)}" if count else ""
+        logger.info(
+            f"the run {run.options.run_id!r} stops{leaving}, and a newer one takes its place{_as_what(newer, run)}. "
+            "Two runs train side by side if each has a name: Options(run_id=...)"
+        )
         run.history.mark("run", "replaced by a newer one")
         run.stop()
         newer.history.mark("run", "took the place of an older one")
-    newer.swarm.remove_left_behind(newer)
+    if left := left_behind(newer.swarm.local_peers, newer):  # such as those that were kept when their run stopped
+        logger.info(f"{_peers_here(len(left))} of an older run of {newer.experiment!r} give way to a newer one")
+        newer.swarm.remove_left_behind(newer)
+
+
+def before(run: Neighbour) -> Neighbour | None:
+    """The run of this process that has trained last under the very name of another one; ``None`` if none has."""
+    name = run.options.run_id
+    same = (other for other in _runs if other is not run and other.swarm is run.swarm and other.options.run_id == name)
+    return max(same, key=lambda other: other.started_at, default=None)
+
+
+def make_room(run: Neighbour) -> None:
+    """End runs that train another model under the very name of a run that somebody is about to join."""
+    name = run.options.run_id
+    older = [other for other in _runs if other is not run and other.is_active and _is_same_place(other, run)]
+    give_way([other for other in older if other.options.run_id == name and other.model is not run.model], run)
+
+
+def _peers_here(count: int) -> str:
+    return "peer on this machine" if count == 1 else f"{count} peers on this machine"
+
+
+def _as_what(run: Neighbour, other: Neighbour) -> str:
+    name = run.options.run_id
+    if name == other.options.run_id:
+        return ""
+    if run.swarm.is_joined:
+        return f" in the run {name!r}"
+    return f" as {name!r}, a new run that begins with the weights of its own {type(run.model).__name__}"
 
 
 def _is_same_place(one: Neighbour, other: Neighbour) -> bool:
-    return one.swarm is other.swarm and one.options.run_id == other.options.run_id
+    is_same = one.experiment == other.experiment or one.options.run_id == other.options.run_id
+    return is_same and one.swarm is other.swarm
 
 
 def _share_parameters(one: Neighbour, other: Neighbour) -> bool:

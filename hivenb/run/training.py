@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,16 +35,20 @@ from hivenb.run.script import script_of
 from hivenb.run.shown_fit import ShowsFit
 from hivenb.run.shown_options import ShowsOptions
 from hivenb.run.stage import Gate, Stage
-from hivenb.run.status import RunState, RunStatus, status_of
-from hivenb.run.succession import claim_place, give_way, one_starts
+from hivenb.run.status import RunState, RunStatus, status_of, who_trains_elsewhere
+from hivenb.run.succession import before, claim_place, give_way, make_room, one_starts
 from hivenb.run.waiting import Goal, wait_with_line
 from hivenb.swarm.agreement.host import Hosting
+from hivenb.swarm.agreement.other_runs import OtherRuns
 from hivenb.swarm.roster import Roster
 from hivenb.swarm.swarm import Swarm, adopt
 
 if TYPE_CHECKING:
     from hivenb.engine.progress.peer_reports import PeerInfo
     from hivenb.peers.local_peer import LocalPeer
+
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
@@ -71,6 +78,9 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
       also in another kernel: below the user's state directory, apart for each working directory and each class of
       model, or in a folder that is named here or by ``HIVENB_HISTORY``. ``False``, or ``HIVENB_HISTORY=off``, keeps no
       file
+    :param resume: whether to go on with what the last run of this name in this swarm has learned, whose place it takes.
+      Without it, a model that was made anew is a new run, with a name of its own in the DHT; but in a swarm that was
+      joined by an invite the run is that of the others, and this peer takes over their state
     :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`hivenb.run.trainer.TRAINER_DEFAULTS`
     :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for; or the model or
       the swarm is something else
@@ -87,28 +97,36 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         *,
         swarm: Swarm,
         options: Options,
+        resume: bool = False,
         keep_history: bool | str | Path = True,
         **trainer_kwargs: Any,
     ):
         check_arguments(model, swarm, options, trainer_kwargs)
-        options = in_invited_run(options, swarm)
+        experiment, options = options.run_id, in_invited_run(options, swarm)
         self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
         self.history, self.roster = History(), Roster()
         #: those who train with the options of this run, from when it begins: its local peers
-        self.followers = Followers(partial(self.history.mark, "peer"))
+        self.followers = Followers(partial(self.history.mark, "peer"), experiment)
+        self._resumes = resume
+        kept_as = options.run_id  # the name that a person has written finds the histories of all its models
+        if not swarm.is_joined:
+            options = options.replace(run_id=swarm.run_names.name_for(experiment, model, goes_on=resume))
         self._stage = Stage()
+        self._name = options.run_id
         self._options = RunOptions(options, self._stage, self.history, self._train_with, self._position)
         self._rolling_back = RollingBack(self._stage, self.history)
         self._exception: BaseException | None = None
         self._recorder = Recorder(self.history)
         self._modes = KeptModes(partial(self.history.mark, "run"))
         self._thread: threading.Thread | None = None
+        self._others: OtherRuns | None = None
+        self._started_at, self._origin, self._keeps_local_peers = -math.inf, "new run", False
         self._folder = RunFolder()
-        folder = folder_of(options.run_id, keep_history)
-        self._kept_history = KeptHistory(self.history, folder, options.run_id, type(model_of(model)).__qualname__)
+        folder = folder_of(kept_as, keep_history)
+        self._kept_history = KeptHistory(self.history, folder, kept_as, type(model_of(model)).__qualname__)
         if (earlier := self._kept_history.earlier()) is not None:
             self.history.begin_after(earlier)
-        adopt(swarm, self, options.run_id)
+        adopt(swarm, self)
 
     # -- what a person does -------------------------------------------------------------------------------------
 
@@ -121,8 +139,9 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         in place of what was changed here, and a warning says so.
 
         In the middle of a pass through the data, it goes on with as many batches as were left; the loader begins anew.
-        A run of the same name that trains in this swarm already is stopped first, with a warning, and local peers of
-        that name leave that follow another run, even one that has ended. Runs of different names train side by side.
+        A run of the same name that trains in this swarm already is stopped first, which both histories and the log
+        say, and local peers of that name leave that follow another run, even one that has ended; as many follow this
+        one. Runs of different names train side by side.
 
         :param checkpoint: a file that a Trainer has written, to go on from, with its weights; as all pickles, it can
           run code
@@ -139,26 +158,33 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
                 elif self._state is RunState.STOPPING:
                     raise TrainingError("the run is stopping; wait for it with run.wait() and start it again")
                 return
+            self._find_name()
             gate = Gate(self._stage, self._modes, self._began, self._step_aside, partial(self.history.mark, "run"))
             folder = str(self._folder.path)
             fit = prepare_fit(self, folder, self._recorder, gate, self._modes, self._on_epoch, self._look)
             if self._fit is not None and checkpoint is None and self._has_own_end:
                 require_way_to_go(fit.trainer, self._fit.trainer)
             self._rolling_back.begin(fit.strategy)
-            older = claim_place(self)
-            adopt(self.swarm, self, self.options.run_id)
-            self._fit, self._exception = fit, None
+            older, former = claim_place(self), before(self)
+            self._started_at, self._keeps_local_peers = time.monotonic(), False
+            self.swarm.run_names.take(self.experiment, self.options.run_id, self.model)
+            adopt(self.swarm, self)
+            self._fit, self._exception, self._origin = fit, None, "new run"
             self._stage.enter(RunState.STARTING)
-            self._thread = BackgroundThread(target=self._train, args=(fit, older), name="hivenb-trainer")
+            self._thread = BackgroundThread(target=self._train, args=(fit, older, former), name="hivenb-trainer")
             self._thread.start()
 
-    def stop(self, wait: bool = True) -> None:
+    def stop(self, wait: bool = True, keep_local_peers: bool = False) -> None:
         """End training at the next batch. The model keeps what it has learned; :meth:`start` goes on from there.
 
+        Its local peers end as well, and as many come back with :meth:`start`; so they do where the run ends by itself.
+
         :param wait: return only when the run has ended and its processes are gone
+        :param keep_local_peers: let the local peers train on without it, until it starts again or they are removed
         """
         with self._stage.changed:
             if self._state.is_active:
+                self._keeps_local_peers = keep_local_peers
                 self._stage.enter(RunState.STOPPING)
                 if self._fit is not None:
                     self._fit.end()
@@ -168,6 +194,8 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
 
     def pause(self) -> None:
         """Hold training at the next batch, without leaving the swarm for good. Others no longer wait for this peer.
+
+        They train on meanwhile, its local peers too; :meth:`resume` goes on with what they have learned.
 
         :raises TrainingError: if the run is not training
         """
@@ -238,6 +266,8 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         :raises OptionsError: if the new options are wrong or cannot be changed while the run trains; the old ones stay
         :raises Exception: whatever went wrong with the new options; the old ones are in force again
         """
+        if options is not None and options.run_id == self.experiment:
+            options = options.replace(run_id=self.options.run_id)  # which stands for its name in the DHT
         return self._options.apply(options, changes, wait and not self._is_trainer_thread())
 
     def roll_back(self, wait: bool = True) -> int:
@@ -268,7 +298,44 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         """
         return take_snapshot(self.model, self._stage, device, timeout, is_training=self._is_trainer_thread())
 
+    def take_name(self) -> None:
+        """Have a name in the DHT from now on that is its own, and end what trains another model under that.
+
+        Called before a local peer joins; :meth:`start` does the same.
+        """
+        with one_starts, self._stage.changed:
+            if self._state.is_active:
+                return
+            self._find_name()
+            self.swarm.run_names.take(self.experiment, self.options.run_id, self.model)
+        make_room(self)
+
     # -- what a person sees -------------------------------------------------------------------------------------
+
+    @property
+    def experiment(self) -> str:
+        """What a person calls it, and the runs of other models before it whose place it takes: ``Options(run_id=...)``.
+
+        The name in the DHT, by which peers meet, is ``run.options.run_id``: that of the experiment, with a number
+        behind it when another model has trained under that already.
+        """
+        return self.followers.experiment
+
+    @property
+    def origin(self) -> str:
+        """What the present or last start has begun with: ``"new run"``, with the weights of its model; ``"goes on from
+        epoch 12"``, or ``"joined at epoch 12"``, with the state of the other peers. Empty before the first start."""
+        return self._origin if self._state is not RunState.READY else ""
+
+    @property
+    def kept_folder(self) -> RunFolder:
+        """Where it keeps what another start needs."""
+        return self._folder
+
+    @property
+    def started_at(self) -> float:
+        """When it was started last, by ``time.monotonic()``; endlessly long ago if it was not."""
+        return self._started_at
 
     @property
     def kept_epoch(self) -> int | None:
@@ -319,21 +386,26 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
             peers=self.peers(),
             loss=self.history.snapshot().last("loss"),
         )
-        return replace(status, left_out_peers=self.roster.left_out)
+        elsewhere = {} if self._others is None or not state.is_active else dict(self._others.peers)
+        return replace(status, left_out_peers=self.roster.left_out, origin=self.origin, elsewhere=elsewhere)
 
     def __repr__(self) -> str:
         return f"TrainingRun({type(self.model).__name__}, {self._state.value}, run_id={self.options.run_id!r})"
 
     # -- the background thread ----------------------------------------------------------------------------------
 
-    def _train(self, fit: Fit, older: Sequence[TrainingRun]) -> None:
+    def _train(self, fit: Fit, older: Sequence[TrainingRun], former: TrainingRun | None) -> None:
         failure: BaseException | None = None
         run_id = self.options.run_id
         with self.swarm.logs.this_thread():
             try:
                 self._kept_history.begin()
                 give_way(older, self)
+                if former is not None and self._folder.checkpoint is None:
+                    self._go_on_from(former)
+                fit.strategy.on_joined = self._joined
                 fit.monitor.start()
+                self._others = OtherRuns(self.swarm.dht, run_id)
                 hosting = Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host)
                 self._options.join(hosting)
                 self._rolling_back.join(hosting)
@@ -352,6 +424,8 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
             fit.monitor.close()
             self._options.leave()
             self._rolling_back.leave()
+            if not self._keeps_local_peers:
+                self.swarm.local_peers_leave_with(self)
         with self._stage.changed:
             self._stage.do_tasks()  # options that came too late are those of the next start
             self.followers.end()
@@ -372,6 +446,10 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
     def _look(self, peers: Sequence[PeerInfo]) -> None:
         self._options.look(peers)
         self._rolling_back.look()
+        if self._others is not None and self._may_host:
+            ours = [peer.peer_id for peer in self.swarm.local_peers]
+            if self._others.look([one for one in ours if one is not None]) and self._others.peers:
+                logger.info(who_trains_elsewhere(self._others.peers, self.options.run_id))
 
     def _train_with(self, options: Options) -> None:
         """Go on with other options, on the training thread between two batches."""
@@ -389,7 +467,41 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
 
     def _began(self) -> None:
         self.history.mark("run", "started" if self._folder.checkpoint is None else "resumed")
+        if self._folder.checkpoint is not None:
+            self._origin = f"goes on from epoch {self._recorder.epoch:,}"
+        elif self._name != self.experiment and not self.swarm.is_joined:
+            self.history.mark("run", f"new run {self._name}")
         self.followers.tell(self.options)
+        self.swarm.local_peers_come_back_with(self)
+
+    def _joined(self, epoch: int) -> None:
+        """The state of the others was taken over before the first batch."""
+        self._origin = f"joined at epoch {epoch:,}"
+        self.history.mark("run", f"{self._origin}, with the state of the others")
+
+    def _go_on_from(self, former: TrainingRun) -> None:
+        """Go on with what an earlier run of this process has learned under the same name, if that is wanted."""
+        is_asked_for = self._resumes or (self.swarm.is_joined and former.model is not self.model)
+        if not is_asked_for or former.kept_folder.checkpoint is None:
+            return
+        if (difference := former.kept_folder.difference(self.model)) is None:
+            self._folder.go_on_from(former.kept_folder)
+            self._recorder.epoch = former.status.epoch
+        elif self._resumes:
+            raise TrainingError(
+                f"the run {self._name!r} cannot be resumed: {difference}. Build the same model, or make a new run, "
+                "without resume=True"
+            )
+        else:
+            self.history.mark("run", "begins anew: the run has trained a model of another shape")
+
+    def _find_name(self) -> None:
+        """Have the name in the DHT under which this model trains; to be called while it does not."""
+        names, now = self.swarm.run_names, self.options.run_id
+        if now != self._name:  # it was given another one by hand
+            self.swarm.rename_local_peers(self, now)
+        self._name = now if self.swarm.is_joined else names.name_for(self.experiment, self.model, goes_on=self._resumes)
+        self._options.rename(self._name)
 
     def _step_aside(self) -> None:
         if (optimizer := self._optimizer) is not None:

@@ -35,7 +35,7 @@ class CountsBatches:
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called in the training loop before anything happens for that batch; counts its samples.
 
-        :raises NotInvitedError: if the invite to the swarm has expired
+        :raises NotInvitedError: if the invite to the swarm has expired, or this peer was shown the door
         """
         require_invited(self.dht)
         self.recover()

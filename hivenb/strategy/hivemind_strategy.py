@@ -146,6 +146,9 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             raise MisconfigurationException(str(e)) from e
         #: called with an EpochReport on the training thread after each epoch of the swarm
         self.on_epoch: Callable[[EpochReport], None] | None = None
+        #: called on the training thread before the first batch, with the epoch of the state that was taken over from
+        #: the others, if one was
+        self.on_joined: Callable[[int], None] | None = None
         #: what the last epoch of the swarm in the present or last ``fit`` came to; ``None`` before the first
         self.last_epoch_report: EpochReport | None = None
         self._dht, self._owns_dht = dht, dht is None
@@ -391,6 +394,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             if self.left is not None:
                 has_taken = self._optimizer.state_averager.states_taken > 0
                 self._give_way(self._optimizer, self.left.edited, downloads=not has_taken)
+            if self.on_joined is not None and self._optimizer.state_averager.states_taken:
+                self.on_joined(self._optimizer.local_epoch)
 
     def take_up(self, edited: Sequence[str], *, trains_on: bool = True) -> None:
         """Go on with parameters that somebody has changed in the module, on the training thread, between two batches.

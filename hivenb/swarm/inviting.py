@@ -36,7 +36,6 @@ class Invites:
 
     peer_id: str
     _lock: threading.RLock
-    _last_run_id: str
     _dht: DHT | None
     _local_peers: LocalPeers | None
 
@@ -45,6 +44,10 @@ class Invites:
         @property
         def dht(self) -> DHT:
             """The running DHT."""
+
+        @property
+        def newest_run_id(self) -> str:
+            """The name of the run that others are to join."""
 
         @property
         def addresses(self) -> tuple[str, ...]:
@@ -81,7 +84,8 @@ class Invites:
     def invite(self) -> str:
         """One word to give to others, for :meth:`join` or ``hivenb join``. Whoever reads it can join, too.
 
-        It holds the addresses, the name of the newest run and, of a private swarm, a key that its authority has signed.
+        It holds the addresses, the name of the newest run that trains, or will, and, of a private swarm, a key that its
+        authority has signed.
         It is good until the swarm is closed; that of a peer that was invited itself, for as long as the one it came by.
         After :meth:`show_the_door` it is another one, and for the peer that was put out the old one is good no more.
         """
@@ -123,8 +127,14 @@ class Invites:
             self._invite_key = self._new_key()
             if self._local_key is not None and revoked == self._local_key.public:
                 self._local_key = self._new_key()
+        self.end_local_peers_put_out()
         if not revoked:
             logger.warning(f"{peer_id} is out, but not its invite, which is not known: it has never answered this peer")
+
+    def end_local_peers_put_out(self) -> None:
+        """Let peers on this machine end that were shown the door, here or by another authority. Returns at once."""
+        if self._local_peers is not None and (out := self.shown_the_door):
+            self._local_peers.put_out(out)
 
     @property
     def shown_the_door(self) -> tuple[str, ...]:
@@ -138,8 +148,8 @@ class Invites:
         return (encode_invite(self.addresses, self._local_key),)
 
     def _encode(self, key: InviteKey | None) -> str:
-        run_id = None if self._last_run_id == DEFAULT_RUN_ID else self._last_run_id
-        return encode_invite(self.addresses, key, run_id)
+        run_id = self.newest_run_id
+        return encode_invite(self.addresses, key, None if run_id == DEFAULT_RUN_ID else run_id)
 
     def _authority(self, what: str) -> Authority:
         membership = self._membership

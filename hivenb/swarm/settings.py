@@ -16,6 +16,9 @@ from hivenb.options.spelling import did_you_mean
 from hivenb.swarm.invite import check_together, read_invite
 from hivenb.system.environment import detect
 
+#: What says how one gets into a swarm.
+_WAY_IN = frozenset({"secret", "invite_key", "initial_peers"})
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -39,9 +42,45 @@ class Settings:
     run_id: str | None = field(default=None, compare=False)
 
     def difference(self, other: Settings) -> str:
-        """In which settings another one differs, in words."""
-        names = [f.name for f in fields(self) if f.compare and getattr(self, f.name) != getattr(other, f.name)]
-        return ", ".join(f"{name}={getattr(other, name)!r} instead of {getattr(self, name)!r}" for name in names)
+        """In which settings another one differs, in words; how one gets in is told without what is secret in it."""
+        names = [name for name in self._differing(other) if name not in _WAY_IN]
+        told = [f"{name}={getattr(other, name)!r} instead of {getattr(self, name)!r}" for name in names]
+        ways = [] if self._leads_to(other) else [self._other_way(other)]
+        return "; ".join([*ways, *(["with " + ", ".join(told)] if told else [])])
+
+    def is_same_swarm(self, other: Settings) -> bool:
+        """Whether another one leads into the same swarm, be it by another invite, with all else as here."""
+        return self._leads_to(other) and not set(self._differing(other)) - _WAY_IN
+
+    def _differing(self, other: Settings) -> list[str]:
+        return [f.name for f in fields(self) if f.compare and getattr(self, f.name) != getattr(other, f.name)]
+
+    def _leads_to(self, other: Settings) -> bool:
+        mine, theirs = ({name: getattr(one, name) for name in _WAY_IN} for one in (self, other))
+        if mine == theirs:
+            return True
+        if not (self.initial_peers and other.initial_peers) or self.secret != other.secret:
+            return False
+        if self.invite_key is not None and other.invite_key is not None:
+            return self.invite_key.authority == other.invite_key.authority
+        # addresses alone: those of one peer at least are the same
+        ids = [{one.rpartition("/p2p/")[2] for one in settings.initial_peers} for settings in (self, other)]
+        return self.invite_key is other.invite_key and bool(ids[0] & ids[1])
+
+    def _other_way(self, other: Settings) -> str:
+        """How another one came into a swarm that is not this one's, in words."""
+        if not (self.initial_peers or other.initial_peers):
+            return "opened here with another secret"
+        if self.initial_peers and other.initial_peers:
+            return f"{other._way_in}, which leads into another swarm than the one that is given now"
+        return f"{other._way_in}, and not {self._way_in}"
+
+    @property
+    def _way_in(self) -> str:
+        """How one came into a swarm, in words."""
+        if not self.initial_peers:
+            return "opened here"
+        return f"joined by {'an invite' if self.invite_key is not None else 'addresses'}"
 
     @property
     def is_on_network(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
+import logging
 import os
 import threading
 import warnings
 import weakref
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from hivenb._fresh_locks import free_in_children
@@ -15,18 +17,21 @@ from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.dht.secret import Secret
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
 from hivenb.errors import SwarmError
-from hivenb.options.options import DEFAULT_RUN_ID
+from hivenb.options.options import DEFAULT_RUN_ID, Options
 from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
-from hivenb.peers.local_peers import LocalPeers, left_behind
+from hivenb.peers.local_peers import LocalPeers
 from hivenb.swarm.blocking import BlocksPeers
 from hivenb.swarm.invite import read_addresses, read_invite
 from hivenb.swarm.inviting import Invites
 from hivenb.swarm.onlookers import Onlookers
+from hivenb.swarm.run_names import RunNames
 from hivenb.swarm.settings import Settings, read_settings
 from hivenb.swarm.starting import start_dht
 from hivenb.system.environment import detect, require_linux
 from hivenb.system.logs import collect_logs
+
+logger = logging.getLogger(__name__)
 
 _NOBODY_CAN_JOIN = (
     "Nobody can connect to a machine of Colab, Kaggle or Binder, so that nobody can join by the invite of this swarm. "
@@ -35,8 +40,20 @@ _NOBODY_CAN_JOIN = (
 )
 
 
-class Stoppable(Protocol):
+class Trains(Protocol):
     """What trains in a swarm."""
+
+    @property
+    def options(self) -> Options:
+        """The options in force, with its name."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is at work, or about to be."""
+
+    @property
+    def exception(self) -> BaseException | None:
+        """What has ended it, if that was an error."""
 
     def stop(self) -> None:
         """End training; returns when it has ended."""
@@ -83,12 +100,17 @@ class Swarm(BlocksPeers, Invites):
         with cls._registry_lock:
             existing = cls._open.get(name)
             if existing is not None and existing.is_open and existing._owner_pid == os.getpid():
-                if existing._settings != wanted:
+                is_in = existing._settings == wanted or existing._is_let_in
+                if is_in and existing._settings.is_same_swarm(wanted):
+                    existing._follow_invite(wanted)
+                    return existing
+                if not existing._settings.is_same_swarm(wanted):
                     raise SwarmError(
-                        f"a swarm named {name!r} is open already, with {wanted.difference(existing._settings)}; "
+                        f"a swarm named {name!r} is open already, {wanted.difference(existing._settings)}; "
                         f"close it first (hivenb.Swarm.get({name!r}).close()), or give another name"
                     )
-                return existing
+                logger.info("The invite by which this swarm was joined is good no more: it is joined by the new one")
+                existing.close()
             swarm = super().__new__(cls)
             swarm._start(name, wanted)
             return swarm
@@ -146,11 +168,14 @@ class Swarm(BlocksPeers, Invites):
         self._settings = settings
         self._owner_pid = os.getpid()
         self._lock = threading.RLock()
-        self._runs: weakref.WeakSet[Stoppable] = weakref.WeakSet()
+        self._adopting = threading.Lock()  # not the one that is held while runs are stopped
+        self._runs: tuple[weakref.ref[Trains], ...] = ()
         self._local_peers: LocalPeers | None = None
         self._dht: DHT | None = None
-        self._last_run_id = settings.run_id or DEFAULT_RUN_ID
+        self._known_run_id = settings.run_id or DEFAULT_RUN_ID
         self.logs, self.onlookers = collect_logs(), Onlookers()
+        #: under which names models train here; of a swarm that was joined, the names are those of the others
+        self.run_names = RunNames()
         if settings.public and not settings.initial_peers and not detect().reachable:
             warnings.warn(_NOBODY_CAN_JOIN, stacklevel=3)  # of the cell: a log is looked at when it is too late
         self._dht = start_dht(settings.dht_kwargs() | {"secret": settings.credential()})
@@ -183,6 +208,11 @@ class Swarm(BlocksPeers, Invites):
             raise SwarmError(f"the DHT process of the swarm {self.name!r} has ended; close it and open it anew")
         return dht
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether others have opened it, so that its runs are theirs, too."""
+        return bool(self._settings.initial_peers)
+
     def revive(self) -> None:
         """Start the DHT anew, as the same peer, if that has been given up; a run that is started does so."""
         if self._dht is not None:
@@ -200,17 +230,39 @@ class Swarm(BlocksPeers, Invites):
 
     @property
     def invited_to(self) -> str | None:
-        """The name of a run, if the invite has said one with which this swarm was joined."""
+        """The name of a run, if the newest invite has said one with which this swarm was joined."""
         return self._settings.run_id
+
+    @property
+    def _is_let_in(self) -> bool:
+        """Whether the others let this peer in, as far as it knows."""
+        membership = self._membership
+        return membership is None or not (membership.key.has_expired or self.peer_id in self.shown_the_door)
+
+    def _follow_invite(self, wanted: Settings) -> None:
+        """Be in the run that the newest invite names; what trains already goes on in its own."""
+        before, now = self._settings.run_id or DEFAULT_RUN_ID, wanted.run_id or DEFAULT_RUN_ID
+        self._settings = replace(self._settings, run_id=wanted.run_id)
+        if wanted.initial_peers and now != before:
+            self._known_run_id = now
+            logger.info(f"The invite leads to the run {now!r} of this swarm, which the next TrainingRun joins")
+
+    @property
+    def newest_run_id(self) -> str:
+        """The name of the newest run here that trains; or else of the newest that is about to, or has ended without
+        an error; before the first, of that to which the invite leads."""
+        runs = [run for run in (known() for known in reversed(self._runs)) if run is not None]
+        usable = [run for run in runs if run.is_active] or [run for run in runs if run.exception is None]
+        return usable[0].options.run_id if usable else self._known_run_id
 
     def peers(self, run_id: str | None = None) -> tuple[PeerInfo, ...]:
         """Peers that have put samples into a run within the last seconds; this one first, then by id.
 
-        :param run_id: name of the run; by default that of the newest run of this swarm
+        :param run_id: name of the run; by default that of the newest run of this swarm, see :attr:`newest_run_id`
         :returns: one :class:`PeerInfo` for each
         :raises SwarmError: if the swarm is closed, or the DHT does not answer
         """
-        return read_peers(self.dht, self._last_run_id if run_id is None else run_id)
+        return read_peers(self.dht, self.newest_run_id if run_id is None else run_id)
 
     # -- peers on this machine ----------------------------------------------------------------------------------
 
@@ -229,6 +281,7 @@ class Swarm(BlocksPeers, Invites):
             self._way_in()  # refused once the swarm is closed
             local_peers = self._local_peers = self._local_peers or LocalPeers()
         # without the lock: it takes its time, and close() may end it
+        run.take_name()
         return local_peers.add(count, run, self._way_in, restart=restart)
 
     def restart_local_peers(self, run: FollowedRun, restart: bool = True) -> None:
@@ -244,12 +297,39 @@ class Swarm(BlocksPeers, Invites):
         :raises LocalPeerError: if that is no number of peers
         """
         if self._local_peers is not None:
+            there = [peer for peer in self.local_peers if run is None or peer in run.followers]
+            self._local_peers.forget_those_to_come(run, None if count is None else max(0, count - len(there)))
             self._local_peers.remove(count, None if run is None else run.followers)
 
-    def remove_left_behind(self, run: FollowedRun) -> None:
-        """Let peers on this machine leave that another run of the same name has added, be it gone or not."""
+    def local_peers_leave_with(self, run: FollowedRun) -> None:
+        """Let the local peers of a run leave that trains no more; they come back with its next start."""
         if self._local_peers is not None:
-            self._local_peers.remove(None, left_behind(self.local_peers, run))
+            self._local_peers.leave_with(run)
+
+    def local_peers_come_back_with(self, run: FollowedRun) -> None:
+        """Let those local peers come back that have left with a run that begins to train. Returns at once."""
+        if self._local_peers is not None:
+            self._local_peers.come_back_with(run, self._way_in)
+
+    def local_peers_to_come(self, run: FollowedRun) -> int:
+        """How many local peers come with a run when it starts, or are on their way."""
+        return 0 if self._local_peers is None else self._local_peers.to_come_to(run)
+
+    def forget_local_peers_to_come(self, run: FollowedRun) -> None:
+        """Let no local peers come by themselves to a run."""
+        if self._local_peers is not None:
+            self._local_peers.forget_those_to_come(run)
+
+    def rename_local_peers(self, run: FollowedRun, experiment: str) -> None:
+        """Let the local peers of a run be those of another experiment, as the run is of one."""
+        if self._local_peers is not None:
+            self._local_peers.rename(run, experiment)
+        run.followers.experiment = experiment
+
+    def remove_left_behind(self, run: FollowedRun) -> None:
+        """Let peers on this machine leave that an earlier run of the same experiment has added, be it gone or not."""
+        if self._local_peers is not None:
+            self._local_peers.leave_behind(run)
 
     @property
     def local_peers(self) -> tuple[LocalPeer, ...]:
@@ -266,8 +346,9 @@ class Swarm(BlocksPeers, Invites):
         if self._owner_pid != os.getpid():
             return
         with self._lock:
-            for run in list(self._runs):
-                run.stop()
+            for known in self._runs:
+                if (run := known()) is not None:
+                    run.stop()
             if self._local_peers is not None:
                 self._local_peers.close()
             if self._dht is not None:
@@ -305,6 +386,7 @@ class Swarm(BlocksPeers, Invites):
             "peer id": f"<code>{html.escape(self.peer_id)}</code>",
             "addresses": "<br>".join(f"<code>{html.escape(address)}</code>" for address in self.addresses),
             "who can join": "those who have the invite" if self.is_private else "anybody who can reach an address",
+            "run": f"<code>{html.escape(self.newest_run_id)}</code>",
             "invite": f'<input readonly size="60" onclick="this.select()" value="{html.escape(self.invite)}">',
         }
         left = 'style="text-align:left"'
@@ -312,15 +394,16 @@ class Swarm(BlocksPeers, Invites):
         return f"{title}<table>{cells}</table>"
 
 
-def adopt(swarm: Swarm, run: Stoppable, run_id: str) -> None:
+def adopt(swarm: Swarm, run: Trains) -> None:
     """Let a swarm stop a run before it closes, unless nobody holds the run by then. For :class:`hivenb.TrainingRun`.
 
     :param swarm: an open one
     :param run: the newest one of the swarm from now on
-    :param run_id: its name
     """
-    swarm._runs.add(run)
-    swarm._last_run_id = run_id
+    with swarm._adopting:
+        known = tuple(one for one in swarm._runs if one() is not None and one() is not run)
+        swarm._runs = (*known, weakref.ref(run))
+        swarm._known_run_id = run.options.run_id
 
 
 def _close_all() -> None:

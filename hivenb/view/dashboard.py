@@ -12,6 +12,7 @@ from hivenb.figures.advice import in_words
 from hivenb.figures.earlier_history import whole
 from hivenb.figures.predicted_traffic import buffer_bytes, tensor_shapes
 from hivenb.run.local_peer_count import local_peer_count
+from hivenb.run.status import who_trains_elsewhere
 from hivenb.view import display, text
 from hivenb.view.advice_panel import AdvicePanel
 from hivenb.view.chart_panel import ChartPanel
@@ -96,7 +97,7 @@ class Dashboard:
         if run is None:
             return self._last_text
         now = DashboardState.of(run)
-        return text.summary(now.status, now.snapshot, now.members, now.advice, now.situation)
+        return text.summary(now.status, now.snapshot, now.members, now.advice, now.situation, now.standing.name)
 
     def close(self) -> None:
         """Stop watching, and let go of the run; the last picture stays. May be called twice."""
@@ -148,6 +149,7 @@ class _View:
         self._is_closed = False
         self._refresher = Refresher(self._draw, self._failed, interval)
 
+        self._invited_to = run.swarm.newest_run_id, run.swarm.shown_the_door
         self.run_panel = RunPanel(
             self._invite(),
             {
@@ -206,6 +208,13 @@ class _View:
             # A run whose swarm is closed can still be looked at.
             self._say(str(error), is_trouble=True)
             return ""
+
+    def _look_at_invite(self) -> None:
+        """Show the invite anew when it leads to another run, or lets others in than before."""
+        shown = self._run.swarm.newest_run_id, self._run.swarm.shown_the_door
+        if shown != self._invited_to:
+            self._invited_to = shown
+            self._refresher.submit(lambda: self.run_panel.show_invite(self._invite(), self._run.swarm.who_can_join))
 
     def _attempt_first_frame(self) -> None:
         # Before the thread starts, so that what appears under the cell is complete at once.
@@ -296,10 +305,13 @@ class _View:
 
     def _draw(self) -> None:
         now = DashboardState.of(self._run)
+        self._look_at_invite()
         state = str(now.status.state.value)
         trouble = self._messages.trouble(state, self._run.options_error)
         remark = self._messages.remark(state, is_pending=now.options.pending is not None)
-        remark = " ".join(text for text in (waiting(now.options, state), remark) if text)
+        elsewhere = now.status.elsewhere
+        others = who_trains_elsewhere(elsewhere, now.standing.name) if elsewhere else ""
+        remark = " ".join(text for text in (waiting(now.options, state), remark, others) if text)
         who = (now.members, now.local, now.blocked)
         seen = (now.snapshot.version, now.status, now.standing, who, now.options, now.log, trouble, remark)
         if seen != self._drawn:

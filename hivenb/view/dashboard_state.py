@@ -83,20 +83,23 @@ class LocalPeersNow:
     :param count: how many there are, and how many there are to be
     :param states: of each of them, by its number
     :param ids: which of the members they are: number by id
+    :param ended: why those take part no more that have not left as they were told to, by their numbers
     """
 
     count: LocalCount
     states: Mapping[int, str] = field(default_factory=dict)
     ids: Mapping[str, int] = field(default_factory=dict)
+    ended: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: TrainingRun) -> LocalPeersNow:
-        """Those of a run's swarm at this moment."""
-        peers = run.swarm.local_peers
+        """Those of a run at this moment, and the ids of all of its swarm."""
+        peers, own = run.swarm.local_peers, run.local_peers
         return cls(
             local_peer_count(run).now,
-            {peer.number: peer.state for peer in peers},
+            {peer.number: peer.state for peer in own},
             {peer.peer_id: peer.number for peer in peers if peer.peer_id is not None},
+            {peer.number: why for peer in own if (why := peer.why_ended)},
         )
 
 

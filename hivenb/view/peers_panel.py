@@ -33,9 +33,6 @@ _RESTART_TOOLTIP = (
     "start peers on this machine again when they die, three times a minute at most: "
     "swarm.add_local_peers(1, run, restart=True)"
 )
-#: States of a local peer that belongs to the swarm.
-_HERE = ("ready", "training")
-
 #: What it means how one is connected.
 _ROUTES = {
     Reach.DIRECTLY: "the two machines talk to each other without anybody in between",
@@ -103,9 +100,9 @@ class PeersPanel:
         self.slider.disabled = self.restart.disabled = self._is_closed or not now.standing.swarm_is_open
         self._trouble.value = trouble(now.local.count.error)
         self._trouble.layout.display = "block" if now.local.count.error else "none"
-        if self._shown != now.local.count.wanted:
+        if self._shown != now.local.count.shown:
             # Noted first, so that the observer can tell this write from a person's.
-            self._shown = now.local.count.wanted
+            self._shown = now.local.count.shown
             self.slider.max = max(self.slider.max, self._shown)
             self.slider.value = self._shown
 
@@ -152,27 +149,43 @@ def peers_html(members: Sequence[Member], local_ids: Mapping[str, int] | None = 
 
 def local_html(now: DashboardState) -> str:
     """What happens to the peers on this machine, in a sentence: each stage until the last of them trains."""
+    ended = [f"local {number} has ended: {why}" for number, why in now.local.ended.items()]
+    return "".join(note(safe(text)) for text in (_stage_of_local(now), *ended) if text)
+
+
+def _stage_of_local(now: DashboardState) -> str:
     local = now.local.count
     if local.wanted < local.there:
-        return note(f"removing {words.counted(local.there - local.wanted, 'peer')} \N{HORIZONTAL ELLIPSIS}")
+        return f"removing {words.counted(local.there - local.wanted, 'peer')} \N{HORIZONTAL ELLIPSIS}"
+    starts = "its process starts, loads torch and joins the swarm \N{HORIZONTAL ELLIPSIS}"
     if local.wanted > local.there:
-        stage = "its process starts, loads torch and joins the swarm"
-        return note(f"peer {local.there + 1} of {local.wanted}: {stage} \N{HORIZONTAL ELLIPSIS}")
-    if not local.there:
-        return ""
+        return f"peer {local.there + 1} of {local.wanted}: {starts}"
+    by_state = {
+        state: [number for number, one in now.local.states.items() if one == state] for state in ("ready", "training")
+    }
     if not now.status.state.is_active:
-        busy = [number for number, state in now.local.states.items() if state == "training"]
-        if busy:
-            return note(f"local {', '.join(map(str, busy))}: go on without this peer until they are removed")
-        return note("ready; training begins with the run" if now.standing.swarm_is_open else "")
+        kept, comes = by_state["training"], "comes" if local.returning == 1 else "come"
+        if kept:
+            return f"{_local(kept)}: trains on without this run, until it starts again or you remove it"
+        if local.returning:
+            return f"stopped with the run; {words.counted(local.returning, 'peer')} {comes} back when it starts"
+        return "ready; training begins with the run" if local.there and now.standing.swarm_is_open else ""
+    if local.returning:
+        return f"peer {local.there + 1} of {local.shown}: {starts}"
+    if now.status.state.value == "paused" and by_state["training"]:
+        return f"{_local(by_state['training'])}: trains on while this run is paused"
     reported = {now.local.ids.get(member.peer.peer_id) for member in now.members}
-    silent = [number for number, state in now.local.states.items() if state in _HERE and number not in reported]
-    if not silent:
-        return ""
-    who = f"local {', '.join(map(str, silent))}"
-    if now.local.states[silent[0]] == "ready":
-        return note(f"{who}: in the swarm, and waits until the run trains \N{HORIZONTAL ELLIPSIS}")
-    return note(f"{who}: in the swarm; downloads the parameters and makes its first batch \N{HORIZONTAL ELLIPSIS}")
+    silent = {state: [one for one in numbers if one not in reported] for state, numbers in by_state.items()}
+    if silent["ready"]:
+        return f"{_local(silent['ready'])}: in the swarm, and waits until the run trains \N{HORIZONTAL ELLIPSIS}"
+    if silent["training"]:
+        stage = "in the swarm; downloads the parameters and makes its first batch"
+        return f"{_local(silent['training'])}: {stage} \N{HORIZONTAL ELLIPSIS}"
+    return ""
+
+
+def _local(numbers: Sequence[int]) -> str:
+    return f"local {', '.join(map(str, numbers))}"
 
 
 def _row(member: Member, local_number: int | None) -> str:

@@ -101,6 +101,10 @@ class RunPanel:
         where = "the last good state, once there is one" if epoch is None else f"the good state of epoch {epoch:,}"
         button.tooltip = f"return to {where}: run.roll_back()"
 
+    def show_invite(self, invite: str, who_can_join: str = "") -> None:
+        """Show another invite from now on; none when empty."""
+        self._shown_invite = invite_html(invite, who_can_join)
+
     def say(self, text: str, is_trouble: bool) -> None:
         """Show a message; none when empty."""
         self._message.value = message(text, is_trouble)
@@ -127,8 +131,9 @@ def status_html(status: RunStatus, standing: Standing) -> str:
     if status.left_out:
         batches = "batch" if status.left_out == 1 else "batches"
         figures.append(f"<b>{words.count(status.left_out)}</b> {batches} left out")
+    origin = f'<span class="unit">{safe(status.origin)}</span>' if status.origin else ""
     spans = f'<span class="name" title="run_id={safe(repr(standing.name))}">{safe(standing.name)}</span>'
-    spans += "".join(f'<span class="unit">{figure}</span>' for figure in figures if figure)
+    spans += origin + "".join(f'<span class="unit">{figure}</span>' for figure in figures if figure)
     dot = f'<span class="dot" style="background: {theme.STATES.get(state, theme.GREY)}"></span>'
     return (
         f'<div class="hivenb-header"><div class="hivenb-facts"><span>{dot}<b>{safe(words.state(state))}</b></span>'

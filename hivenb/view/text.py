@@ -10,6 +10,7 @@ import numpy as np
 from hivenb.engine.dht.addresses import Reach
 from hivenb.figures.advice import Advice
 from hivenb.figures.history import Snapshot
+from hivenb.run.status import who_trains_elsewhere
 from hivenb.swarm.peer_id import short_id
 from hivenb.system.printable import printable
 from hivenb.view import words
@@ -73,6 +74,7 @@ def summary(
     members: Sequence[Member] = (),
     advice: Sequence[Advice] = (),
     now: Situation | None = None,
+    run_id: str = "",
 ) -> str:
     """A run in a few lines: its state, its figures from first to last, its peers.
 
@@ -81,9 +83,13 @@ def summary(
     :param members: its peers
     :param advice: what its figures suggest to change
     :param now: what decides what is said while there are no peers; by default the state of the run alone
+    :param run_id: its name
     :returns: lines joined by newlines, none at the end; equal input gives equal text
     """
     lines = [status_line(status)]
+    if status.origin or status.elsewhere:
+        where = who_trains_elsewhere(status.elsewhere, run_id) if status.elsewhere else ""
+        lines += ["; ".join(one for one in (f"run {run_id}: {status.origin}", printable(where)) if one)]
     if status.left_out:
         lines += [f"{words.counted(status.left_out, 'batch')} left out, as their gradients were not finite"]
     if status.error:

@@ -36,6 +36,12 @@ class SlowSwarm:
     def restart_local_peers(self, run, restart):
         self.restart = restart
 
+    def local_peers_to_come(self, run):
+        return 0
+
+    def forget_local_peers_to_come(self, run):
+        pass
+
     def remove_local_peers(self, count, run):
         self.local_peers = self.local_peers[: len(self.local_peers) - count]
 

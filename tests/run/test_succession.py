@@ -31,10 +31,10 @@ def home():
 def make(home):
     runs: list[TrainingRun] = []
 
-    def make_run(name: str, model=None) -> TrainingRun:
+    def make_run(name: str, model=None, **kwargs) -> TrainingRun:
         options = Options(target_batch_size=32, run_id=name, matchmaking_time=2.0)
         model = tiny.PacedModel() if model is None else model
-        runs.append(TrainingRun(model, tiny.loader(), swarm=home, options=options, accelerator="cpu"))
+        runs.append(TrainingRun(model, tiny.loader(), swarm=home, options=options, accelerator="cpu", **kwargs))
         return runs[-1]
 
     make_run.runs = runs
@@ -56,23 +56,25 @@ def marks(run: TrainingRun) -> list[str]:
     return [event.text for event in run.history.snapshot().events]
 
 
-@pytest.mark.parametrize("same_model", [False, True], ids=["cells run again", "one cell run again"])
-def test_a_new_run_of_a_name_takes_the_place_of_the_old_one(make, same_model):
-    old = make("again")
+@pytest.mark.parametrize(
+    ("same_model", "name"), [(False, "again"), (True, "same")], ids=["cells run again", "one cell run again"]
+)
+def test_a_new_run_of_a_name_takes_the_place_of_the_old_one(make, same_model, name):
+    old = make(name)
     old.start()
     assert old.wait(epochs=2, timeout=PATIENCE)
-    new = make("again", old.model if same_model else None)
-    with pytest.warns(
-        UserWarning, match=r"'again' trains in this swarm already: it stops, and this one takes its place"
-    ):
-        new.start()
+    new = make(name, old.model if same_model else None)
+    as_what = "" if same_model else " as 'again-2', a new run that begins with the weights of its own PacedModel"
+    new.start()
     assert new.wait(epochs=2, timeout=PATIENCE)
     assert (old.status.state, old.status.error) == (RunState.STOPPED, None)
     assert "replaced by a newer one" in marks(old)
     assert "took the place of an older one" in marks(new)
+    assert (new.options.run_id, new.experiment) == (name if same_model else "again-2", name)
+    assert ("new run again-2" in marks(new)) is not same_model
     assert new.status.state is RunState.TRAINING
-    with pytest.warns(UserWarning, match="takes its place"):
-        old.start()  # the button of the dashboard that stands further up
+    assert [line for line in new.log if f"'{name}' stops, and a newer one takes its place{as_what}." in line]
+    old.start()  # the button of the dashboard that stands further up
     assert old.wait(epochs=1, timeout=PATIENCE)
     assert new.status.state is RunState.STOPPED
 
@@ -85,43 +87,135 @@ def test_local_peers_of_the_old_run_leave_and_those_of_the_new_one_train_with_it
     new = make("neighbours")
     (stays,) = home.add_local_peers(1, new)
     assert new.local_peers == (stays,)
-    with pytest.warns(UserWarning, match="stops, and its 1 local peers leave"):
-        new.start()
+    new.start()
     eventually(lambda: home.local_peers == (stays,), PATIENCE)
     eventually(lambda: len(new.peers()) == 2 and new.history.snapshot().last("group_size") == 2, PATIENCE)
     assert old.local_peers == ()
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True], ids=["stopped", "gone"])
-def test_local_peers_of_a_run_that_has_ended_leave_as_well(make, home, eventually, is_forgotten):
+def test_local_peers_of_a_run_that_has_ended_leave_and_as_many_follow_the_new_one(make, home, eventually, is_forgotten):
     old = make("ended")
     home.add_local_peers(1, old)
     old.start()
     eventually(lambda: len(old.peers()) == 2, PATIENCE)
-    old.stop()
+    old.stop(keep_local_peers=True)
+    (stayed,) = home.local_peers
+    assert stayed.state == "training"
     if is_forgotten:
         old = None
         make.runs.clear()
         gc.collect()
     new = make("ended", WiderModel())  # which would not go with theirs
-    with pytest.warns(UserWarning, match="1 local peers of an older run named 'ended' are still in this swarm"):
-        new.start()
-    assert new.wait(epochs=2, timeout=PATIENCE)
-    assert home.local_peers == ()
+    new.start()
+    eventually(lambda: len(new.peers()) == 2 and new.history.snapshot().last("group_size") == 2, PATIENCE)
+    assert stayed.state == "left"
+    assert len(home.local_peers) == 1
     assert new.status.state is RunState.TRAINING
+
+
+def cells(make, home, name, kind, order):
+    """What a person runs again and again."""
+    run = make(name, kind())
+    for step in order:
+        if step == "add":
+            home.add_local_peers(1, run)
+        else:
+            run.start()
+    return run
+
+
+@pytest.mark.parametrize("order", [("add", "start"), ("start", "add")], ids=["added first", "started first"])
+def test_cells_that_are_run_three_times_train_with_one_local_peer_each_time(make, home, eventually, order):
+    name, runs = "thrice-" + order[0], []
+    for kind in (tiny.PacedModel, WiderModel, WiderModel):
+        run = cells(make, home, name, kind, order)
+        runs.append(run)
+        eventually(lambda run=run: len(run.peers()) == 2 and run.history.snapshot().last("group_size") == 2, PATIENCE)
+        assert len(home.local_peers) == len(run.local_peers) == 1
+    assert [run.options.run_id for run in runs] == [name, f"{name}-2", f"{name}-3"]
+    assert [run.status.state for run in runs] == [RunState.STOPPED, RunState.STOPPED, RunState.TRAINING]
+    assert runs[2].apply(Options(target_batch_size=32, run_id=name, matchmaking_time=3.0)).run_id == f"{name}-3"
+
+
+class Still(tiny.PacedModel):
+    """Learns nothing: what is in it came from somewhere else."""
+
+    def __init__(self, weight):
+        super().__init__(lr=0.0)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(weight)
+
+
+@pytest.mark.parametrize("resumes", [False, True], ids=["new run", "resumed"])
+@pytest.mark.parametrize("way", ["stopped", "training", "peers kept"])
+def test_a_new_model_begins_anew_unless_the_state_of_the_run_is_wanted(make, home, eventually, way, resumes):
+    name = f"{way.replace(' ', '-')}-{resumes}"
+    old = make(name, Still(1.0))
+    home.add_local_peers(1, old)
+    old.start()
+    eventually(lambda: len(old.peers()) == 2, PATIENCE)
+    assert old.wait(epochs=2, timeout=PATIENCE)
+    if way != "training":
+        old.stop(keep_local_peers=way == "peers kept")
+    new = make(name, Still(2.0), resume=resumes)
+    new.start()
+    eventually(lambda: len(new.peers()) == 2 and new.history.snapshot().last("group_size") == 2, PATIENCE)
+    assert new.wait(epochs=1, timeout=PATIENCE)
+    assert {float(parameter.mean()) for parameter in new.model.parameters()} == {1.0 if resumes else 2.0}
+    assert new.options.run_id == (name if resumes else f"{name}-2")
+    if resumes:
+        assert new.origin.startswith(("goes on from epoch", "joined at epoch"))
+        assert new.status.epoch > 2
+    else:
+        assert new.origin == "new run"
+
+
+def test_what_does_not_fit_cannot_be_resumed(make):
+    old = make("misfit")
+    old.start()
+    assert old.wait(epochs=1, timeout=PATIENCE)
+    old.stop()
+    new = make("misfit", WiderModel(), resume=True)
+    new.start()
+    with pytest.raises(TrainingError, match=r"'misfit' cannot be resumed: more is \(3,\) here and not there in what"):
+        new.wait(timeout=PATIENCE)
+
+
+def test_local_peers_stop_with_their_run_and_come_back_with_it(make, home, eventually):
+    run = make("stopping")
+    first = home.add_local_peers(2, run)
+    run.start()
+    eventually(lambda: len(run.peers()) == 3, PATIENCE)
+    run.stop()
+    assert [peer.state for peer in first] == ["left", "left"]
+    assert (run.local_peers, home.local_peers_to_come(run)) == ((), 2)
+    run.start()
+    eventually(lambda: len(run.peers()) == 3 and len(run.local_peers) == 2, PATIENCE)
+    assert home.local_peers_to_come(run) == 0
+    run.stop()
+    home.remove_local_peers(1, run)
+    assert home.local_peers_to_come(run) == 1
+    home.remove_local_peers(run=run)
+    run.start()
+    assert run.wait(epochs=2, timeout=PATIENCE)
+    assert home.local_peers == ()
 
 
 def test_local_peers_follow_their_run_to_another_name(make, home, eventually):
     run = make("first-name")
-    (local,) = home.add_local_peers(1, run)
+    home.add_local_peers(1, run)
     run.start()
     eventually(lambda: len(run.peers()) == 2, PATIENCE)
-    run.stop()
-    run.apply(run_id="second-name")
-    run.start()
-    eventually(lambda: len(run.peers()) == 2, PATIENCE)
-    eventually(lambda: run.history.snapshot().last("group_size") == 2, PATIENCE)
-    assert (local.state, local.run_id) == ("training", "second-name")
+    for name, is_kept in (("second-name", True), ("third-name", False)):
+        run.stop(keep_local_peers=is_kept)
+        run.apply(run_id=name)
+        run.start()
+        eventually(lambda: len(run.peers()) == 2, PATIENCE)
+        eventually(lambda: run.history.snapshot().last("group_size") == 2, PATIENCE)
+        (local,) = home.local_peers
+        assert (local.state, local.run_id, local.experiment) == ("training", name, name)
 
 
 def test_options_that_local_peers_cannot_follow_change_nothing(make, home):

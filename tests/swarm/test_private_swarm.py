@@ -180,7 +180,37 @@ def test_what_does_not_go_together(settings: dict[str, Any], words: str) -> None
 
 def test_a_difference_is_told_without_the_secret() -> None:
     told = read_settings({"secret": OTHER}).difference(read_settings({"secret": SECRET}))
-    assert told == "secret=<a secret> instead of <a secret>"
+    assert told == "opened here with another secret"
+
+
+def test_what_leads_elsewhere_is_told_in_words() -> None:
+    """It said invite_key=<the key of an invite> instead of <the key of an invite>."""
+    here, elsewhere = (
+        read_settings({"initial_peers": encode_invite([NOWHERE], Authority(secret).new_invite())})
+        for secret in (SECRET, OTHER)
+    )
+    another = "joined by an invite, which leads into another swarm than the one that is given now"
+    assert here.difference(elsewhere) == another
+    assert read_settings({}).difference(here) == "joined by an invite, and not opened here"
+    assert here.difference(read_settings({})) == "opened here, and not joined by an invite"
+    told = read_settings({"initial_peers": elsewhere.initial_peers, "client_mode": True}).difference(here)
+    assert told == f"{another}; with client_mode=None instead of True"
+
+
+def test_another_invite_of_one_swarm_leads_into_the_same_one() -> None:
+    other = NOWHERE.replace("/tcp/", "/tcp/1")
+    first, second, third = (
+        read_settings({"initial_peers": encode_invite([address], Authority(SECRET).new_invite(), run), **more})
+        for address, run, more in (
+            (NOWHERE, "digits", {}), (other, "text", {}), (NOWHERE, "digits", {"public_name": "Ann"}),
+        )
+    )  # fmt: skip
+    assert first != second
+    assert first.is_same_swarm(second)
+    assert not first.is_same_swarm(third)
+    assert third.difference(first) == "with public_name=None instead of 'Ann'"
+    addresses = [read_settings({"initial_peers": [one]}) for one in (NOWHERE, other)]
+    assert addresses[0].is_same_swarm(addresses[1]), "of the same peer"
 
 
 def test_an_invite_may_name_a_run_and_is_the_same_swarm() -> None:

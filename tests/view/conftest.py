@@ -54,6 +54,10 @@ class Scene:
             onlookers=Onlookers(),
             blocked=(),
             can_show_the_door=False,
+            newest_run_id="hivenb",
+            shown_the_door=(),
+            local_peers_to_come=lambda run: 0,
+            forget_local_peers_to_come=lambda run: None,
         )
         self.trainer: Any = None
         self.local_peers: tuple[Any, ...] = ()

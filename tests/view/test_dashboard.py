@@ -195,7 +195,11 @@ def test_of_many_dashboards_the_newest_are_live(scene: Any) -> None:
 def test_a_run_without_a_swarm_can_still_be_looked_at(scene: Any) -> None:
     class Closed:
         local_peers, is_open, who_can_join, blocked, can_show_the_door = (), False, "invited only", (), True
-        onlookers = Onlookers()
+        onlookers, newest_run_id, shown_the_door = Onlookers(), "hivenb", ()
+
+        @staticmethod
+        def local_peers_to_come(run: Any) -> int:
+            return 0
 
         @property
         def invite(self) -> str:

@@ -27,6 +27,7 @@ from hivenb.engine.dht.message_limits import LimitsMessages
 from hivenb.engine.dht.passes import Membership
 from hivenb.engine.dht.protocol import caller
 from hivenb.engine.dht.relaying import RELAY_ARGUMENTS
+from hivenb.engine.dht.standing import Standing
 from hivenb.engine.dht.stream_limits import LimitsStreams
 from hivenb.engine.process.end_with_parent import tied_to_parent
 
@@ -103,6 +104,10 @@ class TiedP2P(RefusesBlocked, KnowsWhereTheyListen, LimitsMessages, LimitsStream
     def guard(self) -> Guard | None:
         """Who looks at the passes of others; ``None`` if nobody does."""
         return getattr(self._client, "guard", None)
+
+    def note_in(self, standing: Standing) -> None:
+        """Note there whether others let this peer in."""
+        self._client.standing = standing
 
     @property
     def refusal(self) -> str:

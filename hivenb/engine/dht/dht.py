@@ -36,6 +36,7 @@ from hivenb.engine.dht.requests import request_in
 from hivenb.engine.dht.restarts import Restarting
 from hivenb.engine.dht.secret import Secret
 from hivenb.engine.dht.signatures import SignatureValidator
+from hivenb.engine.dht.standing import Standing
 from hivenb.engine.dht.strangers import disconnect_strangers
 from hivenb.engine.process.child_process import settle_as_child
 from hivenb.errors import NotInvitedError
@@ -51,6 +52,9 @@ DAEMON_GOGC = "20"
 #: On how many processors the daemon of a relay runs. Of the two relays that it sets up, the one that was asked for is
 #: the last one in four of five starts then, and in one of five on four processors: see ``start_relay``.
 RELAY_GOMAXPROCS = "1"
+
+
+_NOBODY = "the swarm does not let this peer in"
 
 
 class DHT(Restarting, hivemind.DHT):
@@ -102,6 +106,7 @@ class DHT(Restarting, hivemind.DHT):
         self._is_walled, self._found = is_walled, WayFound()
         #: to which nothing is answered, here and in the averagers that use this DHT
         self.blocked_peers = BlockedPeers()
+        self._standing = Standing()
         super().__init__(
             *args,
             startup_timeout=startup_timeout,
@@ -142,10 +147,12 @@ class DHT(Restarting, hivemind.DHT):
     def require_invited(self) -> None:
         """Go on only while the others let this peer in.
 
-        :raises NotInvitedError: if the invite has expired by which it came
+        :raises NotInvitedError: if the invite has expired by which it came, or it was shown the door
         """
         if self.membership is not None and self.membership.key.has_expired:
             raise NotInvitedError(has_expired(self.membership.key))
+        if (reason := self._standing.why_out) is not None:
+            raise NotInvitedError(f"{_NOBODY}: {reason}. Ask for a new invite")
 
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and
@@ -215,6 +222,7 @@ class DHT(Restarting, hivemind.DHT):
             node_kwargs["ensure_bootstrap_success"] = False  # those who were there may have gone
         try:
             p2p.blocked = self.blocked_peers
+            p2p.note_in(self._standing)
             node = await Node.create(
                 p2p=p2p,
                 initial_peers=initial_peers,
@@ -288,7 +296,7 @@ def _why_not(p2p: TiedP2P, membership: Membership | None) -> str:
             "addresses"
         )
     if p2p.refusal in (SHOWN_OUT, EXPIRED):
-        return f"the swarm does not let this peer in: {p2p.refusal}. Ask for a new invite"
+        return f"{_NOBODY}: {p2p.refusal}. Ask for a new invite"
     return (
         "the swarm has another secret than the one given, or of which the invite was made. Has it been closed and "
         "opened anew since? Ask for a new invite, and copy it whole"
@@ -310,7 +318,7 @@ def know_run(dht: hivemind.DHT, run_id: str) -> None:
 def require_invited(dht: hivemind.DHT) -> None:
     """Go on only while the others let this peer in; one of plain hivemind's has no invite.
 
-    :raises NotInvitedError: if the invite has expired by which it came
+    :raises NotInvitedError: if the invite has expired by which it came, or it was shown the door
     """
     if isinstance(dht, DHT):
         dht.require_invited()

@@ -15,6 +15,7 @@ from hivemind.utils import get_logger
 
 from hivenb.engine.dht.guard import EXPIRED, REFUSALS, SHOWN_OUT, STRANGER, Guard
 from hivenb.engine.dht.passes import PASS_BYTES
+from hivenb.engine.dht.standing import Standing
 from hivenb.engine.dht.stream_limits import UnprovenStreams
 
 logger = get_logger(__name__)
@@ -43,6 +44,8 @@ class WatchfulClient(Client):
         self.refusal = ""
         #: whether another peer has answered without a pass for the swarm of this one
         self.met_stranger = False
+        #: where it is noted whether others let this peer in, if it is
+        self.standing: Standing | None = None
 
     async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
         try:
@@ -55,6 +58,8 @@ class WatchfulClient(Client):
         if reason in (SHOWN_OUT, EXPIRED) and reason != self.refusal:
             logger.warning(f"Another peer does not talk to this one any more: {reason}. Ask for a new invite")
         self.refusal = reason or self.refusal
+        if self.standing is not None:
+            self.standing.note_refusal(reason)
 
 
 class GuardedClient(WatchfulClient):
@@ -79,6 +84,8 @@ class GuardedClient(WatchfulClient):
         if reason := self.guard.why_not(answer[:PASS_BYTES], peer_id):
             self.met_stranger |= reason == STRANGER
             raise _not_admitted(peer_id, reason)
+        if self.standing is not None:
+            self.standing.note_answer()
         return answer[PASS_BYTES:]
 
     async def add_unary_handler(self, proto: str, handler: Any, balanced: bool = False) -> None:

@@ -42,6 +42,10 @@ _PEER_IDS = ((bytes.fromhex("002408011220"), 38), (bytes.fromhex("1220"), 34))
 _PART = re.compile(r"[0-9a-f]{64}/[0-9]{1,4}")
 
 
+#: Under which key the names of a swarm's runs stand, and characters of one at most.
+RUNS_KEY, LONGEST_NAME = "hivenb_runs", 256
+
+
 class Kind(Enum):
     """What a key of a run is for."""
 
@@ -50,6 +54,7 @@ class Kind(Enum):
     NAMES = "names"
     MODEL = "model"
     REST = "rest"
+    RUNS = "runs"
     MATCHMAKING = "matchmaking"
     SHARING = "all_averagers"
     DOOR = "door"
@@ -85,6 +90,11 @@ def is_part(subkey: object) -> bool:
     return isinstance(subkey, str) and _PART.fullmatch(subkey) is not None
 
 
+def is_name(subkey: object) -> bool:
+    """Whether a subkey can be the name of a run."""
+    return isinstance(subkey, str) and 0 < len(subkey) <= LONGEST_NAME
+
+
 def is_version(subkey: object) -> bool:
     """Whether a subkey is the version of a list: milliseconds since 1970."""
     return type(subkey) is int and 2**40 < subkey < 2**64
@@ -96,6 +106,7 @@ RULES: Mapping[Kind, Rule] = {
     Kind.NAMES: Rule(is_owned, lambda value: named(value, 8)),
     Kind.MODEL: Rule(lambda key: is_owned(key) or is_part(key), lambda value: sequence(value, 4), from_one=600),
     Kind.REST: Rule(lambda key: is_owned(key) or is_part(key), lambda value: sequence(value, 4), from_one=600),
+    Kind.RUNS: Rule(is_name, truth, from_one=16),
     Kind.MATCHMAKING: Rule(is_peer_id, truth),
     Kind.SHARING: Rule(is_peer_id, lambda value: finite(value, -1e9, 1e9)),
     Kind.DOOR: Rule(
@@ -124,6 +135,7 @@ class RunRecords(RecordValidatorBase):
 
     def __init__(self, run_id: str):
         boards = {f"{run_id}_{kind.value}": kind for kind in _BOARDS}
+        boards[RUNS_KEY] = Kind.RUNS
         for prefix in (f"{run_id}_grad_averager", f"{run_id}_state_averager"):
             boards[f"{prefix}.{Kind.SHARING.value}"] = Kind.SHARING
             for length in range(_GROUP_BITS + 1):

@@ -10,10 +10,11 @@ from typing import Any
 from hivemind.utils import get_logger
 
 from hivenb.engine.averagers.gradient_averagers import has_state_of_its_own
+from hivenb.engine.dht.dht import require_invited
 from hivenb.engine.optimizer.participant import Participant
 from hivenb.engine.optimizer.unbacked_claims import UnbackedClaims
 from hivenb.engine.progress.peer_reports import PeerInfo
-from hivenb.errors import ProcessEndedError, SwarmError, UnbelievedStateError
+from hivenb.errors import NotInvitedError, ProcessEndedError, SwarmError, UnbelievedStateError
 
 logger = get_logger(__name__)
 
@@ -117,6 +118,7 @@ class CatchingUp:
     def _download(self, **kwargs: Any) -> None:
         own = self._participant
         with_state = [own.state_averager, *([own.grad_averager] if has_state_of_its_own(own.grad_averager) else [])]
+        require_invited(own.dht)
         for averager in with_state:
             averager.newest_epoch = self.newest_epoch
             averager.load_state_from_peers(**kwargs)
@@ -176,8 +178,8 @@ def download_in_attempts(download: Callable[[], None], position: str) -> None:
     for attempt in range(1, LOAD_STATE_ATTEMPTS + 1):
         try:
             return download()
-        except ProcessEndedError:
-            raise  # nothing can be downloaded before that is started anew
+        except (ProcessEndedError, NotInvitedError):
+            raise  # nothing can be downloaded before that is started anew, or by one that nobody lets in
         except UnbelievedStateError as e:
             refusal = last_error = e
             logger.warning(str(e))

@@ -25,6 +25,7 @@ from hivenb.engine.dht.identity import is_proven
 from hivenb.engine.dht.record_board import ANSWER_TIMEOUT, RECORD_BYTES, RecordBoard
 from hivenb.engine.progress.peer_reports import parse_reports
 from hivenb.errors import SwarmError
+from hivenb.swarm.agreement.other_runs import tell_of_run
 
 #: Seconds for which a description counts after its last renewal; peers renew it while they train.
 EXPIRATION = 300.0
@@ -334,12 +335,14 @@ class ModelDeclaration:
     def __init__(self, dht: hivemind.DHT, run_id: str, parameters: Sequence[ParameterShape]):
         self._dht, self._run_id, self._parameters = dht, run_id, parameters
         agree_on_model(dht, run_id, parameters)
+        tell_of_run(dht, run_id)
         self._declared_at = time.monotonic()
 
     def keep(self) -> None:
         """Say it again if it would be forgotten otherwise. Cheap, and does not wait."""
         if time.monotonic() - self._declared_at > RENEWAL:
             declare_model(self._dht, self._run_id, self._parameters)
+            tell_of_run(self._dht, self._run_id)
             self._declared_at = time.monotonic()
 
 

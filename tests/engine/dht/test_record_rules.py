@@ -14,7 +14,16 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from hivenb.engine.dht.identity import id_of, new_identity
 from hivenb.engine.dht.record_board import owner_of
-from hivenb.engine.dht.record_rules import LARGEST, LARGEST_PLAIN, RULES, Kind, RunRecords, is_peer_id, why_refused
+from hivenb.engine.dht.record_rules import (
+    LARGEST,
+    LARGEST_PLAIN,
+    LONGEST_NAME,
+    RULES,
+    Kind,
+    RunRecords,
+    is_peer_id,
+    why_refused,
+)
 
 OWNER, PEER, PART = owner_of(RSAPrivateKey()), id_of(new_identity()), "0f" * 32 + "/12"
 
@@ -25,6 +34,7 @@ KINDS: dict[Kind, tuple[Any, Any, list[Any]]] = {
     Kind.NAMES: (OWNER, {"name": "Ann"}, [7, "x", [1]]),
     Kind.MODEL: (PART, [1, b"[]"], [7, "x", {}, [1] * 5]),
     Kind.REST: (PART, [1, b"[]"], [7, "x", {}, [1] * 5]),
+    Kind.RUNS: ("digits-2", True, [7, "x", 1.0, [True], False]),
     Kind.MATCHMAKING: (PEER, True, [7, "x", 1.0, [True]]),
     Kind.DOOR: (2**41, b"a signed list", [7, "x", {}, True, [1]]),
     Kind.SHARING: (PEER, 3.0, ["x", True, math.inf, math.nan, 10**12, [3]]),
@@ -44,7 +54,8 @@ def test_each_kind_has_owners_values_and_an_end(kind: Kind) -> None:
     assert refusal(kind, subkey, None) is None, "what was withdrawn"
     assert [one for one in bad if refusal(kind, subkey, one) is None] == []
     assert refusal(kind, None, value) == "it would take the place of a dictionary"
-    for other in ("text", 7, b"bytes", PEER[:-1], OWNER + b"x", PART + "x", "0F" * 32 + "/1"):
+    words = () if kind is Kind.RUNS else ("text", PART + "x", "0F" * 32 + "/1")
+    for other in (*words, 7, b"bytes", PEER[:-1], OWNER + b"x", "", "x" * (LONGEST_NAME + 1)):
         assert refusal(kind, other, value) == "its subkey names no owner"
     assert refusal(kind, subkey, value, RULES[kind].longest + 60) is not None
     assert refusal(kind, subkey, value, math.inf) is not None
