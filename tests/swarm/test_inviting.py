@@ -22,6 +22,7 @@ import hivenb
 from hivenb.engine.dht.daemon import TiedP2P
 from hivenb.engine.dht.passes import Authority, InviteKey, membership_of
 from hivenb.errors import NotInvitedError, SwarmError
+from hivenb.options.options import DEFAULT_RUN_ID
 from hivenb.swarm.invite import encode_invite, read_invite
 
 STRANGE = "12D3KooWNTpTGNxFtZXDLUk9SpcvF6Qv1bfSVFnZfAhkuBbHbRBq"
@@ -40,8 +41,8 @@ def seconds_from_now(swarm: hivenb.Swarm, seconds: float) -> str:
     return swarm.invite_for(hours=seconds / 3600)
 
 
-def start(swarm: hivenb.Swarm) -> hivenb.TrainingRun:
-    options = hivenb.Options(target_batch_size=320, matchmaking_time=2.0, averaging_timeout=10.0, run_id=RUN_ID)
+def start(swarm: hivenb.Swarm, name: str = RUN_ID) -> hivenb.TrainingRun:
+    options = hivenb.Options(target_batch_size=320, matchmaking_time=2.0, averaging_timeout=10.0, run_id=name)
     run = hivenb.TrainingRun(tiny.PacedModel(), tiny.loader(4096), swarm=swarm, options=options, accelerator="cpu")
     run.start()
     return run
@@ -101,6 +102,48 @@ class TestInvites:
             for ask in (partial(everybodys.invite_for, 1), partial(everybodys.show_the_door, STRANGE)):
                 with pytest.raises(SwarmError, match="open to all, and nobody decides"):
                     ask()
+
+    def test_a_newer_one_leads_the_next_run_to_where_the_others_train_and_both_pages_tell_meanwhile(
+        self, swarm: hivenb.Swarm, join: Join, eventually: Any
+    ) -> None:
+        first, invite = start(swarm), swarm.invite
+        guest = join(invite, "guest")
+        theirs = start(guest)
+        runs = [first, theirs]
+        try:
+            eventually(lambda: group(first) == group(theirs) == 2, 90)
+            runs.append(second := start(swarm))  # a model that was made anew
+            name = second.options.run_id
+            assert name == f"{RUN_ID}-2"
+            eventually(lambda: second.status.elsewhere == {RUN_ID: 1} and theirs.status.elsewhere == {name: 1}, 60)
+            assert f"1 peer trains another run in this swarm, {name!r}, and not {RUN_ID!r}" in "\n".join(theirs.log)
+            assert read_invite(swarm.invite).run_id == name
+            assert hivenb.Swarm.join(swarm.invite, "guest") is guest
+            assert guest.invited_to == name
+            theirs.stop()
+            runs.append(again := start(guest, DEFAULT_RUN_ID))
+            assert again.options.run_id == name
+            eventually(lambda: group(second) == group(again) == 2, 90)
+            eventually(lambda: second.status.elsewhere == again.status.elsewhere == {}, 60)
+        finally:
+            for run in runs:
+                run.stop()
+
+    def test_it_names_a_run_that_trains_or_will(self, swarm: hivenb.Swarm) -> None:
+        class Fails(tiny.TinyModel):
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                raise ValueError("on purpose")
+
+        settings = hivenb.Options(target_batch_size=64, run_id="fails")
+        trains = start(swarm)
+        fails = hivenb.TrainingRun(Fails(), tiny.loader(), swarm=swarm, options=settings, accelerator="cpu")
+        assert swarm.newest_run_id == RUN_ID, "the other one has not begun"
+        fails.start()
+        with pytest.raises(ValueError, match="on purpose"):
+            fails.wait(timeout=60)
+        assert swarm.newest_run_id == RUN_ID
+        trains.stop()
+        assert read_invite(swarm.invite).run_id == RUN_ID
 
     def test_nobody_comes_in_by_one_that_has_expired(self, swarm: hivenb.Swarm) -> None:
         invite = seconds_from_now(swarm, 0.1)
@@ -164,7 +207,10 @@ class TestTheDoor:
                 hivenb.Swarm.join(encode_invite(stays.addresses, key), "bad at the guest's")
             epoch = runs[0].status.epoch
             eventually(lambda: runs[0].status.epoch >= epoch + 3 and [group(run) for run in runs[:2]] == [2, 2], 90)
-            eventually(lambda: group(runs[2]) == 1, 60)
+            with pytest.raises(
+                NotInvitedError, match=r"does not let this peer in: .* shown the door .*Ask for"
+            ):
+                runs[2].wait(timeout=90)
             assert [group(run) for run in runs[:2]] == [2, 2]
             eventually(lambda: any("does not talk to this one any more" in line for line in runs[2].log), 30)
             assert runs[1].status.left_out_peers == {bad.peer_id: "shown the door"}

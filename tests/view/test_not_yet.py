@@ -68,7 +68,7 @@ def test_a_module_without_a_loss_and_a_helper_are_not_waited_for() -> None:
 
 def test_peers_on_this_machine_are_spoken_of_as_what_they_do(scene: Any) -> None:
     scene.local_peers = scene.swarm.local_peers = tuple(
-        SimpleNamespace(number=n, state="ready", peer_id=f"id{n}") for n in (1, 2)
+        SimpleNamespace(number=n, state="ready", peer_id=f"id{n}", why_ended="") for n in (1, 2)
     )
     now = DashboardState.of(scene)
     peers = PeersPanel(lambda count: None)
