@@ -102,7 +102,8 @@ class Monitor:
     def close(self) -> None:
         """Watch no longer. Returns when the last sample is written."""
         self._ended.set()
-        self._thread.join()
+        if self._thread.ident is not None:  # it was started
+            self._thread.join()
         self._roster.stop_watching()
 
     def _watch(self) -> None:
