@@ -26,7 +26,6 @@ OTHERS = {
     "_device": torch.amp.GradScaler("cpu"),
     "_version": torch.zeros(1),
     **{f"_foreach_{name}": torch for name in ("norm", "add_", "copy_", "mul_", "zero_")},
-    **dict.fromkeys(("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), torch.optim.SGD([torch.zeros(1)])),
     "_semlock": multiprocessing.Lock(),
     "_count": multiprocessing.Lock()._semlock,  # type: ignore[attr-defined]
     "_extra_reducers": ForkingPickler,

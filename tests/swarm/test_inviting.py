@@ -207,9 +207,7 @@ class TestTheDoor:
                 hivenb.Swarm.join(encode_invite(stays.addresses, key), "bad at the guest's")
             epoch = runs[0].status.epoch
             eventually(lambda: runs[0].status.epoch >= epoch + 3 and [group(run) for run in runs[:2]] == [2, 2], 90)
-            with pytest.raises(
-                NotInvitedError, match=r"does not let this peer in: .* shown the door .*Ask for"
-            ):
+            with pytest.raises(NotInvitedError, match=r"does not let this peer in: .* shown the door .*Ask for"):
                 runs[2].wait(timeout=90)
             assert [group(run) for run in runs[:2]] == [2, 2]
             eventually(lambda: any("does not talk to this one any more" in line for line in runs[2].log), 30)
