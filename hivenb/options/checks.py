@@ -36,8 +36,8 @@ AGGREGATIONS: Mapping[str, str] = {
 
 #: What becomes of layers that the optimizer was not given, with the words for it.
 FROZEN_PARAMETERS: Mapping[str, str] = {
-    "compare": "compared; small ones downloaded",
-    "download": "downloaded where they differ",
+    "compare": "compared",
+    "download": "downloaded",
     "own": "each peer's own",
 }
 
