@@ -298,8 +298,8 @@ class Swarm(BlocksPeers, Invites):
         """
         if self._local_peers is not None:
             there = [peer for peer in self.local_peers if run is None or peer in run.followers]
-            self._local_peers.forget_those_to_come(run, None if count is None else max(0, count - len(there)))
             self._local_peers.remove(count, None if run is None else run.followers)
+            self._local_peers.forget_those_to_come(run, None if count is None else max(0, count - len(there)))
 
     def local_peers_leave_with(self, run: FollowedRun) -> None:
         """Let the local peers of a run leave that trains no more; they come back with its next start."""
