@@ -89,7 +89,7 @@ def summary(
     lines = [status_line(status)]
     if status.origin or status.elsewhere:
         where = who_trains_elsewhere(status.elsewhere, run_id) if status.elsewhere else ""
-        lines += ["; ".join(one for one in (f"run {run_id}: {status.origin}", printable(where)) if one)]
+        lines += [printable("; ".join(one for one in (f"run {run_id}: {status.origin}", where) if one))]
     if status.left_out:
         lines += [f"{words.counted(status.left_out, 'batch')} left out, as their gradients were not finite"]
     if status.error:
