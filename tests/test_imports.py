@@ -118,8 +118,9 @@ for one in pkgutil.walk_packages(hivemind.__path__, "hivemind."):
     if "hivemind_cli" not in one.name:
         importlib.import_module(one.name)
 from hivemind.moe.server.module_backend import ModuleBackend
-from hivemind.utils import BatchTensorDescriptor, MSGPackSerializer
-LIBRARIES = ("hivemind", "torch", "lightning", "pickle", "copyreg", "multiprocessing", "threading", "signal")
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.tensor_descr import BatchTensorDescriptor
+LIBRARIES = ("hivemind", "torch", "lightning", "pickle", "copyreg", "threading", "signal")
 modules = [name for name in sys.modules if name.split(".")[0] in LIBRARIES]
 
 def parts(module):

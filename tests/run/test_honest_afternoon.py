@@ -42,7 +42,7 @@ def test_what_worries(line: str, is_worrying: bool) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.slow
+@pytest.mark.long  # it takes two minutes or more
 def test_an_honest_afternoon_logs_no_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     """Start, options, stop, start, pause, local peers that come and go, and a friend whose kernel is restarted."""
     logs: dict[str, tuple[str, ...]] = {}
