@@ -181,7 +181,7 @@ def codec(name_or_object: str | CompressionBase | None) -> CompressionBase:
     :raises OptionsError: for an unknown name, or something that is no codec
     :raises MissingDependencyError: when the named codec needs a package that is not installed
     """
-    from hivemind.compression import CompressionBase, SizeAdaptiveCompression
+    from hivemind.compression import CompressionBase
 
     engine = import_module(_ENGINE)
     if isinstance(name_or_object, CompressionBase):
@@ -194,7 +194,7 @@ def codec(name_or_object: str | CompressionBase | None) -> CompressionBase:
             f"run `pip install {package}`, or use 'uniform8bit' or 'quantile8bit' instead."
         )
     if name == "size_adaptive":
-        return SizeAdaptiveCompression(SIZE_ADAPTIVE_THRESHOLD, codec("float16"), codec("uniform8bit"))
+        return engine.SizeAdaptiveCompression(SIZE_ADAPTIVE_THRESHOLD, codec("float16"), codec("uniform8bit"))
     return getattr(import_module(__name__), _CLASS_OF[name])()
 
 

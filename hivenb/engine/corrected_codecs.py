@@ -232,12 +232,43 @@ def _bucket_means(values: torch.Tensor, indices: torch.Tensor, count: int) -> to
     return torch.from_numpy((sums / np.maximum(counts, 1)).astype(np.float32))
 
 
+class _Adaptive(upstream_adaptive.AdaptiveCompressionBase):
+    """Decodes by the corrected codecs: ``adaptive.py:22`` asks hivemind's table, which is corrected in our processes alone."""
+
+    def extract(self, serialized_tensor: Any) -> torch.Tensor:
+        return _DECODERS[serialized_tensor.compression].extract(serialized_tensor)
+
+
+class SizeAdaptiveCompression(_Adaptive, upstream_adaptive.SizeAdaptiveCompression):
+    """One codec for large tensors, another one for small ones."""
+
+
+class RoleAdaptiveCompression(_Adaptive, upstream_adaptive.RoleAdaptiveCompression):
+    """A codec for each role of a tensor."""
+
+
+class PerTensorCompression(_Adaptive, upstream_adaptive.PerTensorCompression):
+    """A codec for each tensor."""
+
+
 _CORRECTED: dict[type, type[CompressionBase]] = {
     upstream_floating.Float16Compression: Float16Compression,
     upstream_floating.ScaledFloat16Compression: ScaledFloat16Compression,
     upstream_quantization.Uniform8BitQuantization: Uniform8BitQuantization,
     upstream_quantization.Quantile8BitQuantization: Quantile8BitQuantization,
     upstream_quantization.BlockwiseQuantization: BlockwiseQuantization,
+}
+
+_ADAPTIVE: dict[type, type[_Adaptive]] = {
+    upstream_adaptive.SizeAdaptiveCompression: SizeAdaptiveCompression,
+    upstream_adaptive.RoleAdaptiveCompression: RoleAdaptiveCompression,
+    upstream_adaptive.PerTensorCompression: PerTensorCompression,
+}
+
+#: What decodes a message, by the kind that it names.
+_DECODERS: dict[int, CompressionBase] = {
+    **{codec_class.compression_type: codec_class() for codec_class in _CORRECTED.values()},
+    _CheckedPlain.compression_type: _CheckedPlain(),
 }
 
 
@@ -254,6 +285,7 @@ def corrected(compression: CompressionBase) -> CompressionBase:
     if not isinstance(compression, upstream_adaptive.AdaptiveCompressionBase):
         return compression
     replacement = copy.copy(compression)
+    replacement.__class__ = _ADAPTIVE.get(type(compression), type(compression))
     for name, value in vars(compression).items():
         if isinstance(value, CompressionBase):
             setattr(replacement, name, corrected(value))
@@ -274,7 +306,5 @@ def install() -> None:
     Works around ``serialization.py:13``, which keeps the decoders in a table by type. May be called any
     number of times.
     """
-    for codec_class in _CORRECTED.values():
-        name = runtime_pb2.CompressionType.Name(codec_class.compression_type)
-        upstream_serialization._BASE_COMPRESSION_TYPES[name] = codec_class()
-    upstream_serialization._BASE_COMPRESSION_TYPES["NONE"] = _CheckedPlain()
+    for kind, decoder in _DECODERS.items():
+        upstream_serialization._BASE_COMPRESSION_TYPES[runtime_pb2.CompressionType.Name(kind)] = decoder

@@ -81,8 +81,10 @@ def restore_optimizer_state(averager: TrainingStateAverager, state_dict: Mapping
     state = dict(state_dict)
     own = state.pop(_OURS, None)
     with averager.lock_optimizer, averager.lock_averaged_tensors:
+        keeps_state = bool(averager.optimizer.state)
         averager.optimizer.load_state_dict(state)
-        initialize_optimizer_state(averager.optimizer)  # plain torch has none of what it has not stepped yet
+        if keeps_state:
+            initialize_optimizer_state(averager.optimizer)  # plain torch has none of what it has not stepped yet
     reload_parameters(averager)
     if own is not None and averager.outer is not None and "outer_optimizer" in own:
         averager.outer.take_over(own["outer_optimizer"])

@@ -86,13 +86,13 @@ def test_a_state_that_does_not_fit_is_refused(
 def test_frozen_parameters_stay_as_they_are_and_can_be_thawed(make_optimizer: Make, offload: bool) -> None:
     """hivemind gives them a gradient of zeros, by which weight decay would change them."""
     model = TinyModel()
-    model.layer.bias.requires_grad_(False)
     before = model.layer.bias.clone()
     optimizer = make_optimizer(
         optimizer=partial(torch.optim.SGD, lr=0.1, weight_decay=0.5),
         params=list(model.parameters()),
         offload_optimizer=offload,
     )
+    model.layer.bias.requires_grad_(False)
     train(model, optimizer, 2, batch_size=8)
     assert torch.equal(model.layer.bias, before)
     model.layer.bias.requires_grad_(True)
