@@ -23,6 +23,7 @@ class ComingBack:
         self._count = 0
         self._of: weakref.ref[FollowedRun] | None = None
         self._by_themselves: tuple[LocalPeer, ...] = ()
+        self._added_to: weakref.WeakSet[FollowedRun] = weakref.WeakSet()
         #: whether the run trains to which they come
         self.is_open = False
         #: whether they were started again when they died
@@ -52,14 +53,13 @@ class ComingBack:
             self._count = 0 if count is None else max(0, self._count - count)
             self._by_themselves = ()
 
-    def begin(self, run: FollowedRun, own: int) -> int:
+    def begin(self, run: FollowedRun) -> int:
         """A run begins to train.
 
-        :param own: how many local peers it has already
         :returns: how many are to come
         """
         with self._lock:
-            if own and not self.is_of(run):
+            if run in self._added_to and not self.is_of(run):
                 self._count = 0
             self.is_open = True
             return self._count
@@ -84,6 +84,7 @@ class ComingBack:
         :returns: those that have come by themselves to be among them, and those that are too many now
         """
         with self._lock:
+            self._added_to.add(run)  # be it that the run whose place it takes, and its peers, have yet to end
             self._count = max(0, self._count - count) if self.is_of(run) else 0
             came, self._by_themselves = self._by_themselves, ()
             came = tuple(peer for peer in came if peer in run.followers and peer.state in ("ready", "training"))

@@ -133,7 +133,7 @@ class LocalPeers:
     def come_back_with(self, run: FollowedRun, way_in: WayIn) -> None:
         """Let as many come to a run that begins to train as have left with it, or with what it takes the place of."""
         coming = self._coming_to(run)
-        if coming.begin(run, len([peer for peer in self._peers if peer in run.followers])):
+        if coming.begin(run):
             work = partial(self._bring_back, weakref.ref(run), coming, way_in)
             BackgroundThread(target=work, name="hivenb-local-peers-back").start()
 

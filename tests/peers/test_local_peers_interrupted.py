@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -72,9 +71,15 @@ def peers(forked: Forked) -> Iterator[LocalPeers]:
     made.close()
 
 
+class RunStandIn:
+    """What is asked of a run for local peers that are never trained."""
+
+    def __init__(self) -> None:
+        self.followers, self.options = Followers(), Options(target_batch_size=1)
+
+
 def add(peers: LocalPeers, count: int, **kwargs: Any) -> tuple[LocalPeer, ...]:
-    run = cast(FollowedRun, SimpleNamespace(followers=Followers(), options=Options(target_batch_size=1)))
-    return peers.add(count, run, lambda: (), **kwargs)
+    return peers.add(count, cast(FollowedRun, RunStandIn()), lambda: (), **kwargs)
 
 
 def interrupting_first(method: Callable[..., Any], interrupt: Callable[[], None]) -> Callable[..., Any]:

@@ -145,8 +145,9 @@ class OneStepLate(Callback):
         if self._batches > 1:
             self._go.release()
 
-    def on_train_end(self, *args: Any) -> None:
-        self._go.release()
+    def on_train_epoch_end(self, trainer: Any, *args: Any) -> None:
+        if trainer.current_epoch + 1 == trainer.max_epochs:  # when training ends, the strategy waits for the last step
+            self._go.release()
 
 
 @dataclass(frozen=True)
