@@ -49,6 +49,8 @@ class Recorder(Callback):
         self.steps = 0
         self.samples = 0
         self.epoch = 0
+        #: of the swarm that have passed while the run trained; it may join, or go on, at a later one
+        self.epochs = 0
         #: batches that count for nothing, as their gradients were not finite
         self.left_out = 0
 
@@ -87,6 +89,7 @@ class Recorder(Callback):
 
     def on_epoch(self, report: EpochReport) -> None:
         """Take over a new epoch of the swarm; failed rounds, and peers refused in one, become marks on the charts."""
+        self.epochs += max(1, report.epoch - self.epoch)  # more than one, where it has fallen behind and caught up
         self.epoch = report.epoch
         in_vain = 0.0 if report.failed is None else report.seconds
         for name, value in (

@@ -223,7 +223,8 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         An interrupt (KeyboardInterrupt) ends the waiting at once; training goes on in the background. In a notebook and
         in a terminal, a line tells how far it is.
 
-        :param epochs: that many further epochs of the swarm
+        :param epochs: that many further epochs of the swarm, of those in which the run trains: who joins at the
+          fiftieth has seen none
         :param steps: that many further batches of this peer
         :param timeout: at most this many seconds
         :returns: whether that point was reached; False after the timeout, or if the run ended before
@@ -232,7 +233,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         """
         if self._state is RunState.READY:
             raise TrainingError("the run was not started; call run.start() first")
-        goal = Goal(epochs, steps, self._recorder.epoch, self._recorder.steps)
+        goal = Goal(epochs, steps, self._recorder.epochs, self._recorder.steps)
         reached = wait_with_line(goal, self._stage, self._recorder, lambda: self.status, timeout)
         if self._exception is not None:
             raise self._exception
@@ -476,6 +477,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
 
     def _joined(self, epoch: int) -> None:
         """The state of the others was taken over before the first batch."""
+        self._recorder.epoch = epoch
         self._origin = f"joined at epoch {epoch:,}"
         self.history.mark("run", f"{self._origin}, with the state of the others")
 

@@ -33,7 +33,7 @@ class Goal:
 
     :param epochs: epochs of the swarm to go from there; ``None`` if they do not matter
     :param steps: batches of this peer to go from there; ``None`` if they do not matter
-    :param epoch: where it was, in epochs
+    :param epoch: where it was, in epochs of the swarm that had passed while it trained
     :param step: where it was, in batches
     """
 
@@ -59,12 +59,13 @@ class Goal:
         return " and ".join(parts) or "the end"
 
 
-def progress_line(goal: Goal, status: RunStatus, seconds: float) -> str:
+def progress_line(goal: Goal, status: RunStatus, passed: int, seconds: float) -> str:
     """How far a run has come on its way, in one line.
 
+    :param passed: epochs of the swarm that have passed while it trained
     :param seconds: for which it has been waited
     """
-    done, wanted, unit = status.epoch - goal.epoch, goal.epochs, "epoch"
+    done, wanted, unit = passed - goal.epoch, goal.epochs, "epoch"
     if not goal.epochs and goal.steps:
         done, wanted, unit = status.step - goal.step, goal.steps, "step"
     words = [] if status.state.value == "training" else [status.state.value]
@@ -107,9 +108,9 @@ class WaitingLine:
     def __enter__(self) -> WaitingLine:
         return self
 
-    def show(self, goal: Goal, status: RunStatus) -> None:
+    def show(self, goal: Goal, status: RunStatus, passed: int) -> None:
         """Say how far the run is."""
-        self._write(progress_line(goal, status, time.monotonic() - self._began), end="")
+        self._write(progress_line(goal, status, passed, time.monotonic() - self._began), end="")
 
     def leave(self, text: str) -> None:
         """Leave a last line, the same each time that a notebook is run."""
@@ -142,7 +143,7 @@ def wait_with_line(
     deadline = time.monotonic() + (math.inf if timeout is None else timeout)
 
     def is_there() -> bool:
-        return goal.is_reached(stage.state, recorder.epoch, recorder.steps)
+        return goal.is_reached(stage.state, recorder.epochs, recorder.steps)
 
     def is_over() -> bool:
         return not stage.state.is_active or is_there()
@@ -151,7 +152,7 @@ def wait_with_line(
         while not stage.wait_until(is_over, max(0.0, min(LOOK_EVERY, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 break
-            line.show(goal, status())
+            line.show(goal, status(), recorder.epochs)
         reached = is_there()
         line.leave(f"waited for {goal}" if reached else f"waited for {goal}: not reached, {stage.state.value}")
     return reached

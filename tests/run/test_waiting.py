@@ -30,13 +30,13 @@ class Terminal(io.StringIO):
 
 
 def test_epochs_and_steps_to_go_are_a_bar_and_a_time() -> None:
-    epochs = progress_line(Goal(10, None, 3, 100), STATUS, seconds=20.0)
+    epochs = progress_line(Goal(10, None, 3, 100), STATUS, 8, seconds=20.0)
     assert epochs == f"epoch 5/10 [{'#' * (BAR // 2)}{'.' * (BAR // 2)}]  loss 0.4123  20 s to go"
-    assert progress_line(Goal(None, 40, 3, 100), STATUS, 60.0).startswith("step 20/40")
-    first = progress_line(Goal(10, None, 8, 120), dataclasses.replace(STATUS, loss=None), 3.0)
+    assert progress_line(Goal(None, 40, 3, 100), STATUS, 8, 60.0).startswith("step 20/40")
+    first = progress_line(Goal(10, None, 8, 120), dataclasses.replace(STATUS, loss=None), 8, 3.0)
     assert first == f"epoch 0/10 [{'.' * BAR}]  3 s so far"
     paused = dataclasses.replace(STATUS, state=RunState.PAUSED)
-    assert progress_line(Goal(None, None, 0, 0), paused, 125.0) == "paused  epoch 8  loss 0.4123  2:05 so far"
+    assert progress_line(Goal(None, None, 0, 0), paused, 8, 125.0) == "paused  epoch 8  loss 0.4123  2:05 so far"
 
 
 def test_times_are_as_people_read_them() -> None:
@@ -58,7 +58,7 @@ def test_a_goal_is_reached_from_where_the_run_was() -> None:
 
 def test_what_stood_there_before_is_written_over() -> None:
     with redirect_stdout(Terminal()) as terminal, WaitingLine() as line:
-        line.show(Goal(10, None, 3, 100), STATUS)
+        line.show(Goal(10, None, 3, 100), STATUS, 8)
         line.leave("waited for 10 epochs")
     assert len(terminal.lines) == 2
     assert terminal.lines[-1] == "waited for 10 epochs"
@@ -68,7 +68,7 @@ def test_what_stood_there_before_is_written_over() -> None:
 def test_an_interrupt_says_that_training_goes_on() -> None:
     def interrupted() -> None:
         with WaitingLine() as line:
-            line.show(Goal(10, None, 3, 100), STATUS)
+            line.show(Goal(10, None, 3, 100), STATUS, 8)
             raise KeyboardInterrupt
 
     with redirect_stdout(Terminal()) as terminal, pytest.raises(KeyboardInterrupt):
@@ -81,7 +81,7 @@ def test_nothing_is_written_where_nobody_looks_nor_from_another_thread(monkeypat
 
     def wait() -> None:
         with WaitingLine() as line:
-            line.show(Goal(10, None, 3, 100), STATUS)
+            line.show(Goal(10, None, 3, 100), STATUS, 8)
             line.leave("waited")
 
     with redirect_stdout(terminal):

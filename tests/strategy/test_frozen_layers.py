@@ -83,7 +83,6 @@ def test_a_newcomer_with_the_same_ones_downloads_none_and_is_told_nothing(monkey
     assert calls == []
 
 
-@pytest.mark.long  # it has failed once, on a busy machine; why is not known yet
 def test_large_ones_that_differ_are_refused_by_their_name_or_downloaded_or_kept_if_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
