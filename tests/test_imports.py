@@ -114,13 +114,14 @@ UNCHANGED = """
 import importlib, pkgutil, sys, types, warnings
 warnings.simplefilter("ignore")
 import hivemind, lightning.pytorch, torch
+import multiprocessing.connection, multiprocessing.heap, multiprocessing.managers, multiprocessing.popen_forkserver
 for one in pkgutil.walk_packages(hivemind.__path__, "hivemind."):
     if "hivemind_cli" not in one.name:
         importlib.import_module(one.name)
 from hivemind.moe.server.module_backend import ModuleBackend
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.tensor_descr import BatchTensorDescriptor
-LIBRARIES = ("hivemind", "torch", "lightning", "pickle", "copyreg", "threading", "signal")
+LIBRARIES = ("hivemind", "torch", "lightning", "pickle", "copyreg", "multiprocessing", "threading", "signal")
 modules = [name for name in sys.modules if name.split(".")[0] in LIBRARIES]
 
 def parts(module):
