@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_state
+from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
+from fuzzing.averager_without_process import EVIL, context, run
 from fuzzing.records import NUMBERS, any_value
 from fuzzing.target import Choices, Target
+from hivenb.engine.averagers.module_rest import ModuleRest, RestEntry, digests_of
+from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.averagers.state_download import ranked_sources
 from hivenb.engine.averagers.state_witness import Question, Statement, make_statement
 from hivenb.engine.averagers.torch_optimizer_state import (
@@ -101,7 +107,40 @@ def feed_witnesses(data: bytes) -> None:
     ranked_sources([(any_value(choices), any_value(choices)) for _ in range(choices.number(4))], 7.0)
 
 
+async def _tell_rest(rest: ModuleRest, asked: bytes) -> bytes:
+    async def ask_host(number: int, start: int) -> Any:
+        return None, (rest.piece(number, start),), None
+
+    own: Any = SimpleNamespace(
+        module_rest=rest, serializer=TrainingStateAverager.serializer, allow_state_sharing=True, _ask_host=ask_host
+    )
+    request = averaging_pb2.DownloadData(metadata=asked)
+    return (await TrainingStateAverager.rpc_tell_rest(own, request, context(EVIL))).metadata
+
+
+def feed_rests(data: bytes) -> None:
+    """What a peer is asked of what no round averages, and the bytes that it is sent of it."""
+    choices = Choices(data)
+    rest = ModuleRest(torch.nn.Linear(2, 3), ())
+    try:
+        asked = MSGPackSerializer.dumps([choices.of((*rest._numbers, any_value(choices))), choices.of(NUMBERS)])
+    except (ValueError, TypeError, OverflowError):
+        asked = choices.raw(choices.number(64))
+    with contextlib.suppress(ValueError):
+        assert 0 < len(run(_tell_rest(rest, asked))) <= 24
+    number = choices.number(2)
+    own = rest.entries[number]
+    dtype = choices.of(("float32", "float64", "bfloat16", "float16"))
+    theirs = RestEntry(own.name, own.shape, dtype)
+    sent = torch.frombuffer(bytearray(choices.raw(theirs.nbytes).ljust(theirs.nbytes, b"x")), dtype=torch.uint8)
+    if choices.number(2):
+        digests = digests_of(sent.view(getattr(torch, dtype)).reshape(own.shape))
+        theirs = RestEntry(own.name, own.shape, dtype, {**digests, choices.text(8): choices.text(8)})
+    rest.take_over(number, theirs, sent)
+
+
 TARGETS = [
     Target("optimizers", "states of optimizers, and a step with what is taken of them", feed_optimizers),
+    Target("rests", "what peers ask and send of what no round averages", feed_rests),
     Target("witnesses", "what peers ask and tell of the swarm's state", feed_witnesses),
 ]
