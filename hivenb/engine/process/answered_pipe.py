@@ -45,10 +45,19 @@ class AnsweredPipe:
                 self.expect(value, name)
         try:
             if self.ended is None:
-                self._connection.send(message)
+                self._write(message)
         except OSError:
             if self.ended is None:  # otherwise that happened just now
                 raise
+
+    def _write(self, message: Any) -> None:
+        try:
+            self._connection.send(message)
+        except TypeError as e:
+            if not self._connection.closed:
+                raise
+            # by another thread, between the check of multiprocessing/connection.py:send and its write to the handle
+            raise OSError("handle is closed") from e
 
     def send_bytes(self, message: bytes) -> None:
         """Send what is a message already."""
