@@ -233,7 +233,7 @@ def _bucket_means(values: torch.Tensor, indices: torch.Tensor, count: int) -> to
 
 
 class _Adaptive(upstream_adaptive.AdaptiveCompressionBase):
-    """Decodes by the corrected codecs: ``adaptive.py:22`` asks hivemind's table, which is corrected in our processes alone."""
+    """Decodes by the corrected codecs: ``adaptive.py:22`` asks hivemind's table, corrected in our processes alone."""
 
     def extract(self, serialized_tensor: Any) -> torch.Tensor:
         return _DECODERS[serialized_tensor.compression].extract(serialized_tensor)
