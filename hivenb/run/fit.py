@@ -13,6 +13,7 @@ from hivenb.run.data import split_data
 from hivenb.run.length import require_way_to_go
 from hivenb.run.model_copy import model_of
 from hivenb.run.monitor import Monitor
+from hivenb.run.raised_exits import EndsInError
 from hivenb.run.run_in_swarm import RunInSwarm
 from hivenb.run.trainer import leave_out_searches, make_trainer
 from hivenb.strategy.hivemind_strategy import HivemindStrategy
@@ -72,9 +73,12 @@ class Fit:
         if checkpoint is not None:
             leave_out_searches(self.trainer)
         self.modes.begin(model_of(model))
+        strategy: Any = self.strategy
+        strategy._launcher = EndsInError()
         try:
             self.trainer.fit(model, self.train, self.validation, ckpt_path=checkpoint, weights_only=False)
         finally:
+            strategy._launcher = None
             self.modes.end()
         if (error := self.monitor.error) is not None:
             raise TrainingError(
