@@ -18,9 +18,10 @@ from hivenb.engine.optimizer.checkpoint import epoch_of, go_on_from_plain
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
 from hivenb.engine.optimizer.handover import give_back
+from hivenb.engine.optimizer.kept_state import KeptState
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.torch_optimizers import factory_like
-from hivenb.errors import HivenbError
+from hivenb.errors import HivenbError, SwarmError
 from hivenb.options.options import Options
 from hivenb.strategy.counted_batches import CountsBatches
 from hivenb.strategy.estimated_steps import EstimatedSteps
@@ -191,14 +192,26 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         copied.optimizers, copied.lr_scheduler_configs = [], []
         return copied
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds of it, such as that of a callback that knows its Trainer: enough to look at, validate and
+        predict with. Not the DHT, which is a process, nor how to join or open one, in which there may be a secret.
+        """
+        state = {**super().__getstate__(), **_AT_FIRST, "_module": self._module}
+        return {**state, "_dht": None, "_owns_dht": False, "_dht_kwargs": {}, "kept": KeptState(), "_trials": Trials()}
+
     # -- the swarm ----------------------------------------------------------------------------------------------
 
     @property
     def dht(self) -> hivemind.DHT:
         """The DHT: the borrowed one, or the strategy's own, which is started when it is first needed.
 
-        :raises SwarmError: if it cannot be started, or none of the initial peers answers
+        :raises SwarmError: if it cannot be started, none of the initial peers answers, or it was lost in a pickle
         """
+        if self._dht is None and not self._owns_dht:
+            raise SwarmError(
+                "this HivemindStrategy comes out of a pickle, which holds no DHT and no way into one. To train, make a "
+                "new one, and a Trainer with it"
+            )
         if self._dht is None:
             self._dht = start_dht(self._dht_kwargs)
             rank_zero_info(how_to_join(self._dht, self._dht_kwargs["secret"]))
