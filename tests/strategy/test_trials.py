@@ -13,12 +13,14 @@ import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.tuner import Tuner
 from tiny import MODES, QUIET, TinyModel, loader, own_run, parameters
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader
 
 import hivenb
+from hivenb.engine.optimizer.grad_scaler import GradScaler, GradScalerOfBatches
 from hivenb.strategy import HivemindStrategy
 from hivenb.strategy.trials import Trials
 from strategy.peers import PATIENCE, Start, stop
@@ -179,6 +181,20 @@ def test_gradients_are_summed_over_the_batches_of_a_step_in_a_trial(swarm: hiven
         trainer(chosen, tmp_path, finder, accumulate_grad_batches=2).fit(Tuned())
         results.append(finder.optimal_lr.results["loss"])
     assert results[1] == pytest.approx(results[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_scaler_is_tried_out_and_put_back(swarm: hivenb.Swarm, tmp_path: Path, reused: bool) -> None:
+    results = []
+    for chosen in (None, strategy(swarm, reuse_grad_buffers=reused)):
+        finder = of_rate()
+        plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
+        trainer(chosen, tmp_path, finder, plugins=[plugin]).fit(Tuned())
+        results.append(finder.optimal_lr.results["loss"])
+        if chosen is not None:
+            assert chosen.hivemind_epoch == 20
+            assert isinstance(plugin.scaler, GradScaler if reused else GradScalerOfBatches)
+    assert results[1] == pytest.approx(results[0], rel=1e-2)
 
 
 class ByHand(Tuned):

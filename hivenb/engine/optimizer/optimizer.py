@@ -63,7 +63,7 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
         self._on_epoch = on_epoch
         self._inherited_tracker = tracker
         self.has_begun = False
-        self._is_trying, self._shared_before_trial = False, False
+        self._is_trying, self._before_trial = False, (False, False)
         #: parameters that were given, and are no business of the swarm's
         self.frozen, params = (frozen, params) if frozen is not None else _without_frozen(optimizer, params)
         self._clock = StepClock()
@@ -286,7 +286,8 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
         if self._is_trying:
             return
         self.finish_delayed_updates()
-        self._shared_before_trial = bool(self.state_averager.allow_state_sharing)
+        self._before_trial = bool(self.state_averager.allow_state_sharing), self._step_supports_amp_scaling
+        self._step_supports_amp_scaling = False  # gradients that are summed in place stay scaled until an epoch ends
         self.share_state(False)
         if self.has_begun:
             self.step_aside()
@@ -298,7 +299,8 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
             return
         self.zero_grad()
         self._is_trying = False
-        self.share_state(self._shared_before_trial)
+        shares, self._step_supports_amp_scaling = self._before_trial
+        self.share_state(shares)
 
     def _step_by_itself(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
