@@ -11,6 +11,7 @@ import lightning
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
+from hivenb.engine.averagers.lazy_tensors import lazy_tensors, no_values
 from hivenb.errors import LocalPeerError
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import FollowedRun, pack_options
@@ -73,6 +74,8 @@ def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> 
             )
         )
     except Exception as e:
+        if lazy := lazy_tensors(run.model):
+            raise LocalPeerError(f"the model cannot be sent to another process: {no_values(run.model, lazy[0])}") from e
         raise LocalPeerError(
             f"the model or the data cannot be sent to another process ({type(e).__name__}: {e}); keep open files, "
             "locks and generators out of them"

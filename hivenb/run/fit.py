@@ -13,8 +13,9 @@ from hivenb.run.data import split_data
 from hivenb.run.length import require_way_to_go
 from hivenb.run.model_copy import model_of
 from hivenb.run.monitor import Monitor
+from hivenb.run.raised_exits import EndsInError
 from hivenb.run.run_in_swarm import RunInSwarm
-from hivenb.run.trainer import make_trainer
+from hivenb.run.trainer import leave_out_searches, make_trainer
 from hivenb.strategy.hivemind_strategy import HivemindStrategy
 
 if TYPE_CHECKING:
@@ -69,10 +70,15 @@ class Fit:
           thread that watches the swarm has ended with an error meanwhile
         """
         before = self.recorder.steps
+        if checkpoint is not None:
+            leave_out_searches(self.trainer)
         self.modes.begin(model_of(model))
+        strategy: Any = self.strategy
+        strategy._launcher = EndsInError()
         try:
             self.trainer.fit(model, self.train, self.validation, ckpt_path=checkpoint, weights_only=False)
         finally:
+            strategy._launcher = None
             self.modes.end()
         if (error := self.monitor.error) is not None:
             raise TrainingError(
@@ -118,6 +124,7 @@ def prepare_fit(
         strategy = HivemindStrategy(dht=run.swarm.dht, **run.options.to_strategy_kwargs())
         trainer = make_trainer(strategy, folder, run.trainer_kwargs, [recorder, gate])
     strategy.on_epoch, strategy.on_notice = on_epoch, partial(run.history.mark, "run")
+    strategy.on_trial = partial(gate.look_up_in_trial, trainer)
     monitor = Monitor(
         run.swarm,
         run.options.run_id,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from hivenb.run.kept_modes import KeptModes
 from hivenb.run.paused_model import PausedModel
@@ -174,6 +175,12 @@ class Gate(Callback):
 
     def on_train_batch_end(self, *args: Any) -> None:
         self._stage.notify()
+
+    def look_up_in_trial(self, trainer: Any) -> None:
+        """Let training end amid what a tuner tries out, which puts things back; callbacks are not called there."""
+        if self._stage.state is RunState.STOPPING:
+            _end(trainer)
+            raise _TunerExitException  # by which a tuner ends a Trainer that is to train no further
 
 
 def _end(trainer: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
 
 #: What the Trainer of a run is created with unless told otherwise: no printing from a background thread, no files.
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -35,3 +35,17 @@ def make_trainer(strategy: Any, folder: str, given: Mapping[str, Any], callbacks
     own = kwargs.pop("callbacks", None) or []
     own = list(own) if isinstance(own, (list, tuple)) else [own]
     return lightning.Trainer(strategy=strategy, callbacks=[*own, *callbacks], **kwargs)
+
+
+def leave_out_searches(trainer: Any) -> None:
+    """Take from the callbacks of a Trainer those that look for a batch size or a learning rate when it begins.
+
+    For one that goes on from a checkpoint: what was found is in the model by now, and such a search ends with a
+    checkpoint of its own, in place of which Lightning restores nothing of the other one but its weights.
+    """
+    trainer.callbacks[:] = [one for one in trainer.callbacks if not _searches_first(one)]
+
+
+def _searches_first(callback: Callback) -> bool:
+    hooks = {BatchSizeFinder.on_fit_start, LearningRateFinder.on_fit_start}
+    return isinstance(callback, (BatchSizeFinder, LearningRateFinder)) and type(callback).on_fit_start in hooks

@@ -18,9 +18,10 @@ from hivenb.engine.optimizer.checkpoint import epoch_of, go_on_from_plain
 from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.grad_scaler import scaler_for
 from hivenb.engine.optimizer.handover import give_back
+from hivenb.engine.optimizer.kept_state import KeptState
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.torch_optimizers import factory_like
-from hivenb.errors import HivenbError
+from hivenb.errors import HivenbError, SwarmError
 from hivenb.options.options import Options
 from hivenb.strategy.counted_batches import CountsBatches
 from hivenb.strategy.estimated_steps import EstimatedSteps
@@ -46,6 +47,7 @@ from hivenb.strategy.shared_memory import require_room_for
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trainer_checks import check_still_frozen, check_trainer
 from hivenb.strategy.trainer_registry import make_known
+from hivenb.strategy.trials import Trials
 from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
 from hivenb.swarm.agreement.rest_record import RestDeclaration
 from hivenb.swarm.starting import start_dht
@@ -151,6 +153,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self.on_joined: Callable[[int], None] | None = None
         #: what the last epoch of the swarm in the present or last ``fit`` came to; ``None`` before the first
         self.last_epoch_report: EpochReport | None = None
+        #: called on the training thread before each batch that a tuner of Lightning's tries out
+        self.on_trial: Callable[[], None] | None = None
         self._dht, self._owns_dht = dht, dht is None
         self._dht_kwargs = dht_settings(
             initial_peers,
@@ -171,6 +175,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self._configured_schedulers: list[Any] = []
         self._hooks: ModuleHooks | None = None
         self._order_of_data: OrderOfData | None = None
+        self._trials = Trials()
         self._is_set_up = False
         self._declaration: ModelDeclaration | None = None
         self._rest: ModuleRest | None = None
@@ -187,14 +192,26 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         copied.optimizers, copied.lr_scheduler_configs = [], []
         return copied
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds of it, such as that of a callback that knows its Trainer: enough to look at, validate and
+        predict with. Not the DHT, which is a process, nor how to join or open one, in which there may be a secret.
+        """
+        state = {**super().__getstate__(), **_AT_FIRST, "_module": self._module}
+        return {**state, "_dht": None, "_owns_dht": False, "_dht_kwargs": {}, "kept": KeptState(), "_trials": Trials()}
+
     # -- the swarm ----------------------------------------------------------------------------------------------
 
     @property
     def dht(self) -> hivemind.DHT:
         """The DHT: the borrowed one, or the strategy's own, which is started when it is first needed.
 
-        :raises SwarmError: if it cannot be started, or none of the initial peers answers
+        :raises SwarmError: if it cannot be started, none of the initial peers answers, or it was lost in a pickle
         """
+        if self._dht is None and not self._owns_dht:
+            raise SwarmError(
+                "this HivemindStrategy comes out of a pickle, which holds no DHT and no way into one. To train, make a "
+                "new one, and a Trainer with it"
+            )
         if self._dht is None:
             self._dht = start_dht(self._dht_kwargs)
             rank_zero_info(how_to_join(self._dht, self._dht_kwargs["secret"]))
@@ -258,7 +275,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self._show_to_lightning(self._optimizer, self._hooks)
         self._exhausted = ExhaustedData.among(trainer.callbacks, self.notify)
         LendsModule.among(trainer.callbacks)
-        self._is_set_up = True
+        self._is_set_up, self._trials = True, Trials()
 
     def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
         """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
@@ -378,7 +395,17 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         if self.on_notice is not None:
             self.on_notice("the learning rate schedule has ended")
 
+    def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Nothing to wait for; but from some of its names, it can be told what the Trainer is about to do."""
+        self._trials.see_barrier(name)
+
     def on_train_start(self) -> None:
+        trainer: Any = self.lightning_module.trainer
+        if self._trials.begin(trainer):
+            self._begin_trial()
+            return
+        self._end_trial()  # unless whoever has tried something out has put things back
+        self._note_found()
         super().on_train_start()
         if self._order_of_data is not None:
             module: Any = self.lightning_module
@@ -396,6 +423,41 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
                 self._give_way(self._optimizer, self.left.edited, downloads=not has_taken)
             if self.on_joined is not None and self._optimizer.state_averager.states_taken:
                 self.on_joined(self._optimizer.local_epoch)
+
+    def _begin_trial(self) -> None:
+        if self._optimizer is not None and self._hooks is not None:
+            self._optimizer.begin_trial()
+            self._hooks.enable_zero_grad()
+
+    def _end_trial(self) -> None:
+        if not self._trials.are_on or self._optimizer is None or self._hooks is None:
+            return
+        self._trials.end(self.precision_plugin, self._optimizer.opt)
+        self._optimizer.end_trial()
+        if self.options.reuse_grad_buffers:
+            self._hooks.disable_zero_grad()
+        self._optimizer.left_out.note(True)
+
+    def _note_found(self) -> None:
+        if self._optimizer is not None:
+            self._trials.note_found(self._optimizer.opt, self._set_up)
+
+    @property
+    def _parts(self) -> Any:
+        """Where methods are that act on a batch: in a trial, those of Lightning's strategy, without the swarm's."""
+        return super(EndsWithItsData, self) if self._trials.are_on else super()
+
+    def on_train_end(self) -> None:
+        self._parts.on_train_end()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._parts.training_step(*args, **kwargs)
+
+    def pre_backward(self, closure_loss: Any) -> None:
+        self._parts.pre_backward(closure_loss)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._parts.optimizer_step(*args, **kwargs)
 
     def take_up(self, edited: Sequence[str], *, trains_on: bool = True) -> None:
         """Go on with parameters that somebody has changed in the module, on the training thread, between two batches.
@@ -433,6 +495,11 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called when all callbacks have been; from now on the module is training's."""
+        if self._trials.are_on:
+            if self.on_trial is not None:
+                self.on_trial()
+            return
+        self._note_found()
         if self._optimizer is not None:
             self._optimizer.take_module_back()
         super().on_train_batch_start(batch, batch_idx, dataloader_idx)
@@ -448,7 +515,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         return super().lightning_module_state_dict()
 
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
-        if self.left is None:  # else what it holds goes on
+        self._trials.put_scaler_back(self.precision_plugin)  # its state is the next that is restored
+        if self.left is None or self._trials.are_on:  # else what it holds goes on
             super().load_model_state_dict(checkpoint, strict=strict)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
@@ -457,9 +525,10 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         own: list[Any] = self.optimizers
+        left = None if self._trials.are_on else self.left
         for optimizer, state in zip(own, checkpoint["optimizer_states"], strict=True):
             state = optimizer.frozen.of_trained(state)
-            fitted, groups = fitted_state(state, self.lightning_module, optimizer, self._set_up, left=self.left)
+            fitted, groups = fitted_state(state, self.lightning_module, optimizer, self._set_up, left=left)
             optimizer.load_state_dict(fitted)
             if epoch_of(state) is None:
                 go_on_from_plain(optimizer, checkpoint)
@@ -473,6 +542,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
                 logger.info(
                     f"the optimizer begins anew for {in_words(groups.begun)}, and goes on with its state for all else"
                 )
+        self._end_trial()
 
     def teardown(self) -> None:
         """End the optimizer's processes and, unless it is borrowed, the DHT. Another ``fit`` starts them again."""
@@ -512,7 +582,7 @@ _AT_FIRST: dict[str, Any] = dict.fromkeys(
             "_order_of_data",
             "left",
         ),
-        *("on_epoch", "on_notice", "on_explosion", "on_return"),
+        *("on_epoch", "on_notice", "on_explosion", "on_return", "on_trial"),
     )
 ) | {
     "_is_set_up": False,

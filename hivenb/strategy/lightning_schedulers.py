@@ -112,10 +112,27 @@ def shown_to_lightning(moved: EpochSchedulers | None, configured: Sequence[Any])
     :param moved: those that hivemind moves, if there are any
     :param configured: Lightning's configurations of those that ``configure_optimizers`` made, which may have names
     """
-    names = {id(config.scheduler): config.name for config in configured}
+    known = {id(config.scheduler): config for config in configured}
     # Lightning takes anything that has a scheduler's methods, whatever it says in its annotations
     shown: list[Any] = [] if moved is None else [HiveMindScheduler(one, moved.optimizer) for one in moved.schedulers]
-    return [LRSchedulerConfig(one, interval="step", name=names.get(id(one.scheduler))) for one in shown]
+    made = []
+    for one in shown:
+        config = known.get(id(one.scheduler))
+        interval = _Both("step") if config is not None and config.interval == "epoch" else "step"
+        made.append(LRSchedulerConfig(one, interval=interval, name=None if config is None else config.name))
+    return made
+
+
+class _Both(str):
+    """The interval of a scheduler of passes, which the swarm moves within passes: for Lightning it is both.
+
+    ``LearningRateMonitor`` then has a rate when a pass begins, which other callbacks may ask for, and between batches.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return other in ("step", "epoch")
+
+    __hash__ = str.__hash__
 
 
 def _is_made(scheduler_fn: Any) -> bool:

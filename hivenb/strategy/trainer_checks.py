@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from hivenb.engine.averagers.lazy_tensors import lazy_tensors, no_values
 from hivenb.engine.optimizer.torch_optimizers import find_obstacle
 from hivenb.options.options import Options
 
@@ -44,6 +46,7 @@ def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], options:
         )
     for callback in trainer.callbacks:
         _check_callback(callback)
+    _check_values(module, optimizers[0])
     obstacle = find_obstacle(optimizers[0], module.modules(), bool(options.offload_optimizer))
     if obstacle is not None:
         raise MisconfigurationException(obstacle)
@@ -56,6 +59,14 @@ def check_trainer(trainer: Any, module: Any, optimizers: Sequence[Any], options:
             "parameters (average_buffers=True); for small batches a layer without statistics of the batch, such as "
             "GroupNorm, does as well"
         )
+
+
+def _check_values(module: Any, optimizer: Any) -> None:
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+    for name in lazy_tensors(module):
+        if id(tensors[name]) in trained or not isinstance(tensors[name], torch.nn.Parameter):
+            raise MisconfigurationException(no_values(module, name))
 
 
 def _check_callback(callback: Any) -> None:

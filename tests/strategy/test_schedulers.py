@@ -390,3 +390,23 @@ def test_a_module_sees_all_of_its_scheduler(swarm: hivenb.Swarm) -> None:
     assert copy.copy(shown).last_epoch == copy.deepcopy(shown).last_epoch == 4
     with pytest.raises(AttributeError, match="no_such"):
         shown.no_such  # noqa: B018
+
+
+def test_other_callbacks_know_the_rate_from_the_first_pass_on(swarm: hivenb.Swarm, tmp_path: Path) -> None:
+    class AtEnds(Callback):
+        """What there is to stop by, or to save by, at the end of each pass."""
+
+        def on_train_epoch_end(self, trainer: Trainer, *args: Any) -> None:
+            at_ends.append(float(trainer.callback_metrics["lr-SGD"]))
+
+    at_ends: list[float] = []
+    monitor = LearningRateMonitor()
+    model = Configured(lambda optimizer: [{"scheduler": halving(optimizer), "interval": "epoch"}])
+    logger = CSVLogger(tmp_path)
+    trainer(strategy(swarm), max_epochs=3, callbacks=[monitor, AtEnds()], logger=logger).fit(model, loader(32, 16))
+    assert at_ends == monitor.lrs["lr-SGD"] == [1.0, 0.25, 0.0625]
+
+    within = LearningRateMonitor()
+    one = trainer(strategy(swarm), max_epochs=1, callbacks=[within], logger=logger, log_every_n_steps=1)
+    one.fit(Configured(model._schedulers), loader(64, 16))
+    assert within.lrs["lr-SGD"] == [1.0, 1.0, 0.5, 0.25, 0.125], "when the pass begins, and before each batch"

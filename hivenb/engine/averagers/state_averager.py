@@ -206,6 +206,27 @@ class TrainingStateAverager(
         for hook in self._hooks:
             hook.remove()
 
+    def step_by_itself(self) -> None:
+        """Let the torch optimizer make a step with what the model has in its gradients, which belongs to no epoch.
+
+        To be called while nothing is under way in the background.
+        """
+        own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        averages = [parameter.grad for parameter in own]
+        with self.lock_optimizer, self.lock_averaged_tensors:
+            try:
+                if self.offload_optimizer:
+                    for parameter, main in zip(own, self.main_parameters, strict=True):
+                        parameter.grad = None if main.grad is None else main.grad.to(parameter)
+                self.optimizer.step()
+                if self.offload_optimizer:
+                    self._apply_optimizer_parameters_()
+            finally:
+                self._is_half_done = False
+                if self.offload_optimizer:
+                    for parameter, average in zip(own, averages, strict=True):
+                        parameter.grad = average
+
     def leave_out_step(self) -> None:
         """Let the next step of the optimizer change nothing; the epoch and the learning rate go on."""
         self._is_step_left_out = True

@@ -57,7 +57,15 @@ def scaler_for(scaler: torch.amp.GradScaler, reuse_grad_buffers: bool) -> torch.
     :param scaler: Lightning's, or the user's own
     :param reuse_grad_buffers: whether gradients are accumulated in the model's own buffers
     """
-    wanted = GradScaler if reuse_grad_buffers else GradScalerOfBatches
+    return _as(GradScaler if reuse_grad_buffers else GradScalerOfBatches, scaler)
+
+
+def scaler_of_one_peer(scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+    """A scaler for steps that one peer makes by itself, with the scale and settings of a given one."""
+    return _as(torch.amp.GradScaler, scaler)
+
+
+def _as(wanted: type[torch.amp.GradScaler], scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
     if type(scaler) is wanted:
         return scaler
     return wanted(

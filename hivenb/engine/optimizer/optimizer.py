@@ -63,6 +63,7 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
         self._on_epoch = on_epoch
         self._inherited_tracker = tracker
         self.has_begun = False
+        self._is_trying, self._before_trial = False, (False, False)
         #: parameters that were given, and are no business of the swarm's
         self.frozen, params = (frozen, params) if frozen is not None else _without_frozen(optimizer, params)
         self._clock = StepClock()
@@ -184,6 +185,8 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Accumulate the gradients of a batch, and end the epoch of the swarm if it is over; as ``hivemind`` does."""
+        if self._is_trying:
+            return self._step_by_itself(closure)
         self.tracker.is_waited_for = self.use_gradient_averaging and not self.delay_grad_averaging
         self.tracker.gone_after = GONE_WITHIN * self.next_chunk_timeout
         with self._clock.running():
@@ -231,7 +234,10 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of the model; without effect where they are accumulated in place."""
-        if self.grad_averager is None or not self.grad_averager.reuse_grad_buffers:
+        if self._is_trying:
+            for parameter in self.state_averager.main_parameters:
+                parameter.grad = None
+        elif self.grad_averager is None or not self.grad_averager.reuse_grad_buffers:
             super().zero_grad(set_to_none)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -268,6 +274,41 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
         if epoch is not None:
             with self.tracker.pause_updates():
                 self.begin_epoch(epoch)
+
+    # -- trials -------------------------------------------------------------------------------------------------
+
+    def begin_trial(self) -> None:
+        """Let each step be one of the torch optimizer with this peer's batch alone, until :meth:`end_trial`.
+
+        Nobody hears of these steps or waits for this peer meanwhile, and epochs do not count them. What they do to the
+        model and the torch optimizer stays: whoever tries something out puts them back.
+        """
+        if self._is_trying:
+            return
+        self.finish_delayed_updates()
+        self._before_trial = bool(self.state_averager.allow_state_sharing), self._step_supports_amp_scaling
+        self._step_supports_amp_scaling = False  # gradients that are summed in place stay scaled until an epoch ends
+        self.share_state(False)
+        if self.has_begun:
+            self.step_aside()
+        self._is_trying = True
+
+    def end_trial(self) -> None:
+        """Take part as before; to be called when the model and the torch optimizer are what they were."""
+        if not self._is_trying:
+            return
+        self.zero_grad()
+        self._is_trying = False
+        shares, self._step_supports_amp_scaling = self._before_trial
+        self.share_state(shares)
+
+    def _step_by_itself(self, closure: Callable[[], Any] | None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.state_averager.step_by_itself()
+        return loss
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
