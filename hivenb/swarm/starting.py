@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT
-from hivenb.errors import NotInvitedError, SwarmError
+from hivenb.errors import NotInvitedError, PlatformError, SwarmError
 
 #: Seconds for which a DHT is waited for beyond those that its daemon is given.
 _GRACE = 30.0
@@ -17,6 +17,7 @@ def start_dht(settings: Mapping[str, Any]) -> DHT:
 
     :param settings: keyword arguments of :class:`hivenb.engine.dht.dht.DHT`
     :raises NotInvitedError: if the initial peers do not let it in
+    :raises PlatformError: if this machine lacks what it needs
     :raises SwarmError: if it cannot be started, or none of the initial peers answers
     """
     dht = None
@@ -27,7 +28,7 @@ def start_dht(settings: Mapping[str, Any]) -> DHT:
         if dht is not None and dht.pid is not None:
             dht.terminate()
         if isinstance(e, Exception):
-            if isinstance(e, NotInvitedError):
+            if isinstance(e, (NotInvitedError, PlatformError)):
                 raise
             peers, listens_at = settings.get("initial_peers") or (), settings.get("host_maddrs") or ()
             raise SwarmError(_start_failed(e, peers, listens_at)) from e

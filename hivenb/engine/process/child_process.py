@@ -21,6 +21,7 @@ from hivenb._interrupts import interrupts_blocked
 from hivenb.engine.process.abandoned_locks import free_abandoned
 from hivenb.engine.process.end_with_parent import end_with
 from hivenb.engine.process.freed_memory import give_back_regularly
+from hivenb.engine.process.socket_folder import place_sockets_of_multiprocessing, sockets_of_torch
 
 #: How long a process that is ended by force is waited for: to let go of a lock, and to be gone.
 _FORCE_SECONDS = 1.0
@@ -82,8 +83,11 @@ def prepare_answers() -> None:
 
     An interrupt that hits torch's manager of shared memory as it starts would end it, and torch waits for it for ever,
     and lets no other thread of Python run (``torch/lib/libshm/core.cpp``, ``start_manager``).
+
+    :raises PlatformError: if there is no folder for the sockets of processes
     """
-    with interrupts_blocked():
+    place_sockets_of_multiprocessing()
+    with interrupts_blocked(), sockets_of_torch():
         free_abandoned(shared_locks())
         MPFuture()
 
