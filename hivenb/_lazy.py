@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from hivenb._interrupts import interrupts_blocked
+from hivenb._library_warnings import library_warnings_ignored
 
 
 def lazy_face(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -27,7 +28,7 @@ def lazy_face(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str],
         # not in the middle of torch, which cannot be imported again then, and which ends some processes that try to;
         # a program that ends with an interrupt (app/loading.py) does so at once
         raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        with interrupts_blocked() if raises else contextlib.nullcontext():
+        with library_warnings_ignored(), interrupts_blocked() if raises else contextlib.nullcontext():
             value = getattr(import_module(home_of[name]), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -18,6 +18,7 @@ from hivemind.utils.asyncio import _AsyncContextWrapper
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
 from hivenb._interrupts import interrupts_blocked
+from hivenb._library_warnings import raise_no_warnings
 from hivenb.engine.process.abandoned_locks import free_abandoned
 from hivenb.engine.process.end_with_parent import end_with
 from hivenb.engine.process.freed_memory import give_back_regularly
@@ -46,6 +47,7 @@ def settle_as_child(parent_pid: int | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what its parent does then
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    raise_no_warnings()
     if parent_pid is None:
         # not getppid(), if there is a choice: the parent may have been killed in between
         parent = mp.parent_process()
