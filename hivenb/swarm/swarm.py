@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from hivenb._fresh_locks import free_in_children
+from hivenb.engine.dht.addresses import is_loopback
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.dht.secret import Secret
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
@@ -37,6 +38,12 @@ _NOBODY_CAN_JOIN = (
     "Nobody can connect to a machine of Colab, Kaggle or Binder, so that nobody can join by the invite of this swarm. "
     "Run `hivenb relay` on a machine that others can reach, and let all, this one too, join by its invite: "
     "hivenb.Swarm.join(invite)"
+)
+
+_NO_ADDRESS = (
+    "This machine has no address at which another one could reach it, so that nobody else can join by the invite of "
+    "this swarm. Connect it to a network and open the swarm anew, or say with announce_maddrs= at which address others "
+    "find it"
 )
 
 
@@ -180,6 +187,9 @@ class Swarm(BlocksPeers, Invites):
             warnings.warn(_NOBODY_CAN_JOIN, stacklevel=3)  # of the cell: a log is looked at when it is too late
         self._dht = start_dht(settings.dht_kwargs() | {"secret": settings.credential()})
         try:
+            is_first = settings.public and not settings.initial_peers and detect().reachable
+            if is_first and all(map(is_loopback, reachable_addresses(self._dht))):
+                warnings.warn(_NO_ADDRESS, stacklevel=3)
             self.peer_id = self._dht.peer_id.to_base58()
             self._become_member(self._dht.membership)
             self._open[name] = self

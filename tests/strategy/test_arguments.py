@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tiny import LOOPBACK, TinyModel, loader, trainer
 
 import hivenb
+from hivenb.engine.dht.addresses import has_ipv6
 from hivenb.errors import SwarmError
 from hivenb.strategy import DEFAULT_HOST_MADDRS, HivemindStrategy
 
@@ -67,7 +68,9 @@ def test_before_it_trains() -> None:
 
 def test_where_its_own_dht_would_listen() -> None:
     assert DEFAULT_HOST_MADDRS == ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic-v1")
-    assert HivemindStrategy(8)._dht_kwargs["host_maddrs"] == list(DEFAULT_HOST_MADDRS)
+    listens_at = HivemindStrategy(8)._dht_kwargs["host_maddrs"]
+    assert listens_at[:2] == list(DEFAULT_HOST_MADDRS)
+    assert listens_at[2:] == (["/ip6/::/tcp/0", "/ip6/::/udp/0/quic-v1"] if has_ipv6() else [])
     assert HivemindStrategy(8, host_maddrs=["/ip4/127.0.0.1/tcp/0"])._dht_kwargs["host_maddrs"] == [
         "/ip4/127.0.0.1/tcp/0"
     ]
