@@ -34,6 +34,8 @@ def lazy_face(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str],
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of})
+        # what Tab lists: no module that was loaded meanwhile, and nothing that this one has imported for itself
+        own = vars(sys.modules[package])
+        return sorted({*home_of, *own.get("__all__", ()), *(name for name in own if name.startswith("__"))})
 
     return get, names

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from hivenb._fresh_locks import free_in_children
+from hivenb._signatures import OwnSignature, keywords_of, with_keywords
 from hivenb.engine.dht.addresses import is_loopback
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.dht.secret import Secret
@@ -101,6 +102,7 @@ class Swarm(BlocksPeers, Invites):
     _open: dict[str, Swarm] = {}  # noqa: RUF012 - the registry of the process
     _registry_lock = threading.RLock()
     free_in_children(_registry_lock)
+    __signature__ = OwnSignature(lambda: with_keywords(Swarm.__init__, (), is_method=True))
 
     def __new__(cls, name: str = "default", **settings: Any) -> Swarm:
         wanted = read_settings(settings)
@@ -402,6 +404,11 @@ class Swarm(BlocksPeers, Invites):
         left = 'style="text-align:left"'
         cells = "".join(f"<tr><td {left}>{k}</td><td {left}>{v}</td></tr>" for k, v in rows.items())
         return f"{title}<table>{cells}</table>"
+
+
+_settings_to_join = keywords_of(Swarm.__init__, but=("name", "initial_peers"))
+_join: Any = vars(Swarm)["join"].__func__
+_join.__signature__ = with_keywords(_join, _settings_to_join)
 
 
 def adopt(swarm: Swarm, run: Trains) -> None:

@@ -48,7 +48,8 @@ def no_peers_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_signature_is_the_documented_one() -> None:
-    signature = inspect.signature(HivemindStrategy)
+    signature = inspect.signature(HivemindStrategy.__init__)
+    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
     assert {name: p.default for name, p in signature.parameters.items()} == DOCUMENTED
     assert list(signature.parameters) == list(DOCUMENTED)
     assert signature.parameters["optimizer_kwargs"].kind is inspect.Parameter.VAR_KEYWORD
