@@ -11,6 +11,7 @@ from typing import Any
 
 from hivenb._interrupts import interrupts_blocked
 from hivenb._library_warnings import library_warnings_ignored
+from hivenb._machine import require_working_directory
 
 
 def lazy_face(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -25,6 +26,8 @@ def lazy_face(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str],
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}; public names: {', '.join(sorted(home_of))}"
             )
+        if home_of[name] not in sys.modules:
+            require_working_directory()
         # not in the middle of torch, which cannot be imported again then, and which ends some processes that try to;
         # a program that ends with an interrupt (app/loading.py) does so at once
         raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler

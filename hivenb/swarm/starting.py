@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hivenb._machine import require_working_directory
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT
 from hivenb.errors import NotInvitedError, PlatformError, SwarmError
 
@@ -20,6 +23,7 @@ def start_dht(settings: Mapping[str, Any]) -> DHT:
     :raises PlatformError: if this machine lacks what it needs
     :raises SwarmError: if it cannot be started, or none of the initial peers answers
     """
+    require_working_directory()
     dht = None
     try:
         dht = DHT(start=False, **settings)
@@ -30,10 +34,20 @@ def start_dht(settings: Mapping[str, Any]) -> DHT:
         if isinstance(e, Exception):
             if isinstance(e, (NotInvitedError, PlatformError)):
                 raise
+            if isinstance(e, OSError) and e.errno == errno.ENOSPC:
+                raise PlatformError(_no_room()) from e
             peers, listens_at = settings.get("initial_peers") or (), settings.get("host_maddrs") or ()
             raise SwarmError(_start_failed(e, peers, listens_at)) from e
         raise
     return dht
+
+
+def _no_room() -> str:
+    folder = tempfile.gettempdir()
+    return (
+        f"the disk is full at {folder}, where a peer keeps its key while it starts. Make room there, or name another "
+        "folder for temporary files before Python starts: export TMPDIR=/some/folder"
+    )
 
 
 def _start_failed(error: Exception, initial_peers: Sequence[str], host_maddrs: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
 from hivenb._interrupts import interrupts_blocked
 from hivenb._library_warnings import raise_no_warnings
+from hivenb._machine import too_little
 from hivenb.engine.process.abandoned_locks import free_abandoned
 from hivenb.engine.process.end_with_parent import end_with
 from hivenb.engine.process.freed_memory import give_back_regularly
@@ -86,12 +87,15 @@ def prepare_answers() -> None:
     An interrupt that hits torch's manager of shared memory as it starts would end it, and torch waits for it for ever,
     and lets no other thread of Python run (``torch/lib/libshm/core.cpp``, ``start_manager``).
 
-    :raises PlatformError: if there is no folder for the sockets of processes
+    :raises PlatformError: if there is no folder for the sockets of processes, or they cannot share memory
     """
     place_sockets_of_multiprocessing()
     with interrupts_blocked(), sockets_of_torch():
         free_abandoned(shared_locks())
-        MPFuture()
+        try:
+            MPFuture()
+        except RuntimeError as e:  # torch's
+            raise too_little(e) from e
 
 
 class ChildProcess(mp.process.BaseProcess):
