@@ -6,15 +6,11 @@ Public names are loaded on first use, so that ``import hivenb`` is quick and nee
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from hivenb._lazy import lazy_face
 
 __version__ = "0.1.0"
-
-# Importing hivemind compiles two functions in a way that torch warns of from 2.14 on, in whatever cell needs it first.
-warnings.filterwarnings("ignore", message=r"`torch\.jit\.script` is deprecated", category=FutureWarning)
 
 if TYPE_CHECKING:
     from hivenb.errors import HivenbError

@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from hivenb._interrupts import interrupts_blocked
+from hivenb._library_warnings import library_warnings_ignored
+from hivenb._machine import require_working_directory
 
 
 def lazy_face(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -24,15 +26,19 @@ def lazy_face(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str],
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}; public names: {', '.join(sorted(home_of))}"
             )
+        if home_of[name] not in sys.modules:
+            require_working_directory()
         # not in the middle of torch, which cannot be imported again then, and which ends some processes that try to;
         # a program that ends with an interrupt (app/loading.py) does so at once
         raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        with interrupts_blocked() if raises else contextlib.nullcontext():
+        with library_warnings_ignored(), interrupts_blocked() if raises else contextlib.nullcontext():
             value = getattr(import_module(home_of[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of})
+        # what Tab lists: no module that was loaded meanwhile, and nothing that this one has imported for itself
+        own = vars(sys.modules[package])
+        return sorted({*home_of, *own.get("__all__", ()), *(name for name in own if name.startswith("__"))})
 
     return get, names

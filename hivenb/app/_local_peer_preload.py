@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 
-import hivenb.app.local_peer  # noqa: F401 - for the peers, which share its memory
+from hivenb._library_warnings import library_warnings_ignored
+
+with library_warnings_ignored():
+    import hivenb.app.local_peer  # noqa: F401 - for the peers, which share its memory
 
 # A peer's collections of garbage write to all objects that they look at, and would make a copy of each for the peer.
 gc.collect()

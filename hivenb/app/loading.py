@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from hivenb._library_warnings import library_warnings_ignored
+
 #: The exit code of a program that was interrupted, as shells have it.
 INTERRUPTED = 130
 
@@ -28,7 +30,8 @@ def loading() -> Iterator[None]:
     """
     previous = signal.signal(signal.SIGINT, _end)
     try:
-        yield
+        with library_warnings_ignored():
+            yield
     finally:
         signal.signal(signal.SIGINT, previous)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from hivenb._signatures import OwnSignature, keywords_of, unchanged, with_keywords
 from hivenb.compression import codec, codec_key
 from hivenb.errors import OptionsError
 from hivenb.options.as_code import describe, strategy_script
@@ -108,6 +109,8 @@ class Options:
     tracker_opts: dict[str, Any] | None = None
     performance_ema_alpha: float = 0.1
     verbose: bool = False
+
+    __signature__ = OwnSignature(lambda: inspect.Signature(keywords_of(Options.__init__)))
 
     def __new__(cls, *args: Any, **values: Any) -> Options:
         _check_names(values)  # before the dataclass's own __init__, whose TypeError suggests nothing
@@ -214,6 +217,10 @@ class Options:
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={describe(value)}' for name, value in self._changed().items())})"
 
+
+for _changing in (Options.replace, Options.with_prerequisites):
+    _shown = with_keywords(_changing, unchanged(keywords_of(Options.__init__)))
+    _changing.__signature__ = _shown  # type: ignore[attr-defined]
 
 FIELD_NAMES = tuple(option.name for option in dataclasses.fields(Options))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hivenb._interrupts import interrupts_blocked
+from hivenb.engine.process.socket_folder import place_sockets_of_multiprocessing
 from hivenb.peers import copied_server
 from hivenb.peers.main_module import ProcessWithoutMain, main_module
 
@@ -32,7 +33,10 @@ def start_server() -> None:
 
     Its imports take several seconds. A program that will need local peers calls this before its own imports, so
     that both happen at the same time.
+
+    :raises PlatformError: if there is no folder for its socket
     """
+    place_sockets_of_multiprocessing()
     mp.get_context("forkserver").set_forkserver_preload(PRELOADED)
     with interrupts_blocked():
         resource_tracker.ensure_running()  # which does not block SIGINT any more then, for what is started next

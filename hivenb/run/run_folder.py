@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import torch
 from hivenb.engine.optimizer.checkpoint import epoch_to_go_on_at
 from hivenb.errors import TrainingError
 from hivenb.strategy.left_model import LeftModel, Prints, edited_since, prints_of
+
+#: Bytes: a disk that has fewer left when something could not be written is full.
+_LEFT_ON_A_FULL_DISK = 1 << 20
 
 
 class RunFolder:
@@ -116,5 +120,22 @@ class RunFolder:
             path = self.path / "resume.ckpt"
             if progress is not None:
                 trainer.fit_loop.load_state_dict(progress)
-            trainer.save_checkpoint(path)
+            self._require_room(lambda: trainer.save_checkpoint(path))
             self.checkpoint = path
+
+    def _require_room(self, write: Callable[[], object]) -> None:
+        """Write something here.
+
+        :raises TrainingError: if there is no room for it on the disk
+        """
+        try:
+            write()
+        except (OSError, RuntimeError) as error:  # torch has an error of its own, which does not say why
+            free = shutil.disk_usage(self.path).free
+            if free > _LEFT_ON_A_FULL_DISK and getattr(error, "errno", None) != errno.ENOSPC:
+                raise
+            raise TrainingError(
+                f"the disk is full at {self.path}, which has {free / 2**20:,.1f} MB left: what the run needs to go on "
+                "with another start could not be kept. The model has its weights: run.model. Make room there, or name "
+                "another folder for temporary files before Python starts: export TMPDIR=/some/folder"
+            ) from error

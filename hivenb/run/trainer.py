@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning
 from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
+
+from hivenb._signatures import keywords_of
 
 #: What the Trainer of a run is created with unless told otherwise: no printing from a background thread, no files.
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -19,6 +22,11 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,
     "num_sanity_val_steps": 0,
 }
+
+
+def trainer_keywords() -> list[inspect.Parameter]:
+    """Keyword arguments of ``lightning.Trainer`` that a run takes, with its own defaults."""
+    return keywords_of(lightning.Trainer.__init__, but=("strategy",), defaults=TRAINER_DEFAULTS)
 
 
 def make_trainer(strategy: Any, folder: str, given: Mapping[str, Any], callbacks: Sequence[Callback]) -> Any:

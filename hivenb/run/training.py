@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hivenb._signatures import OwnSignature, keywords_of, shown_with, unchanged, with_keywords
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.progress.estimate import seconds_left
 from hivenb.errors import TrainingError
@@ -37,6 +38,7 @@ from hivenb.run.shown_options import ShowsOptions
 from hivenb.run.stage import Gate, Stage
 from hivenb.run.status import RunState, RunStatus, status_of, who_trains_elsewhere
 from hivenb.run.succession import before, claim_place, give_way, make_room, one_starts
+from hivenb.run.trainer import trainer_keywords
 from hivenb.run.waiting import Goal, wait_with_line
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.agreement.other_runs import OtherRuns
@@ -89,6 +91,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
 
     _may_host = True
     _has_own_end = True
+    __signature__ = OwnSignature(lambda: with_keywords(TrainingRun.__init__, trainer_keywords(), is_method=True))
 
     def __init__(
         self,
@@ -253,6 +256,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
                 raise self._exception
             return self._state is state
 
+    @shown_with(lambda: unchanged(keywords_of(Options)))
     def apply(self, options: Options | None = None, *, wait: bool = True, **changes: Any) -> Options:
         """Change options, also while the run trains: it goes on with them at its next batch.
 

@@ -5,6 +5,7 @@ Lightning. ``pytorch_lightning`` is to be imported before, for its Trainer to kn
 any Trainer takes, whatever was imported first.
 """
 
+import hivenb.engine  # noqa: F401 - before hivemind, whose import it keeps quiet
 from hivenb.strategy.hivemind_strategy import DEFAULT_HOST_MADDRS, HivemindStrategy
 from hivenb.strategy.lightning_schedulers import HiveMindScheduler
 

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim.lr_scheduler import LRScheduler
 
+from hivenb._signatures import OwnSignature, keywords_of, with_keywords
 from hivenb.engine.averagers.module_rest import ModuleRest
 from hivenb.engine.optimizer.checkpoint import epoch_of, go_on_from_plain
 from hivenb.engine.optimizer.epoch_report import EpochReport
@@ -102,6 +103,9 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
     """
 
     strategy_name = "hivemind"
+    __signature__ = OwnSignature(
+        lambda: with_keywords(HivemindStrategy.__init__, keywords_of(Options), is_method=True, takes_more=True)
+    )
 
     def __init__(
         self,

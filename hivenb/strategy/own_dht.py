@@ -9,7 +9,7 @@ from typing import Any
 import hivemind
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from hivenb.engine.dht.addresses import PUBLIC, read_maddrs
+from hivenb.engine.dht.addresses import PUBLIC, read_maddrs, with_ipv6
 from hivenb.engine.dht.dht import reachable_addresses
 from hivenb.engine.dht.passes import InviteKey
 from hivenb.engine.dht.secret import Secret, as_secret
@@ -18,7 +18,8 @@ from hivenb.options.options import DEFAULT_RUN_ID
 from hivenb.swarm.invite import Invite, check_together, invite_from_environment, read_invite
 from hivenb.system.environment import detect
 
-#: Where the strategy's own DHT listens when ``host_maddrs`` is not given, as documented for Lightning.
+#: Where the strategy's own DHT listens when ``host_maddrs`` is not given, as documented for Lightning; with the same
+#: for IPv6 where this machine has that.
 DEFAULT_HOST_MADDRS = PUBLIC
 
 #: Where the secret of a private swarm is looked for when none is given.
@@ -60,7 +61,7 @@ def dht_settings(
         )
     return {
         "initial_peers": list(peers) or None,
-        "host_maddrs": list(listens_at or DEFAULT_HOST_MADDRS),
+        "host_maddrs": list(listens_at or with_ipv6(DEFAULT_HOST_MADDRS)),
         "client_mode": client_mode,
         "is_walled": not detect().reachable,
         **further,

@@ -7,6 +7,9 @@ import torch
 from hivenb.options.options import Options
 from hivenb.system.environment import require_shared_memory
 
+#: Bytes in which the processes of a peer answer each other: 64 KiB for each, and as many again when those are used up.
+ANSWERS = 8 * 2**16
+
 
 def shared_bytes(optimizer: torch.optim.Optimizer, options: Options) -> int:
     """Bytes that the averagers of a model share with this process at least: a copy of all that is trained.
@@ -27,4 +30,4 @@ def require_room_for(optimizer: torch.optim.Optimizer, options: Options) -> None
 
     :raises PlatformError: with how much there is
     """
-    require_shared_memory(shared_bytes(optimizer, options))
+    require_shared_memory(shared_bytes(optimizer, options) + ANSWERS)

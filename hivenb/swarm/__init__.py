@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import hivenb.engine  # noqa: F401 - before hivemind, whose import it keeps quiet
 from hivenb._lazy import lazy_face
 
 if TYPE_CHECKING:

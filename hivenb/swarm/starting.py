@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hivenb._machine import require_working_directory
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT
-from hivenb.errors import NotInvitedError, SwarmError
+from hivenb.errors import NotInvitedError, PlatformError, SwarmError
 
 #: Seconds for which a DHT is waited for beyond those that its daemon is given.
 _GRACE = 30.0
@@ -17,8 +20,10 @@ def start_dht(settings: Mapping[str, Any]) -> DHT:
 
     :param settings: keyword arguments of :class:`hivenb.engine.dht.dht.DHT`
     :raises NotInvitedError: if the initial peers do not let it in
+    :raises PlatformError: if this machine lacks what it needs
     :raises SwarmError: if it cannot be started, or none of the initial peers answers
     """
+    require_working_directory()
     dht = None
     try:
         dht = DHT(start=False, **settings)
@@ -27,12 +32,22 @@ def start_dht(settings: Mapping[str, Any]) -> DHT:
         if dht is not None and dht.pid is not None:
             dht.terminate()
         if isinstance(e, Exception):
-            if isinstance(e, NotInvitedError):
+            if isinstance(e, (NotInvitedError, PlatformError)):
                 raise
+            if isinstance(e, OSError) and e.errno == errno.ENOSPC:
+                raise PlatformError(_no_room()) from e
             peers, listens_at = settings.get("initial_peers") or (), settings.get("host_maddrs") or ()
             raise SwarmError(_start_failed(e, peers, listens_at)) from e
         raise
     return dht
+
+
+def _no_room() -> str:
+    folder = tempfile.gettempdir()
+    return (
+        f"the disk is full at {folder}, where a peer keeps its key while it starts. Make room there, or name another "
+        "folder for temporary files before Python starts: export TMPDIR=/some/folder"
+    )
 
 
 def _start_failed(error: Exception, initial_peers: Sequence[str], host_maddrs: Sequence[str]) -> str:

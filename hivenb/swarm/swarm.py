@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from hivenb._fresh_locks import free_in_children
+from hivenb._signatures import OwnSignature, keywords_of, with_keywords
+from hivenb.engine.dht.addresses import is_loopback
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.dht.secret import Secret
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
@@ -37,6 +39,12 @@ _NOBODY_CAN_JOIN = (
     "Nobody can connect to a machine of Colab, Kaggle or Binder, so that nobody can join by the invite of this swarm. "
     "Run `hivenb relay` on a machine that others can reach, and let all, this one too, join by its invite: "
     "hivenb.Swarm.join(invite)"
+)
+
+_NO_ADDRESS = (
+    "This machine has no address at which another one could reach it, so that nobody else can join by the invite of "
+    "this swarm. Connect it to a network and open the swarm anew, or say with announce_maddrs= at which address others "
+    "find it"
 )
 
 
@@ -94,6 +102,7 @@ class Swarm(BlocksPeers, Invites):
     _open: dict[str, Swarm] = {}  # noqa: RUF012 - the registry of the process
     _registry_lock = threading.RLock()
     free_in_children(_registry_lock)
+    __signature__ = OwnSignature(lambda: with_keywords(Swarm.__init__, (), is_method=True))
 
     def __new__(cls, name: str = "default", **settings: Any) -> Swarm:
         wanted = read_settings(settings)
@@ -180,6 +189,9 @@ class Swarm(BlocksPeers, Invites):
             warnings.warn(_NOBODY_CAN_JOIN, stacklevel=3)  # of the cell: a log is looked at when it is too late
         self._dht = start_dht(settings.dht_kwargs() | {"secret": settings.credential()})
         try:
+            is_first = settings.public and not settings.initial_peers and detect().reachable
+            if is_first and all(map(is_loopback, reachable_addresses(self._dht))):
+                warnings.warn(_NO_ADDRESS, stacklevel=3)
             self.peer_id = self._dht.peer_id.to_base58()
             self._become_member(self._dht.membership)
             self._open[name] = self
@@ -392,6 +404,11 @@ class Swarm(BlocksPeers, Invites):
         left = 'style="text-align:left"'
         cells = "".join(f"<tr><td {left}>{k}</td><td {left}>{v}</td></tr>" for k, v in rows.items())
         return f"{title}<table>{cells}</table>"
+
+
+_settings_to_join = keywords_of(Swarm.__init__, but=("name", "initial_peers"))
+_join: Any = vars(Swarm)["join"].__func__
+_join.__signature__ = with_keywords(_join, _settings_to_join)
 
 
 def adopt(swarm: Swarm, run: Trains) -> None:

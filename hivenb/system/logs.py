@@ -17,6 +17,7 @@ from select import PIPE_BUF
 from typing import Any, TextIO
 
 from hivenb._fresh_locks import free_in_children
+from hivenb._library_warnings import no_errors_on_this_thread
 from hivenb.engine.process import child_process
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.system.log_lines import CAPACITY, LogLines, is_deprecation_in_a_library, is_hint, is_noise
@@ -61,7 +62,8 @@ class LogCollector(logging.Handler):
         ident = threading.get_ident()
         self._threads.add(ident)
         try:
-            yield
+            with no_errors_on_this_thread():
+                yield
         finally:
             self._threads.discard(ident)
 

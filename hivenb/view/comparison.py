@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hivenb._signatures import shown_with
 from hivenb.run.comparison import ComparedTraining, run_each
+from hivenb.run.trainer import trainer_keywords
 from hivenb.view.live_comparison import watcher
 from hivenb.view.shown_comparison import ShownComparison
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from hivenb.options.options import Options
 
 
+@shown_with(trainer_keywords)
 def compare(
     options: Mapping[str, Options],
     model: Any,

@@ -29,6 +29,7 @@ OTHERS = {
     "_semlock": multiprocessing.Lock(),
     "_count": multiprocessing.Lock()._semlock,  # type: ignore[attr-defined]
     "_extra_reducers": ForkingPickler,
+    "_config": multiprocessing.current_process(),
     "_buffers": torch.nn.Module(),
     "_parameters": torch.nn.Module(),
     "_non_persistent_buffers_set": torch.nn.Module(),

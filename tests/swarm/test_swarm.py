@@ -7,11 +7,11 @@ import sys
 import psutil
 import pytest
 import tiny
-from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 
 import hivenb
 from hivenb.engine.dht.addresses import Reach
+from hivenb.engine.dht.daemon import TiedP2P
 from hivenb.errors import InviteError, PlatformError, SwarmError
 from hivenb.options import Options
 from hivenb.swarm import PeerInfo
@@ -29,8 +29,8 @@ def home():
 
 @pytest.fixture
 def socket_folder(tmp_path, monkeypatch):
-    """Where hivemind puts its sockets, instead of into /tmp, where those of others are."""
-    monkeypatch.setattr(P2P, "_UNIX_SOCKET_PREFIX", f"/unix{tmp_path}/")
+    """Where sockets are, instead of in /tmp, where those of others are."""
+    monkeypatch.setattr(TiedP2P, "_UNIX_SOCKET_PREFIX", f"/unix{tmp_path}/")
     return tmp_path
 
 
@@ -231,10 +231,10 @@ def test_a_public_swarm_listens_on_the_network():
 
 ENDS = """
 import sys, hivenb, tiny
-from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 from hivenb.training import TrainingRun
-P2P._UNIX_SOCKET_PREFIX = "/unix" + sys.argv[2] + "/sockets-"
+from hivenb.engine.dht.daemon import TiedP2P
+TiedP2P._UNIX_SOCKET_PREFIX = "/unix" + sys.argv[2] + "/sockets-"
 def main():
     swarm = hivenb.Swarm()
     run = TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, accelerator="cpu",

@@ -30,6 +30,7 @@ from hivenb.engine.dht.relaying import RELAY_ARGUMENTS
 from hivenb.engine.dht.standing import Standing
 from hivenb.engine.dht.stream_limits import LimitsStreams
 from hivenb.engine.process.end_with_parent import tied_to_parent
+from hivenb.engine.process.socket_folder import socket_folder
 
 logger = get_logger(__name__)
 
@@ -80,6 +81,13 @@ class Earlier:
     neighbours: tuple[str, ...] = ()
 
 
+class _SocketPrefix:
+    """Where a daemon, and each who talks to it, has its socket: not in /tmp, if that is not for this process."""
+
+    def __get__(self, one: Any, kind: Any = None) -> str:
+        return f"/unix{socket_folder()}/hivemind-"
+
+
 class TiedP2P(RefusesBlocked, KnowsWhereTheyListen, LimitsMessages, LimitsStreams, P2P):
     """A libp2p daemon in a session of its own that dies with the process that started it.
 
@@ -88,6 +96,8 @@ class TiedP2P(RefusesBlocked, KnowsWhereTheyListen, LimitsMessages, LimitsStream
     Works around ``hivemind/p2p/p2p_daemon.py``: ``P2P.create`` starts ``p2pd`` in the caller's process group, where
     an interrupt of the notebook can hit it, and leaves it running when the caller is killed.
     """
+
+    _UNIX_SOCKET_PREFIX = _SocketPrefix()
 
     def admit_only(self, membership: Membership | None, door: Door | None = None) -> None:
         """Talk to nobody else from now on; to be called before anything is sent or handled.
@@ -181,7 +191,7 @@ class DaemonRecord:
     def watch(self, p2p: P2P) -> None:
         """End this process with a daemon that it has started; to be called on its event loop."""
         self._pid_and_code[0] = p2p._child.pid
-        self._sockets.value = f"{p2p._daemon_listen_maddr} {p2p._client_listen_maddr}".encode()
+        self._sockets.value = f"{p2p._daemon_listen_maddr}\n{p2p._client_listen_maddr}".encode()
         self._task = asyncio.create_task(self._end_with(p2p))
 
     async def _end_with(self, p2p: P2P) -> None:
@@ -193,7 +203,7 @@ class DaemonRecord:
 
     def remove_sockets(self) -> None:
         """Remove what a daemon that was killed has left in the file system; to be called by the parent of the DHT."""
-        for address in self._sockets.value.decode().split():
+        for address in self._sockets.value.decode().split("\n"):
             remove_socket(address)
 
 

@@ -18,7 +18,7 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
-from hivenb.engine.dht.addresses import Reach, is_loopback, routes
+from hivenb.engine.dht.addresses import Reach, is_loopback, is_of_one_link, routes
 from hivenb.engine.dht.blocked_peers import BlockedPeers
 from hivenb.engine.dht.carried_values import bound_this_process
 from hivenb.engine.dht.daemon import Admission, Relaying, TiedP2P, start_daemon
@@ -334,7 +334,7 @@ def _finish(tasks: set[asyncio.Task], task: asyncio.Task) -> None:
 def reachable_addresses(dht: hivemind.DHT) -> tuple[str, ...]:
     """Addresses of a DHT at which others can reach it; those of this machine alone only if there are no others."""
     addresses = [str(address) for address in dht.get_visible_maddrs(latest=True)]
-    outside = [address for address in addresses if not is_loopback(address)]
+    outside = [address for address in addresses if not (is_loopback(address) or is_of_one_link(address))]
     return tuple(outside or addresses)
 
 

@@ -136,9 +136,10 @@ def _says(answers: Mapping[PeerID, int], what: int) -> bool:
 
 
 async def _ask_all(p2p: P2P, initial_peers: Iterable[str]) -> dict[PeerID, int]:
-    port = _tcp_port(await p2p.get_visible_maddrs(latest=True))
+    ports = _tcp_ports(await p2p.get_visible_maddrs(latest=True))
     peers = sorted({_peer_at(address) for address in initial_peers}, key=str)
-    answers = await asyncio.gather(*(ask(p2p, peer, port) for peer in peers))
+    connected = await p2p.list_peers()
+    answers = await asyncio.gather(*(ask(p2p, peer, _port_for(peer, connected, ports)) for peer in peers))
     return dict(zip(peers, answers, strict=True))
 
 
@@ -190,7 +191,14 @@ def _peer_at(address: str) -> PeerID:
     return PeerID.from_base58(Multiaddr(address)["p2p"])
 
 
-def _tcp_port(addresses: Iterable[Any]) -> int:
-    """At which this peer listens to others than this machine; 0 if it does not."""
+def _tcp_ports(addresses: Iterable[Any]) -> dict[str, int]:
+    """At which this peer listens to others than this machine, by the kind of address, such as ``ip6``."""
     parts = [str(address).split("/") for address in addresses if not is_loopback(str(address))]
-    return next((int(one[4]) for one in parts if one[3] == "tcp"), 0)
+    return {one[1]: int(one[4]) for one in reversed(parts) if one[3] == "tcp"}  # the first of each
+
+
+def _port_for(peer: PeerID, connected: Iterable[Any], ports: Mapping[str, int]) -> int:
+    """The port of this peer at the address from which it talks to another one; 0 if it listens at none."""
+    addresses = [str(address) for one in connected if one.peer_id == peer for address in one.addrs]
+    kinds = [address.split("/")[1] for address in addresses if CIRCUIT not in address]
+    return next((ports[kind] for kind in (*kinds, *ports) if kind in ports), 0)

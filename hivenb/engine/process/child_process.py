@@ -18,9 +18,12 @@ from hivemind.utils.asyncio import _AsyncContextWrapper
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
 from hivenb._interrupts import interrupts_blocked
+from hivenb._library_warnings import raise_no_warnings
+from hivenb._machine import too_little
 from hivenb.engine.process.abandoned_locks import free_abandoned
 from hivenb.engine.process.end_with_parent import end_with
 from hivenb.engine.process.freed_memory import give_back_regularly
+from hivenb.engine.process.socket_folder import place_sockets_of_multiprocessing, sockets_of_torch
 
 #: How long a process that is ended by force is waited for: to let go of a lock, and to be gone.
 _FORCE_SECONDS = 1.0
@@ -45,6 +48,7 @@ def settle_as_child(parent_pid: int | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what its parent does then
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    raise_no_warnings()
     if parent_pid is None:
         # not getppid(), if there is a choice: the parent may have been killed in between
         parent = mp.parent_process()
@@ -82,10 +86,16 @@ def prepare_answers() -> None:
 
     An interrupt that hits torch's manager of shared memory as it starts would end it, and torch waits for it for ever,
     and lets no other thread of Python run (``torch/lib/libshm/core.cpp``, ``start_manager``).
+
+    :raises PlatformError: if there is no folder for the sockets of processes, or they cannot share memory
     """
-    with interrupts_blocked():
+    place_sockets_of_multiprocessing()
+    with interrupts_blocked(), sockets_of_torch():
         free_abandoned(shared_locks())
-        MPFuture()
+        try:
+            MPFuture()
+        except RuntimeError as e:  # torch's
+            raise too_little(e) from e
 
 
 class ChildProcess(mp.process.BaseProcess):

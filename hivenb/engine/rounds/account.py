@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class AccountBook:
         self._out, self._in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._out, self._in):
             end.setblocking(False)
+            weakref.finalize(self, end.close)
 
     def tell(self, account: Account) -> None:
         """Write one; lost if nobody has read for long."""

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from socket import AF_INET, AF_INET6
+from types import SimpleNamespace
 
 import pytest
 
 from hivenb.engine.dht import addresses
-from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC, Reach, is_loopback, public_addresses, routes
+from hivenb.engine.dht.addresses import (
+    LOOPBACK,
+    PUBLIC,
+    Reach,
+    is_loopback,
+    is_of_one_link,
+    public_addresses,
+    routes,
+    with_ipv6,
+)
 
 
 @pytest.mark.parametrize("address", [*LOOPBACK, "/ip4/127.8.9.10/udp/4001/quic-v1", "/ip6/::1/tcp/4001/p2p/12D3KooW"])
@@ -30,8 +41,40 @@ def test_quic_is_left_out_where_tcp_does_better(
     if control is not None:
         told.write_text(control)
     monkeypatch.setattr(addresses, "_CONGESTION_CONTROL", told)
+    monkeypatch.setattr(addresses, "has_ipv6", lambda: False)
     assert sum("quic" in address for address in public_addresses()) == quic
     assert PUBLIC[0] in public_addresses()
+
+
+def interfaces(*found: str) -> dict[str, list[SimpleNamespace]]:
+    """Of a machine with these addresses, as psutil tells them."""
+    families = [(AF_INET6 if ":" in address else AF_INET, address) for address in found]
+    return {"eth0": [SimpleNamespace(family=family, address=address) for family, address in families]}
+
+
+@pytest.mark.parametrize(
+    ("found", "is_there"),
+    [
+        (["127.0.0.1", "10.0.0.2"], False),
+        (["::1", "10.0.0.2"], False),
+        (["::1", "fe80::5054:ff:fe12:3456%eth0"], False),
+        (["fe80::1%eth0", "2a01:4f8:c2c:1::1"], True),
+        (["fd00::2"], True),
+    ],
+)
+def test_ipv6_is_listened_on_where_others_can_reach_it(
+    monkeypatch: pytest.MonkeyPatch, found: list[str], is_there: bool
+) -> None:
+    monkeypatch.setattr(addresses.psutil, "net_if_addrs", lambda: interfaces(*found))
+    assert addresses.has_ipv6() is is_there
+    ipv6 = ("/ip6/::/tcp/0", "/ip6/::/udp/0/quic-v1") if is_there else ()
+    assert with_ipv6(PUBLIC) == PUBLIC + ipv6
+    assert with_ipv6(LOOPBACK) == LOOPBACK
+
+
+def test_addresses_that_each_link_has_for_itself_are_told_from_others() -> None:
+    assert is_of_one_link("/ip6/fe80::1/tcp/1")
+    assert not is_of_one_link("/ip6/2a01::fe80/tcp/1")
 
 
 def test_whoever_is_connected_directly_as_well_is_so() -> None:

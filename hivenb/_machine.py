@@ -1,0 +1,65 @@
+"""What a machine has to have, beside Linux: memory and locks that processes share, and a working directory."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+
+from hivenb.errors import PlatformError
+
+#: Where Linux keeps both (https://man7.org/linux/man-pages/man7/shm_overview.7.html).
+FOLDER = "/dev/shm"
+
+#: How to get more of it.
+MORE = (
+    "A container gets more with docker run --shm-size=2g (or --ipc=host); elsewhere: mount -o remount,size=2g /dev/shm"
+)
+
+
+def require_locks() -> None:
+    """Stop with a clear sentence where processes cannot share a lock, which hivemind makes as it is imported.
+
+    :raises PlatformError: if they cannot
+    """
+    try:
+        mp.Lock()
+    except (OSError, ImportError) as e:
+        raise PlatformError(
+            f"processes of this machine cannot share locks, which are kept in {FOLDER}: {_state()} ({e}). Mount it: "
+            f"mount -t tmpfs -o size=2g tmpfs {FOLDER}. A container has it unless it was told otherwise, as by docker "
+            "run --read-only without --tmpfs /dev/shm"
+        ) from e
+
+
+def too_little(error: Exception) -> PlatformError:
+    """What to say when torch gets no shared memory.
+
+    :param error: its own
+    """
+    return PlatformError(f"processes of this machine cannot share memory in {FOLDER}: {_state()} ({error}). {MORE}")
+
+
+def require_working_directory() -> None:
+    """Stop with a clear sentence where the working directory was deleted: torch ends a process that imports it there.
+
+    :raises PlatformError: if it is not there any more
+    """
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise PlatformError(
+            "the working directory of this process has been deleted, and torch cannot be imported there. "
+            "Go to another one, with %cd ~ in a notebook or os.chdir(...) in a script, and do this again"
+        ) from e
+
+
+def _state() -> str:
+    if not os.path.isdir(FOLDER):
+        return "there is no such folder"
+    room = os.statvfs(FOLDER)
+    if room.f_flag & os.ST_RDONLY:
+        return "it is read-only"
+    if not os.access(FOLDER, os.W_OK):
+        return "this user may not write there"
+    free, whole = (blocks * room.f_frsize / 2**20 for blocks in (room.f_bavail, room.f_blocks))
+    return f"it has {free:,.1f} of its {whole:,.1f} MB left"
