@@ -79,8 +79,10 @@ def test_where_there_is_none_that_is_said_with_what_to_do(monkeypatch, folder_of
 
 
 def test_where_no_temporary_file_can_be_made_that_is_said_with_what_to_do(monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/not/there"])
+    def find_none():
+        raise FileNotFoundError("No usable temporary directory found in ['/not/there']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", find_none)
     monkeypatch.setenv("TMPDIR", "/not/there")
     with pytest.raises(PlatformError, match=r"TMPDIR='/not/there'.*export TMPDIR="):
         socket_folder()
