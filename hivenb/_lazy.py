@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from hivenb._interrupts import interrupts_blocked
 from hivenb._library_warnings import library_warnings_ignored
-from hivenb._machine import require_working_directory
+from hivenb.errors import PlatformError
 
 
 def lazy_face(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -42,3 +43,17 @@ def lazy_face(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str],
         return sorted({*home_of, *own.get("__all__", ()), *(name for name in own if name.startswith("__"))})
 
     return get, names
+
+
+def require_working_directory() -> None:
+    """Stop with a clear sentence where the working directory was deleted: torch ends a process that imports it there.
+
+    :raises PlatformError: if it is not there any more
+    """
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise PlatformError(
+            "the working directory of this process has been deleted, and torch cannot be imported there. "
+            "Go to another one, with %cd ~ in a notebook or os.chdir(...) in a script, and do this again"
+        ) from e

@@ -73,6 +73,12 @@ class LocalPeerError(HivenbError, RuntimeError):
 class PlatformError(HivenbError, OSError):
     """This machine cannot run hivemind, for example because it is not Linux."""
 
+    #: what to do where processes can share too little memory
+    MORE_SHARED_MEMORY = (
+        "A container gets more with docker run --shm-size=2g (or --ipc=host); elsewhere: mount -o remount,size=2g "
+        "/dev/shm"
+    )
+
 
 class MissingDependencyError(HivenbError, ImportError):
     """An optional package is needed for what was asked, and is not installed."""

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hivenb._machine import require_working_directory
+from hivenb._lazy import require_working_directory
 from hivenb.engine.dht.dht import DHT, STARTUP_TIMEOUT
 from hivenb.errors import NotInvitedError, PlatformError, SwarmError
 

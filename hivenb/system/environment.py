@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hivenb._machine import FOLDER, MORE
 from hivenb.errors import HivenbError, PlatformError
 
 
@@ -129,7 +128,7 @@ def require_linux(platform: str | None = None) -> None:
     )
 
 
-def require_shared_memory(needed: int, folder: str = FOLDER) -> None:
+def require_shared_memory(needed: int, folder: str = "/dev/shm") -> None:
     """Stop with a clear sentence where processes cannot share as much memory; they would be killed when they do.
 
     :param needed: bytes
@@ -145,7 +144,7 @@ def require_shared_memory(needed: int, folder: str = FOLDER) -> None:
         return
     raise PlatformError(
         f"{folder} has {free / 2**20:,.0f} of its {whole / 2**20:,.0f} MB left, and this model needs "
-        f"{needed / 2**20:,.0f} MB of it, which a peer shares with its averagers. {MORE}"
+        f"{needed / 2**20:,.0f} MB of it, which a peer shares with its averagers. {PlatformError.MORE_SHARED_MEMORY}"
     )
 
 

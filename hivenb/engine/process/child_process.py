@@ -19,10 +19,10 @@ from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
 from hivenb._interrupts import interrupts_blocked
 from hivenb._library_warnings import raise_no_warnings
-from hivenb._machine import too_little
 from hivenb.engine.process.abandoned_locks import free_abandoned
 from hivenb.engine.process.end_with_parent import end_with
 from hivenb.engine.process.freed_memory import give_back_regularly
+from hivenb.engine.process.shared_memory import too_little
 from hivenb.engine.process.socket_folder import place_sockets_of_multiprocessing, sockets_of_torch
 
 #: How long a process that is ended by force is waited for: to let go of a lock, and to be gone.

@@ -78,13 +78,12 @@ def test_where_there_is_none_that_is_said_with_what_to_do(monkeypatch, folder_of
         socket_folder()
 
 
-def test_where_no_temporary_file_can_be_made_that_is_said_with_what_to_do(monkeypatch):
-    def find_none():
-        raise FileNotFoundError("No usable temporary directory found in ['/not/there']")
-
-    monkeypatch.setattr(tempfile, "gettempdir", find_none)
-    monkeypatch.setenv("TMPDIR", "/not/there")
-    with pytest.raises(PlatformError, match=r"TMPDIR='/not/there'.*export TMPDIR="):
+def test_where_no_temporary_file_can_be_made_that_is_said_with_what_to_do(monkeypatch, tmp_path):
+    missing = str(tmp_path / "missing")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [missing])
+    monkeypatch.setenv("TMPDIR", missing)
+    with pytest.raises(PlatformError, match=rf"TMPDIR='{missing}'.*export TMPDIR="):
         socket_folder()
 
 

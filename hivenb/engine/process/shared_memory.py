@@ -1,4 +1,4 @@
-"""What a machine has to have, beside Linux: memory and locks that processes share, and a working directory."""
+"""Memory that processes share, and locks in it: what to say of a machine that has none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from hivenb.errors import PlatformError
 
 #: Where Linux keeps both (https://man7.org/linux/man-pages/man7/shm_overview.7.html).
 FOLDER = "/dev/shm"
-
-#: How to get more of it.
-MORE = (
-    "A container gets more with docker run --shm-size=2g (or --ipc=host); elsewhere: mount -o remount,size=2g /dev/shm"
-)
 
 
 def require_locks() -> None:
@@ -36,21 +31,10 @@ def too_little(error: Exception) -> PlatformError:
 
     :param error: its own
     """
-    return PlatformError(f"processes of this machine cannot share memory in {FOLDER}: {_state()} ({error}). {MORE}")
-
-
-def require_working_directory() -> None:
-    """Stop with a clear sentence where the working directory was deleted: torch ends a process that imports it there.
-
-    :raises PlatformError: if it is not there any more
-    """
-    try:
-        os.getcwd()
-    except OSError as e:
-        raise PlatformError(
-            "the working directory of this process has been deleted, and torch cannot be imported there. "
-            "Go to another one, with %cd ~ in a notebook or os.chdir(...) in a script, and do this again"
-        ) from e
+    return PlatformError(
+        f"processes of this machine cannot share memory in {FOLDER}: {_state()} ({error}). "
+        f"{PlatformError.MORE_SHARED_MEMORY}"
+    )
 
 
 def _state() -> str:
