@@ -32,7 +32,8 @@ def too_little(error: Exception) -> PlatformError:
     :param error: its own
     """
     return PlatformError(
-        f"processes of this machine cannot share memory in {FOLDER}: {_state()} ({error}). {PlatformError.MORE_SHARED_MEMORY}"
+        f"processes of this machine cannot share memory in {FOLDER}: {_state()} ({error}). "
+        f"{PlatformError.MORE_SHARED_MEMORY}"
     )
 
 
