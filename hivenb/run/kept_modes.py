@@ -40,7 +40,7 @@ class KeptModes:
 
     def __init__(self, say: Callable[[str], None]):
         self._say = say
-        self._has_said = False
+        self._has_said = self._has_taken_back = False
         self._model: nn.Module | None = None
         self._thread: int | None = None
         self._is_handed_out = False
@@ -62,7 +62,7 @@ class KeptModes:
         :param model: that the calling thread is about to train
         """
         self._model, self._thread, self._is_handed_out = model, threading.get_ident(), False
-        self._has_said = False
+        self._has_said = self._has_taken_back = False
         self._to_training_mode("before the run was started")
         self._note()
         self._guards = [_Guard(self, module, name) for module in _modules(model) for name in (*_KEPT, _MOVES)]
@@ -88,6 +88,7 @@ class KeptModes:
         if self._has_changed:
             self._note()
         if self._put_trainer_back():
+            self._has_taken_back = True
             self._tell("another Trainer")
 
     def hand_out(self) -> None:
@@ -134,7 +135,8 @@ class KeptModes:
         :param asked: in a few words
         :raises TrainingError: if it is another Trainer
         """
-        if self._put_trainer_back():
+        if self._put_trainer_back() or self._has_taken_back:  # before that Trainer has asked for a mode, perhaps
+            self._has_taken_back = False
             raise TrainingError(
                 f"another Trainer cannot use this {type(self._model).__name__} while a run trains it: give it a copy, "
                 "run.snapshot(), or stop the run first"

@@ -119,6 +119,21 @@ def test_a_cell_cannot_cast_what_is_trained(cast: str, model: Modes, modes: Kept
     assert model.dtype is model.layer.weight.dtype is torch.float64
 
 
+def test_another_trainer_is_refused_though_a_batch_has_begun_since_it_took_the_model(
+    model: Modes, modes: KeptModes
+) -> None:
+    ours, theirs = (lightning.Trainer(**tiny.QUIET) for _ in range(2))
+    model.trainer = ours
+    modes.see_trainer(ours)
+    model.trainer = theirs
+    modes.before_batch()
+    error = in_a_cell(lambda: model.eval())
+    assert isinstance(error, TrainingError)
+    assert "another Trainer" in str(error)
+    assert model.trainer is ours
+    assert in_a_cell(lambda: model.eval()) is model
+
+
 def test_the_training_thread_does_with_its_modes_what_it_likes(model: Modes, modes: KeptModes) -> None:
     model.norm.eval()
     modes.before_batch()
