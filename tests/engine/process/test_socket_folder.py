@@ -144,7 +144,7 @@ if __name__ == "__main__":
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [75, 200])
+@pytest.mark.parametrize("length", [pytest.param(75, marks=pytest.mark.long), 200])
 def test_two_peers_train_with_a_long_folder_for_temporary_files(folder_of, folder, tmp_path, length):
     long = folder_of(length)
     script = tmp_path / "script.py"
