@@ -170,6 +170,14 @@ def test_batches_that_are_left_out_are_counted_and_marked_once_in_a_while():
     ]
 
 
+def test_epochs_that_passed_before_a_run_joined_are_not_counted_and_those_that_it_has_missed_are():
+    recorder = Recorder(History())
+    recorder.epoch = 50  # where it has joined
+    for epoch in (51, 52, 55):
+        recorder.on_epoch(EpochReport(epoch=epoch, samples=64, group_size=2, seconds=0.5))
+    assert (recorder.epoch, recorder.epochs) == (55, 5)
+
+
 def test_an_epoch_of_the_swarm_becomes_points_and_a_failed_round_a_mark():
     history = History()
     recorder = Recorder(history)
