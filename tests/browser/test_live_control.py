@@ -70,8 +70,24 @@ class Told:
 
 
 def slide(dashboard, steps: int) -> None:
-    """Drag the slider for local peers so many to the right; Notebook 7 keeps the arrow keys for its cells."""
+    """Drag the slider for local peers so many to the right; Notebook 7 keeps the arrow keys for its cells.
+
+    What is drawn above the slider changes its height now and then, also while the mouse is on its way: then a person
+    drags once more, and so does this.
+    """
     handle = dashboard.locator(".widget-slider .noUi-handle").first
+    wanted = float(handle.get_attribute("aria-valuenow")) + steps
+
+    def is_there() -> bool:
+        there = float(handle.get_attribute("aria-valuenow"))
+        if there != wanted:
+            _drag(dashboard, handle, wanted - there)
+        return float(handle.get_attribute("aria-valuenow")) == wanted
+
+    wait_for(is_there, 20, f"the slider does not come to {wanted}")
+
+
+def _drag(dashboard, handle, steps: float) -> None:
     handle.scroll_into_view_if_needed()
     place, most = handle.bounding_box(), float(handle.get_attribute("aria-valuemax"))
     width = dashboard.locator(".widget-slider .noUi-base").first.bounding_box()["width"]
