@@ -251,8 +251,9 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
 
     def connect(self, model: Any) -> None:
         super().connect(model)
-        if model.trainer.state.fn == "fit":  # from now on, hooks and callbacks may ask
-            self.estimated_steps.stand_in(model.trainer)
+        trainer = getattr(model, "_trainer", None)  # Lightning's property raises where there is none yet
+        if trainer is not None and trainer.state.fn == "fit":  # from now on, hooks and callbacks may ask
+            self.estimated_steps.stand_in(trainer)
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)

@@ -265,3 +265,9 @@ def test_a_batch_without_a_size_is_an_error_that_names_the_remedy() -> None:
     strategy = HivemindStrategy(4, batch_size=2, **LOOPBACK)
     trainer(strategy, max_epochs=1).fit(Model(), data)
     assert strategy.hivemind_epoch == 1
+
+
+def test_a_module_that_knows_no_trainer_yet_can_be_connected() -> None:
+    strategy, model = HivemindStrategy(1, **LOOPBACK), TinyModel()
+    strategy.connect(model)
+    assert strategy.lightning_module is model
