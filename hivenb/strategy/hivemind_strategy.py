@@ -22,6 +22,7 @@ from hivenb.engine.optimizer.handover import give_back
 from hivenb.engine.optimizer.kept_state import KeptState
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.torch_optimizers import factory_like
+from hivenb.engine.process.freed_memory import give_freed_memory_back, keep_for_what_follows
 from hivenb.errors import HivenbError, SwarmError
 from hivenb.options.options import Options
 from hivenb.strategy.counted_batches import CountsBatches
@@ -281,6 +282,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self._exhausted = ExhaustedData.among(trainer.callbacks, self.notify)
         LendsModule.among(trainer.callbacks)
         self._is_set_up, self._trials = True, Trials()
+        if self.root_device.type == "cpu":
+            keep_for_what_follows()
 
     def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
         """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
@@ -570,6 +573,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
                     self._dht = None
             finally:
                 super().teardown()
+                give_freed_memory_back()
 
 
 #: What of a strategy belongs to a training that is under way, or to who follows it.

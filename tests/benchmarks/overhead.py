@@ -3,7 +3,8 @@
 Several Trainers of one process take turns, some steps each, so that whatever else the machine does hits all of them
 alike; the median step counts. A real step: a perceptron of so many parameters computes, which does least with each of
 them, or the convolutions of VGG-11 (https://arxiv.org/abs/1409.1556), which do more. Each batch is an epoch of the
-swarm of its own, or 16 are; the latter is seen beside a plain Trainer that accumulates as many.
+swarm of its own, or 16 are; the latter is seen beside a plain Trainer that accumulates as many. The allocator is as it
+comes, and as the strategy leaves it, for all of them.
 
     python tests/benchmarks/overhead.py --json overhead.json
     python tests/benchmarks/overhead.py --full          # 100 million parameters, too
@@ -13,9 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import statistics
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,14 +38,6 @@ BATCH, LAYERS = 32, 4
 MANY, TURN = 16, 16
 #: Steps of each Trainer that do not count.
 WARM_UP = 16
-
-#: Settings of glibc (https://man7.org/linux/man-pages/man3/mallopt.3.html), which by default gives the memory of
-#: gradients back to the system after each batch or not, as chance has it: that takes a sixth of a step, or nothing.
-KEEPING_MEMORY = {
-    "MALLOC_TRIM_THRESHOLD_": "2000000000",
-    "MALLOC_MMAP_THRESHOLD_": "1000000000",
-    "MALLOC_ARENA_MAX": "1",
-}
 
 
 #: Channels of each layer of VGG-11; None halves the picture.
@@ -234,12 +225,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--parameters", type=int, nargs="+", default=[1_000_000, 10_000_000])
     options.add_argument("--turns", type=int, default=15, help=f"of {TURN} steps, for each Trainer")
     options.add_argument("--full", action="store_true", help="also 100 million parameters")
+    options.add_argument(
+        "--no-convolutions", action="store_true", help="perceptrons alone: a step of the others is long"
+    )
     given = options.parse_args(arguments)
     sizes = [*given.parameters, *([100_000_000] if given.full else [])]
     if given.quick:
         sizes, given.turns = [10_000], 3
     models: list[tuple[str, Callable[[], nn.Module]]] = [("perceptron", partial(perceptron, size)) for size in sizes]
-    if not given.quick:
+    if not given.quick and not given.no_convolutions:
         models.append(("convolutions", convolutions))
     for name in ("hivemind", "lightning", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -268,6 +262,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if not KEEPING_MEMORY.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEPING_MEMORY})
     raise SystemExit(main())

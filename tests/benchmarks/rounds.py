@@ -75,13 +75,15 @@ class Row:
     course: Course
 
 
-def measure(who: str, count: int, epoch: float, step: float, epochs: int, alone: float) -> Row:
+def measure(
+    who: str, count: int, epoch: float, step: float, epochs: int, alone: float, parameters: int = Work.parameters
+) -> Row:
     """A swarm, from its start on.
 
     :param epochs: after the start
     :param alone: samples per second of one without hivemind
     """
-    work = Work(target=count * round(epoch / step) * Work.batch, step=step)
+    work = Work(target=count * round(epoch / step) * Work.batch, step=step, parameters=parameters)
     target = TARGETS.get(who)
     if target is None:
         target, rule = RULED[who]
@@ -122,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--epoch", type=float, default=2.5, help="seconds of computing in an epoch")
     options.add_argument("--epochs", type=int, default=10, help="that count, after the start")
     options.add_argument("--step", type=float, help=f"seconds; {STEP}, with {MANY} peers or more {STEP_OF_MANY}")
+    options.add_argument("--parameters", type=int, default=Work.parameters, help="of the model")
     options.add_argument("--plain", action="store_true", help="plain hivemind beside")
     options.add_argument("--rules", action="store_true", help="each rule for averages, and no checks, instead")
     options.add_argument("--churn", action="store_true", help="peers that come and go, instead")
@@ -142,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             alone[step] = rate_alone(Work(target=1, step=step))
         for who in RULED if given.rules else TARGETS if given.plain else ["hivenb"]:
             say(f"{who}: {count} peers, epochs of {epoch} s ...")
-            rows.append(measure(who, count, epoch, step, given.epochs, alone[step]))
+            rows.append(measure(who, count, epoch, step, given.epochs, alone[step], given.parameters))
     print_rows(rows)
     print("One alone, samples per second:", ", ".join(f"{rate:.1f} (step {step} s)" for step, rate in alone.items()))
     write_json(given.json, rows, alone=alone)

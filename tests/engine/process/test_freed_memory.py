@@ -102,3 +102,39 @@ def test_large_blocks_go_back_when_they_are_freed() -> None:
     command = [sys.executable, "-c", LARGE_BLOCKS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert float(done.stdout) < 0.1
+
+
+BATCHES = """
+import resource, sys, threading, torch
+from hivenb.engine.process import freed_memory
+
+if sys.argv[1] == "kept":
+    freed_memory.keep_for_what_follows()
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+def batch():
+    gradients = [torch.ones(200_000) for _ in range(100)]  # more than a heap of a thread's arena holds
+
+def train():
+    for _ in range(3):
+        batch()
+    before = faults()
+    for _ in range(10):
+        batch()
+    print((faults() - before) / 10)
+
+threading.Thread(target=train).start()
+"""
+
+
+def faults_in_a_batch(how: str) -> float:
+    """Pages that the system clears for the gradients of each batch, where a thread of its own trains."""
+    command = [sys.executable, "-c", BATCHES, how]
+    return float(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+
+
+def test_the_gradients_of_a_batch_are_where_those_before_have_been() -> None:
+    assert faults_in_a_batch("as it comes") > 300
+    assert faults_in_a_batch("kept") < 50
