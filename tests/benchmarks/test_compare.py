@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import compare
@@ -31,17 +32,21 @@ def test_the_trees_take_turns_in_who_is_first(monkeypatch: pytest.MonkeyPatch, t
     assert row.is_worse
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("now", "status"), [([0.98, 0.99, 0.5], 0), ([0.97, 0.97, 1.5], 1)])
 def test_the_exit_status_says_whether_a_median_is_worse(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, now: list[float], status: int
 ) -> None:
     measuring(monkeypatch, now=now, before=[1.0, 1.0, 1.0])
+    monkeypatch.setattr(compare, "worktree", lambda revision: nullcontext(tmp_path))
     file = tmp_path / "rows.json"
     assert compare.main(["HEAD", "--only", "overhead", "--pairs", "3", "--json", str(file)]) == status
     (row,) = json.loads(file.read_text())["rows"]
     assert row == {"name": "steps", "before": [1.0, 1.0, 1.0], "now": now}
 
 
+@pytest.mark.process
+@pytest.mark.skipif(not (compare.ROOT / ".git").exists(), reason="not in a clone")
 def test_a_revision_that_is_not_there_is_named() -> None:
     with pytest.raises(SystemExit, match="no-such-revision"):
         compare.main(["no-such-revision"])
