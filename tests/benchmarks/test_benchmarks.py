@@ -111,6 +111,18 @@ def test_overlap_measures_each_swarm_each_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_ends_of_epochs_are_traced(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    found, printed = run("trace_epochs.py", tmp_path, "--out", str(trace))
+    ends = [row for row in found["rows"] if row["name"] == "end of an epoch"]
+    assert [row["peer"] for row in ends] == [0, 1]
+    assert all(0 < row["seconds"] <= row["most"] for row in found["rows"])
+    shown = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {"compute", "matchmaking", "exchange gradients"} <= {event["name"] for event in shown}
+    assert "within the ends of epochs" in printed
+
+
+@pytest.mark.long
 def test_swarms_across_an_internet_and_a_peer_that_is_away(tmp_path: Path) -> None:
     found, printed = run("internet.py", tmp_path)
     if reason := found.get("skipped"):
