@@ -178,7 +178,13 @@ def steer(dashboard, told: Told, name: str) -> None:
 
 
 def end(dashboard, told: Told, name: str) -> None:
-    """Send the local peer away, and stop."""
+    """Send the local peer away, and stop.
+
+    It has ended with the run, and comes back with it: a busy machine takes a while for that.
+    """
+    told.wait(lambda: told["local"] == 1, 90, "the local peer does not come back")
+    handle = dashboard.locator(".widget-slider .noUi-handle").first
+    wait_for(lambda: float(handle.get_attribute("aria-valuenow")) == 1, 20, "the slider does not show the local peer")
     slide(dashboard, -1)
     told.wait(lambda: told["local"] == 0, 60, "the local peer stays")
     told.wait(lambda: told["peers"] == 1, 60, "the local peer is still counted")
