@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -37,7 +39,7 @@ from hivenb.engine.dht.checked_values import raw, sequence, text, whole
 from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.engine.rounds.fault_tolerant_all_reduce import FaultTolerantAllReduce
 from hivenb.engine.rounds.tensor_parts import PartsCutAlike
-from hivenb.errors import SwarmError
+from hivenb.errors import ProcessEndedError, SwarmError
 
 logger = get_logger(__name__)
 
@@ -45,6 +47,9 @@ logger = get_logger(__name__)
 REST_WITHIN, PIECE_WITHIN = 60.0, 15.0
 
 _ASK_AGAIN = 0.3
+
+#: Seconds between two looks whether a process that has not answered is still there.
+_LOOK_AGAIN = 0.1
 
 
 class _CheckedDownload(AveragerBase):
@@ -94,6 +99,7 @@ class TrainingStateAverager(
     title = "the averager of the state"
 
     _is_step_left_out = False
+    _group_bits: str | None = None
     _rest_sources: Sequence[bytes] = ()
 
     def __init__(self, *args: Any, module_rest: ModuleRest | None = None, **kwargs: Any):
@@ -253,6 +259,8 @@ class TrainingStateAverager(
         number, start = self._asked.tolist()
         if number >= 0 and self.module_rest is not None:
             return {}, (self.module_rest.piece(number, start),), None
+        # before the locks, for which the thread that trains waits: a process that is about to end may never answer
+        self._group_bits = self._ask_for_group_bits()
         with self._lent.reading() as kept, self.lock_optimizer:
             if kept is None:
                 self._undo_half_a_step()
@@ -262,6 +270,18 @@ class TrainingStateAverager(
                 first = self._first_of_module
                 tensors = [*tensors[:first], *kept, *tensors[first + len(kept) :]]
             return metadata, tuple(tensor.clone() for tensor in tensors), infos
+
+    def get_group_bits(self, wait: bool = True) -> Any:
+        """As hivemind's; those that were asked for before, where the state is being put together."""
+        return super().get_group_bits(wait) if self._group_bits is None or not wait else self._group_bits
+
+    def _ask_for_group_bits(self) -> str:
+        """Those that its process has; none if it ends before it answers, and so sends nobody the state."""
+        answer = super().get_group_bits(wait=False)
+        while self.is_alive():
+            with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError, ProcessEndedError):
+                return str(answer.result(_LOOK_AGAIN))
+        return ""
 
     # -- what no round averages -----------------------------------------------------------------------------------
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
+from hivemind.averaging import DecentralizedAverager
 
 from hivenb.engine.averagers import lent_module
 from hivenb.engine.averagers.lent_module import LentModule
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
+from hivenb.engine.optimizer.optimizer import Optimizer
 
 
 def read_in_a_thread(lent: LentModule) -> tuple[threading.Thread, list[object]]:
@@ -100,3 +106,27 @@ def test_buffers_that_were_kept_are_those_that_are_downloaded() -> None:
     assert buffers.state()[0].tolist() == [0.0] * 3
     buffers.let_go()
     assert buffers.state()[0].tolist() == [7.0] * 3
+
+
+def test_training_does_not_wait_for_a_state_of_a_process_that_never_answers(
+    make_optimizer: Callable[..., Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = make_optimizer([torch.nn.Parameter(torch.ones(3))]).state_averager
+    is_asked, ask = threading.Event(), DecentralizedAverager.get_group_bits
+
+    def noting(averager: DecentralizedAverager, wait: bool = True) -> Any:
+        is_asked.set()
+        return ask(averager, wait)
+
+    monkeypatch.setattr(DecentralizedAverager, "get_group_bits", noting)
+    os.kill(own.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor() as threads:
+        state = threads.submit(own.get_current_state)
+        assert is_asked.wait(20)
+        try:
+            threads.submit(own.let_go_of_optimizer).result(20)
+        finally:
+            os.kill(own.pid, signal.SIGKILL)
+        metadata, (parameter,), _ = state.result(20)
+    assert metadata["group_bits"] == ""
+    assert torch.equal(parameter, torch.ones(3))
