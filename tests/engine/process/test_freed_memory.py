@@ -136,5 +136,5 @@ def faults_in_a_batch(how: str) -> float:
 
 
 def test_the_gradients_of_a_batch_are_where_those_before_have_been() -> None:
-    assert faults_in_a_batch("as it comes") > 300
+    assert faults_in_a_batch("as it comes") > 100
     assert faults_in_a_batch("kept") < 50
