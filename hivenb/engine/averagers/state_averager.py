@@ -261,18 +261,21 @@ class TrainingStateAverager(
             return {}, (self.module_rest.piece(number, start),), None
         # before the locks, for which the thread that trains waits: a process that is about to end may never answer
         self._group_bits = self._ask_for_group_bits()
-        with self._lent.reading() as kept, self.lock_optimizer:
-            if kept is None:
-                self._undo_half_a_step()
-            metadata, tensors, infos = super().get_current_state()
-            metadata["epoch"] -= self._steps_to_come
-            if kept is not None:
-                first = self._first_of_module
-                tensors = [*tensors[:first], *kept, *tensors[first + len(kept) :]]
-            return metadata, tuple(tensor.clone() for tensor in tensors), infos
+        try:
+            with self._lent.reading() as kept, self.lock_optimizer:
+                if kept is None:
+                    self._undo_half_a_step()
+                metadata, tensors, infos = super().get_current_state()
+                metadata["epoch"] -= self._steps_to_come
+                if kept is not None:
+                    first = self._first_of_module
+                    tensors = [*tensors[:first], *kept, *tensors[first + len(kept) :]]
+                return metadata, tuple(tensor.clone() for tensor in tensors), infos
+        finally:
+            self._group_bits = None
 
     def get_group_bits(self, wait: bool = True) -> Any:
-        """As hivemind's; those that were asked for before, where the state is being put together."""
+        """As hivemind's; while the state is put together, those that were asked for before."""
         return super().get_group_bits(wait) if self._group_bits is None or not wait else self._group_bits
 
     def _ask_for_group_bits(self) -> str:

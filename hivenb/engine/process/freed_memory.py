@@ -4,12 +4,12 @@ A process that trains on a CPU wants it kept: the gradients of a batch are freed
 computed, and pages that the system has to clear for them anew take as long as a tenth of the whole step. glibc keeps
 less than a larger model needs, or nothing, as chance has it.
 
-Its helpers want the opposite. glibc keeps what is freed, in as many arenas as there are threads (https://man7.org/linux/man-pages/man3/mallopt.3.html,
-M_ARENA_MAX, M_TRIM_THRESHOLD), and gives back the end of one only. A process that sends and receives messages of half a
-megabyte, now on this thread and now on that, fills gap after gap, and grows for hours. Large blocks would have pages of
-their own (M_MMAP_THRESHOLD), but what is large grows with each such block that is freed, up to 32 MB. What is in a
-circle is not even freed before Python looks for it: seldom, as its looks go by the number of objects, and a tensor is
-one of them.
+Its helpers want the opposite. glibc keeps what is freed, in as many arenas as there are threads
+(https://man7.org/linux/man-pages/man3/mallopt.3.html, M_ARENA_MAX, M_TRIM_THRESHOLD), and gives back the end of one
+only. A process that sends and receives messages of half a megabyte, now on this thread and now on that, fills gap after
+gap, and grows for hours. Large blocks would have pages of their own (M_MMAP_THRESHOLD), but what is large grows with
+each such block that is freed, up to 32 MB. What is in a circle is not even freed before Python looks for it: seldom, as
+its looks go by the number of objects, and a tensor is one of them.
 """
 
 from __future__ import annotations
