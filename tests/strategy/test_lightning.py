@@ -18,7 +18,7 @@ from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, own_run, parameters
 from torch.utils.data import DataLoader, IterableDataset
 
 import hivenb
-from hivenb.strategy import HivemindStrategy
+from hivenb.strategy import HivemindStrategy, hivemind_strategy
 
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},
@@ -304,3 +304,18 @@ def test_the_switches_of_a_trainer_mean_the_same_in_a_swarm(swarm: hivenb.Swarm,
     assert chosen.hivemind_epoch == 8
     assert chosen.root_device == plain.strategy.root_device
     assert_same(parameters(model), parameters(other))
+
+
+def test_freed_memory_is_kept_while_a_model_trains_on_a_cpu_and_no_longer(
+    swarm: hivenb.Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(hivemind_strategy, "keep_for_what_follows", lambda: seen.append("kept"))
+    monkeypatch.setattr(hivemind_strategy, "give_freed_memory_back", lambda: seen.append("given back"))
+
+    class Watching(TinyModel):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            seen.append("a batch")
+
+    trainer(strategy(dht=swarm.dht), max_steps=1).fit(Watching(), loader(64, 16))
+    assert seen == ["kept", "a batch", "given back"]
