@@ -105,6 +105,7 @@ class AveragesStateEarly(AveragesBuffers, _TrainingStateAverager):
         if control.begins_early is None:
             self._load_state()
             control.begins_early = self.begin_early(int(control.epoch))
+        control.is_due = True
         self._early = control, timeout
 
     def step(self, *args: Any, **kwargs: Any) -> Any:

@@ -166,8 +166,9 @@ class AveragerBase(WatchedProcess, LeavingAverager):
             self._outer_pipe.send(("_expect_peers", [peers], {}))
         self._seen_alone = 0 if peers.present else self._seen_alone + 1
         if self._seen_alone >= ALONE_AFTER:
+            may_come = peers.left_out - peers.gone  # after all, until the round is due
             for search in self._searches():
-                if search.triggered or not peers.left_out:  # one of them may come after all, until then
+                if search.triggered or search.is_due or not may_come:
                     search.desert()
 
     def take_accounts(self) -> list[Account]:

@@ -29,6 +29,9 @@ class Round(StepControl):
     #: whether it does, once its averager, which was told to let it, knows that; ``None`` if it was not told
     begins_early: MPFuture[bool] | None = None
 
+    #: whether training waits for it, though it has no trigger yet: it was to begin by itself, or now
+    is_due = False
+
     #: whether it was given up since this peer has left, or all others have
     is_deserted = False
 

@@ -18,6 +18,8 @@ from hivenb.engine.averagers import early_state
 from hivenb.engine.averagers.module_buffers import ModuleBuffers
 from hivenb.engine.averagers.state_averager import TrainingStateAverager
 from hivenb.engine.dht.dht import DHT
+from hivenb.engine.rounds.averager import ALONE_AFTER
+from hivenb.engine.rounds.expected_peers import ExpectedPeers
 
 #: The parameters of two peers before the step, and the gradients of each: averaged before it, they are 1.5 less these;
 #: after it, 1.5 less the mean of these.
@@ -195,3 +197,24 @@ def test_a_round_that_is_given_up_keeps_nobody(make_peer: Callable[..., Peer]) -
     alone.averager.step(increment_epoch=True, optimizer_step=True)
     assert alone.value == pytest.approx(BEFORE[0] - GRADIENTS[0])
     assert not alone.averager.has_begun_early
+
+
+def test_a_round_that_is_due_does_not_wait_for_one_that_is_left_out(make_peer: Callable[..., Peer]) -> None:
+    left_out = ExpectedPeers(frozenset(), left_out=frozenset({b"somebody"}))
+    alone = make_peer(has_buffers=False)
+    alone.look_for_others(offers_early=True)
+    for _ in range(ALONE_AFTER):
+        alone.averager.expect_peers(left_out)
+    assert not alone.round.done(), "it may come, as long as all compute"
+    alone.exchange_early()
+    alone.averager.expect_peers(left_out)
+    assert alone.round.cancelled()
+
+
+def test_nobody_waits_for_one_that_is_left_out_and_has_gone(make_peer: Callable[..., Peer]) -> None:
+    who = frozenset({b"somebody"})
+    alone = make_peer()
+    alone.look_for_others(offers_early=True)
+    for _ in range(ALONE_AFTER):
+        alone.averager.expect_peers(ExpectedPeers(frozenset(), gone=who, left_out=who))
+    assert alone.round.cancelled()
