@@ -33,6 +33,9 @@ STARTING = frozenset(
     }
 )
 
+#: Notebooks whose answers compare times: marked ``quiet``, as tests that do so are by themselves.
+MEASURING = frozenset({"02_overlap.ipynb"})
+
 #: Seconds that processes are given to end after a test.
 GRACE = 10.0
 
@@ -50,6 +53,8 @@ def mark(items: Iterable[pytest.Item]) -> None:
     for item in items:
         if not isinstance(item, pytest.Function) or not STARTING.isdisjoint(item.fixturenames):
             item.add_marker(pytest.mark.process)
+        if item.path.name in MEASURING:
+            item.add_marker(pytest.mark.quiet)
 
 
 def watch() -> None:

@@ -91,10 +91,14 @@ def test_ci_readme_and_guide_give_the_same_commands():
     ci, readme = (ROOT / ".ci" / "run").read_text().replace(" --quiet", ""), (ROOT / "README.md").read_text()
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     install = 'pip install -e ".[test]" -c binder/constraints.txt'
-    without, with_processes = 'pytest -m "not process" -n auto', "pytest -m process -n 3 --dist loadfile"
-    assert f"{install}\n{without} && {with_processes}\n" in readme
-    assert all(f"{command}\n" in ci for command in (install, without, with_processes))
-    assert all(f"`{command}`" in guide for command in (without, with_processes))
+    tests = (
+        'pytest -m "not process" -n auto',
+        'pytest -m "process and not quiet" -n 3 --dist loadfile',
+        "pytest -m quiet",
+    )
+    assert f"{install}\n{' && '.join(tests)}\n" in readme
+    assert all(f"{command}\n" in ci for command in (install, *tests))
+    assert all(f"`{command}`" in guide for command in tests)
     fuzzer, minute = 'pip install -e ".[fuzz]" -c binder/constraints.txt', "python -m tests.fuzzing --seconds 60"
     assert f"{fuzzer}\n{minute}\n" in guide
     assert f"{fuzzer}\n" in ci

@@ -17,7 +17,7 @@ from network import probe
 from network.internet import Internet, why_not
 from network.line import Line
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.quiet]
 
 #: Seconds within which a probe tells what it has found.
 PATIENCE = 60.0

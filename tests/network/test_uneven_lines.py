@@ -18,7 +18,7 @@ from hivenb.engine.dht.dht import DHT
 from network.internet import Internet, why_not
 from network.line import Line
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.quiet, pytest.mark.timeout(300)]
 
 #: Seconds within which a round is over.
 PATIENCE = 90.0
