@@ -48,6 +48,14 @@ def test_rounds_say_how_much_of_the_computing_becomes_training(tmp_path: Path) -
 
 
 @pytest.mark.long
+def test_a_mixed_pair_is_compared_with_a_plain_one(tmp_path: Path) -> None:
+    found, printed = run("mixed.py", tmp_path)
+    assert {row["who"] for row in found["rows"]} == {"hivenb and plain", "plain and hivenb", "two plain"}
+    assert all(0 <= row["met"] <= row["of"] == 3 for row in found["rows"])
+    assert "two plain" in printed
+
+
+@pytest.mark.long
 def test_optimizers_and_schedulers_are_compared_with_plain_torch(tmp_path: Path) -> None:
     found, printed = run("optimizers_and_schedulers.py", tmp_path)
     assert [row["kind"] for row in found["rows"]] == ["optimizer", "scheduler"]
