@@ -20,7 +20,7 @@ from multiprocessing import forkserver, util
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from cloudpickle import cloudpickle
+from cloudpickle import cloudpickle as _cloudpickle
 
 from hivenb.engine.process.child_process import give_up_input
 from hivenb.system.process_tree import count_as_helper
@@ -73,8 +73,8 @@ def _forget_classes() -> None:
 
     cloudpickle remembers what it has packed. It takes that instead of what comes with the same mark.
     """
-    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
-    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()
+    _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
+    _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()
 
 
 def _let_go_of_pipes(but: Sequence[int]) -> None:

@@ -10,13 +10,13 @@ from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.help import tooltip, with_help
 
-_TOOLTIP = (
+_BLOCK_TOOLTIP = (
     "this peer answers a blocked one nothing, asks it for nothing and waits for it in no round; the others go on as "
     "before: swarm.block(peer_id), swarm.unblock(peer_id)"
 )
 
 _DOOR = "Show the door"
-_DOOR_TOOLTIP = (
+_BAN_TOOLTIP = (
     "puts the peer out of the swarm, for everybody and for good, where Block is for this peer alone; nobody new comes "
     "in by its invite, and yours is another one from then on. Those who came by the same invite stay. Press twice: "
     "swarm.show_the_door(peer_id)"
@@ -48,7 +48,7 @@ class BlockingPanel:
             description="block a peer",
             style={"description_width": "auto"},
             layout=widgets.Layout(width="260px", margin="2px 28px 2px 0"),
-            **tooltip(_TOOLTIP),
+            **tooltip(_BLOCK_TOOLTIP),
         )
         self.button = widgets.Button(
             description="Block", disabled=True, layout=widgets.Layout(width="90px", margin="3px 0 2px 12px")
@@ -57,15 +57,15 @@ class BlockingPanel:
             description=_DOOR,
             disabled=True,
             layout=widgets.Layout(width="150px", margin="2px 28px 2px 12px"),
-            **tooltip(_DOOR_TOOLTIP),
+            **tooltip(_BAN_TOOLTIP),
         )
-        self._helped_door = with_help(self.door, _DOOR_TOOLTIP)
+        self._helped_door = with_help(self.door, _BAN_TOOLTIP)
         self._helped_door.layout.display = "none"
         self.peers.observe(lambda change: self._label(), names="value")
         self.button.on_click(self._on_click)
         self.door.on_click(self._on_door)
         self.widget = widgets.HBox(
-            [with_help(self.peers, _TOOLTIP), self.button, self._helped_door],
+            [with_help(self.peers, _BLOCK_TOOLTIP), self.button, self._helped_door],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", overflow="visible"),
         )
         self.widget.add_class("hivenb-low")

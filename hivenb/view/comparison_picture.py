@@ -20,7 +20,7 @@ from hivenb.view.panels import Line, Panel, Points
 COLORS = (theme.BLUE, theme.VERMILLION, theme.GREEN, theme.PURPLE, theme.ORANGE, theme.GREY)
 
 _WIDTH, _ROW, _DPI = 9.0, 2.5, 130  # inches, pixels an inch
-_LEGEND_ROW, _SAMPLE, _MARGIN = 0.26, 0.30, 0.14  # inches
+_LEGEND_ROW, _SAMPLE_OF_LINE, _MARGIN = 0.26, 0.30, 0.14  # inches
 _TEXT = 9.0  # points
 _CHOICE = ChartChoice(smoothing="strong")  # several curves in one panel: nobody can tell zigzags apart
 _TITLES = {"loss": "Training loss, smoothed", "val_loss": "Validation loss"}
@@ -82,9 +82,9 @@ def _legend_rows(entries: Sequence[tuple[int, Outcome | Unfinished]]) -> list[li
     room = most = (_WIDTH - 2 * _MARGIN) * _DPI
     for index, entry in entries:
         text = entry.name
-        while text and measure(text, _TEXT) > most - 2 * _SAMPLE * _DPI:
+        while text and measure(text, _TEXT) > most - 2 * _SAMPLE_OF_LINE * _DPI:
             text = text[:-2].rstrip("…") + "…"
-        wide = measure(text, _TEXT) + 2 * _SAMPLE * _DPI
+        wide = measure(text, _TEXT) + 2 * _SAMPLE_OF_LINE * _DPI
         if wide > room and rows[-1]:
             rows.append([])
             room = most
@@ -98,8 +98,8 @@ def _draw_legend(surface: DrawingSurface, rows: Sequence[Sequence[tuple[int, str
     for number, row in enumerate(rows):
         x, y = _MARGIN * surface.inch, surface.height - (number + 0.65) * _LEGEND_ROW * surface.inch
         for index, text in row:
-            end = x + _SAMPLE * surface.inch
+            end = x + _SAMPLE_OF_LINE * surface.inch
             dashes = (4, 2) if is_dashed(index) else None
             surface.line([x, end], [y, y], color_of(index), width=2.2, within=whole, dashes=dashes)
             word = surface.write(text, end + 0.08 * surface.inch, y, TextStyle(_TEXT, theme.LIGHT.ink))
-            x = word.box.right + (_SAMPLE - 0.08) * surface.inch
+            x = word.box.right + (_SAMPLE_OF_LINE - 0.08) * surface.inch

@@ -16,7 +16,7 @@ import torch
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.compression import CompressionInfo
-from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.grad_averager import GradientAverager as _GradientAverager
 from hivemind.optim.power_sgd_averager import AllReducePhases
 from hivemind.utils import get_logger
 
@@ -24,7 +24,7 @@ from hivenb.engine.averagers.finite import LateVerdict, are_finite, where_not_fi
 from hivenb.engine.averagers.staging import StagesBuffers
 from hivenb.engine.rounds.exact_tensors import ExactKey, SendsExactly
 from hivenb.engine.rounds.gathered import UPSTREAM_FIELDS, is_marked
-from hivenb.engine.rounds.round import NEXT_TO_NOTHING
+from hivenb.engine.rounds.robust_aggregation import NEXT_TO_NOTHING
 
 logger = get_logger(__name__)
 
@@ -46,7 +46,7 @@ class Unjudged:
     first_for: tuple[int, ...]
 
 
-class AccumulatesBySamples(StagesBuffers, GradientAverager):
+class AccumulatesBySamples(StagesBuffers, _GradientAverager):
     """Mixin to put *before* a gradient averager: batches count by their samples, and are summed in single precision."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *args: Any, **kwargs: Any):

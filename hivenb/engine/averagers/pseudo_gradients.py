@@ -26,7 +26,7 @@ from hivenb.engine.averagers.outer_optimizer import OuterOptimizer, are_alike, p
 from hivenb.engine.averagers.staging import StagesState
 from hivenb.engine.rounds.averager import AveragerBase
 from hivenb.engine.rounds.gathered import epoch_of
-from hivenb.engine.rounds.round import NEXT_TO_NOTHING
+from hivenb.engine.rounds.robust_aggregation import NEXT_TO_NOTHING
 
 #: What a peer says to its group before its word on its anchors, and in the metadata of a download.
 _WORD = "outer_optimizer"

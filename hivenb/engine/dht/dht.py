@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import hivemind
-from hivemind.dht.node import DHTNode
+from hivemind.dht import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2P

@@ -54,7 +54,7 @@ _ANSWERS_WITHIN, _MOST_STARTS = 5.0, 20
 
 #: Seconds from one look at the own place to the next, and for which one without a place is connected to a relay before
 #: it begins anew: the daemon itself asks no relay again for an hour that it has asked before.
-_LOOK_EVERY, _LOST_AFTER = 5.0, 15.0
+_LOOK_AGAIN_EVERY, _LOST_AFTER = 5.0, 15.0
 
 _TROUBLE = (P2PDaemonError, ControlFailure, OSError, EOFError, TimeoutError, asyncio.TimeoutError)
 
@@ -123,10 +123,10 @@ async def keep_place(p2p: P2P, relays: Iterable[str]) -> None:
     ids = {PeerID.from_base58(Multiaddr(address)["p2p"]) for address in relays}
     lost_for = 0.0
     while lost_for < _LOST_AFTER:
-        await asyncio.sleep(_LOOK_EVERY)
+        await asyncio.sleep(_LOOK_AGAIN_EVERY)
         with suppress(*_TROUBLE):
             is_lost = ids & {one.peer_id for one in await p2p.list_peers()} and not await has_place(p2p)
-            lost_for = lost_for + _LOOK_EVERY if is_lost else 0.0
+            lost_for = lost_for + _LOOK_AGAIN_EVERY if is_lost else 0.0
     logger.info("This peer has lost its place at the relay, and asks for another one")
     p2p._child.terminate()
 

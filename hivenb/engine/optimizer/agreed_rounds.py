@@ -19,7 +19,8 @@ from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome, is
 from hivenb.engine.optimizer.participant import Participant
 from hivenb.engine.rounds.conduct import Conduct, LeftOut, blocked_by_hand, put_out
 from hivenb.engine.rounds.expected_peers import AttendanceList, ExpectedPeers
-from hivenb.engine.rounds.round import NEXT_TO_NOTHING, Round
+from hivenb.engine.rounds.robust_aggregation import NEXT_TO_NOTHING
+from hivenb.engine.rounds.round import Round
 from hivenb.engine.rounds.sender_weights import SampleReports
 from hivenb.errors import ProcessEndedError
 

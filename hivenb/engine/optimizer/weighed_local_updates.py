@@ -7,7 +7,7 @@ from typing import Any
 import hivemind
 from hivemind.optim.grad_scaler import GradScaler
 
-from hivenb.engine.rounds.round import NEXT_TO_NOTHING
+from hivenb.engine.rounds.robust_aggregation import NEXT_TO_NOTHING
 
 
 class WeighsLocalUpdates(hivemind.Optimizer):

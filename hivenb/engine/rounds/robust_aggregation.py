@@ -20,7 +20,9 @@ from statistics import median
 import torch
 
 from hivenb.engine.rounds.refused_parts import LARGEST_NORM, NO_WEIGHT, RefusedPart, norm_of
-from hivenb.engine.rounds.round import NEXT_TO_NOTHING
+
+#: Weight of what is not to count beside the others'. Not zero, by which it would be divided if none of them counts.
+NEXT_TO_NOTHING = 1e-9
 
 #: The rules, by their names: what an average is besides finite.
 NONE, NORM_BOUND, CENTERED_CLIPPING = RULES = ("none", "norm_bound", "centered_clipping")

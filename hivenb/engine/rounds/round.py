@@ -11,9 +11,6 @@ from typing import Any, cast
 from hivemind.averaging.control import StepControl
 from hivemind.utils import MPFuture
 
-#: Weight of what is not to count beside the others'. Not zero, by which it would be divided if none of them counts.
-NEXT_TO_NOTHING = 1e-9
-
 
 class Round(StepControl):
     """A round of averaging that any thread may cancel, at any time and as often as it likes."""

@@ -21,7 +21,7 @@ from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
 from hivenb.engine.optimizer.unbacked_claims import BACKED_WITHIN
 from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.engine.rounds.account import Account
-from hivenb.engine.rounds.round import NEXT_TO_NOTHING
+from hivenb.engine.rounds.robust_aggregation import NEXT_TO_NOTHING
 
 
 def rounds_of(own: Any) -> AgreedRounds:

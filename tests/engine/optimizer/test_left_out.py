@@ -16,7 +16,8 @@ from hivenb.engine.dht.dht import DHT
 from hivenb.engine.optimizer.gradient_round import RoundOutcome, is_left_out
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
-from hivenb.engine.rounds.round import NEXT_TO_NOTHING, Round
+from hivenb.engine.rounds.robust_aggregation import NEXT_TO_NOTHING
+from hivenb.engine.rounds.round import Round
 
 Make = Callable[..., GradientAverager]
 
