@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hivenb.figures.history import History
     from hivenb.options.options import Options
     from hivenb.run.training import TrainingRun
-    from hivenb.strategy.hivemind_strategy import HivemindStrategy
+    from hivenb.strategy.strategy import HivemindStrategy
     from hivenb.strategy.swarm_stats_monitor import SwarmStatsMonitor
     from hivenb.swarm.swarm import Swarm
     from hivenb.view.comparison import compare

@@ -1,7 +1,7 @@
 """Codecs by name, and everything documented snippets import for compression.
 
 ``from hivenb.compression import Float16Compression`` works for all of hivemind's codecs and for
-``PowerSGDGradientAverager``; the lossy ones are corrected (see `hivenb.engine.corrected_codecs`). They are loaded on
+``PowerSGDGradientAverager``; the lossy ones are corrected (see `hivenb.engine.exchange.codecs`). They are loaded on
 first use: importing this module imports neither torch nor hivemind, as the widgets and the command line need
 only names.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
-    from hivenb.engine.corrected_codecs import (
+    from hivenb.engine.exchange.codecs import (
         BlockwiseQuantization,
         Float16Compression,
         Quantile8BitQuantization,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Uniform8BitQuantization,
     )
 
-_ENGINE, _HIVEMIND = "hivenb.engine.corrected_codecs", "hivemind.compression"
+_ENGINE, _HIVEMIND = "hivenb.engine.exchange.codecs", "hivemind.compression"
 _HOME_OF = {
     "BlockwiseQuantization": _ENGINE,
     "CompressionBase": _HIVEMIND,

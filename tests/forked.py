@@ -17,7 +17,7 @@ from typing import Any
 from hivemind.utils import MPFuture
 from hivemind.utils.asyncio import _AsyncContextWrapper
 
-from hivenb.peers.forking import start_server
+from hivenb.peers.fork_server import start_server
 
 #: Lets such a process, and each that it forks, print where all its threads are.
 TELL_WHERE = signal.SIGUSR1

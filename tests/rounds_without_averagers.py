@@ -11,11 +11,11 @@ from hivemind.averaging.control import AveragingStage
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import get_dht_time
 
-from hivenb.engine.dht.blocked_peers import BlockedPeers
-from hivenb.engine.rounds.account import Account
-from hivenb.engine.rounds.expected_peers import ExpectedPeers
-from hivenb.engine.rounds.round import Round
-from hivenb.engine.rounds.sender_weights import SampleReports
+from hivenb.engine.averaging.round import Round
+from hivenb.engine.matchmaking.matchmaking import ExpectedPeers
+from hivenb.engine.network.daemon import BlockedPeers
+from hivenb.engine.trust.aggregation import SampleReports
+from hivenb.engine.trust.conduct import Account
 
 #: Id of the peer whose rounds they are.
 OWN = b"this one"

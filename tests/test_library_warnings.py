@@ -142,7 +142,7 @@ def test_two_peers_train_where_warnings_are_errors(tmp_path: Path):
     [
         "import hivenb; [getattr(hivenb, name) for name in hivenb.__all__]",
         "import hivenb.training",
-        "import hivenb.swarm.inviting",
+        "import hivenb.swarm.invites",
         "import hivenb.compression",
     ],
 )

@@ -1,4 +1,4 @@
-"""What the server of local peers imports before it forks them; see :mod:`hivenb.peers.forking`."""
+"""What the server of local peers imports before it forks them; see :mod:`hivenb.peers.fork_server`."""
 
 from __future__ import annotations
 

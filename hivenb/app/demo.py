@@ -35,7 +35,7 @@ _SWARM = "hivenb"
 MATCHMAKING_TIME, AVERAGING_TIMEOUT = 3.0, 10.0
 
 #: What is imported before a swarm is opened, as all that it needs itself.
-_NEEDED = ("hivenb.run.training", "hivenb.swarm.swarm", "hivenb.view.charts", "hivenb.view.text")
+_NEEDED = ("hivenb.run.training", "hivenb.swarm.swarm", "hivenb.view.charts.drawing", "hivenb.view.text")
 
 _REFRESH_SECONDS = 0.25
 _GRACE_SECONDS = 10.0
@@ -178,7 +178,7 @@ def _load(name: str, terminal: Terminal, peers: int = 0) -> Task:
     with loading():
         terminal.show("loading PyTorch, Lightning and hivemind ...")
         if peers:
-            from hivenb.peers.forking import start_server
+            from hivenb.peers.fork_server import start_server
 
             start_server()
         import torch
@@ -259,7 +259,7 @@ def _validate(run: TrainingRun, task: Task, accelerator: str) -> float | None:
         return None
     import lightning
 
-    from hivenb.run.trainer import TRAINER_DEFAULTS
+    from hivenb.run.fit import TRAINER_DEFAULTS
 
     with run.swarm.logs.this_thread():
         trainer = lightning.Trainer(**{**TRAINER_DEFAULTS, "accelerator": accelerator})
@@ -270,7 +270,7 @@ def _validate(run: TrainingRun, task: Task, accelerator: str) -> float | None:
 
 
 def _picture(run: TrainingRun) -> bytes:
-    from hivenb.view.charts import ChartImage
+    from hivenb.view.charts.drawing import ChartImage
 
     return ChartImage().png(run.history.snapshot())
 

@@ -1,6 +1,6 @@
 """The inside of a local peer: a process forked from a server that has imported all this before.
 
-A program of its own; :mod:`hivenb.peers.forking` starts it by its name.
+A program of its own; :mod:`hivenb.peers.fork_server` starts it by its name.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import hivemind.utils.asyncio
 import torch
 from hivemind.utils import MPFuture
 
-from hivenb.engine.process.child_process import redirect_output, settle_as_child
-from hivenb.engine.process.freed_memory import give_back_regularly
+from hivenb.engine.process.child import give_back_regularly, redirect_output, settle_as_child
 from hivenb.options.options import Options
-from hivenb.peers.main_module import unpack
+from hivenb.peers.fork_server import unpack
 from hivenb.peers.peer_recipe import PeerRecipe
 from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
@@ -63,7 +62,7 @@ def main(
     """Train until told to leave, until the run has ended, or until the parent is gone.
 
     :param packed_recipe: what :func:`hivenb.peers.peer_recipe.make_recipe` gave
-    :param main_module: what :func:`hivenb.peers.main_module.main_module` gave there
+    :param main_module: what :func:`hivenb.peers.fork_server.main_module` gave there
     """
     settle_as_child(parent_pid)
     give_back_regularly()

@@ -20,7 +20,7 @@ import hivemind
 from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
 
-from hivenb.engine.dht.secret import Secret
+from hivenb.engine.network.access.tokens import Secret
 from hivenb.errors import SwarmError
 from hivenb.swarm.swarm import Swarm
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hivenb.compression import CODECS, SIZE_ADAPTIVE_THRESHOLD
-from hivenb.options.gradient_averager_choice import sent_sizes
+from hivenb.options.choices import sent_sizes
 
 if TYPE_CHECKING:
     from hivenb.options.options import Options
@@ -46,7 +46,7 @@ def buffer_bytes(model: Any) -> int:
 
     :param model: a ``torch.nn.Module``
     """
-    from hivenb.engine.averagers.module_buffers import averaged_numbers
+    from hivenb.engine.averaging.extensions.buffers import averaged_numbers
 
     singles, doubles = averaged_numbers(model)
     return 4 * singles + 8 * doubles

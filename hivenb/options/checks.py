@@ -16,7 +16,7 @@ from typing import Any
 
 from hivenb.compression import codec_name, missing_package
 from hivenb.errors import OptionsError
-from hivenb.options.outer_optimizer_choice import wrong_outer_optimizer
+from hivenb.options.choices import wrong_outer_optimizer
 
 CODEC_FIELDS = ("grad_compression", "state_averaging_compression", "load_state_compression")
 
@@ -55,7 +55,7 @@ _MAYBE_FLAGS = ("delay_optimizer_step", "offload_optimizer", "client_mode")
 #: The largest number of samples or epochs, and of bytes in a part of what is averaged, which is one message.
 MOST, MOST_IN_PART = 2**40, 2**24
 
-#: Seconds for which a peer may let its records stand; the others take no other (hivenb/engine/dht/record_rules.py).
+#: Seconds for which a peer may let its records stand; the others take no other (hivenb/engine/network/records.py).
 _LONGEST_RECORDS = {("averager_opts", "declare_state_period"): 590, ("tracker_opts", "metadata_expiration"): 120}
 
 #: Seconds for which a peer may look for others at a time, for the same reason.

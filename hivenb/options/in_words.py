@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hivenb.options.as_code import describe
-from hivenb.options.gradient_averager_choice import power_sgd
+from hivenb.options.choices import power_sgd
 from hivenb.options.options import FIELDS
 
 #: What counts where an option is not given; an option that is on as needed says by itself whether it is.

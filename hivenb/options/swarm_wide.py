@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hivenb.options.gradient_averager_choice import averager_factory, describe_averager
+from hivenb.options.choices import averager_factory, describe_averager, describe_outer_optimizer, outer_optimizer
 from hivenb.options.options import FIELDS, Options
-from hivenb.options.outer_optimizer_choice import describe_outer_optimizer, outer_optimizer
 
 #: The setting among ``averager_opts`` on which all peers have to agree, too.
 PART_SIZE = "part_size_bytes"
@@ -58,3 +57,29 @@ def labels_of(before: Shared, after: Shared) -> list[str]:
     """What differs between two shared parts, in words."""
     differing = [name for name in after if before.get(name) != after[name]]
     return [FIELDS[name].label if name in FIELDS else "size of parts" for name in differing]
+
+
+# -- largest change --------------------------------------------------------------------------------------------------
+#
+# How far options on which all peers agree may change at once: a host that goes mad, or is none, is not followed.
+
+
+#: By which factor a number may become larger or smaller at once.
+LARGEST_FACTOR = 8
+
+#: Numbers for which that holds, with what they are unless they are given.
+_BOUNDED: Mapping[str, Any] = {"target_batch_size": None, "average_state_every": 1, PART_SIZE: 2**19}
+
+
+def too_large_a_change(before: Shared, after: Shared) -> str | None:
+    """Why one should not go from the one to the other at once, in words; ``None`` if one may.
+
+    :param before: what :func:`hivenb.options.swarm_wide.shared_part` gave
+    :param after: the same of what is to come
+    """
+    for name, default in _BOUNDED.items():
+        old, new = before.get(name) or default, after.get(name) or default
+        if old and new and max(old, new) > LARGEST_FACTOR * min(old, new):
+            label = FIELDS[name].label if name in FIELDS else "size of parts"
+            return f"{label} from {old} to {new}, which is more than {LARGEST_FACTOR} times as much or as little"
+    return None

@@ -11,7 +11,7 @@ import lightning
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
-from hivenb.engine.averagers.lazy_tensors import lazy_tensors, no_values
+from hivenb.engine.averaging.lazy_tensors import lazy_tensors, no_values
 from hivenb.errors import LocalPeerError
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import FollowedRun, pack_options

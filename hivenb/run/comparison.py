@@ -13,7 +13,7 @@ import numpy as np
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.figures.history import Series, Snapshot
 from hivenb.options.options import Options
-from hivenb.run.memory_use import MemoryUse
+from hivenb.run.monitor import MemoryUse
 from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
 from hivenb.swarm.swarm import Swarm

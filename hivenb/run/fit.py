@@ -2,31 +2,320 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning
+import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from hivenb.errors import TrainingError
-from hivenb.run.data import split_data
-from hivenb.run.length import require_way_to_go
+from hivenb._signatures import keywords_of
+from hivenb.errors import OptionsError, TrainingError
+from hivenb.options.options import DEFAULT_RUN_ID, Options
 from hivenb.run.model_copy import model_of
 from hivenb.run.monitor import Monitor
 from hivenb.run.raised_exits import EndsInError
-from hivenb.run.run_in_swarm import RunInSwarm
-from hivenb.run.trainer import leave_out_searches, make_trainer
-from hivenb.strategy.hivemind_strategy import HivemindStrategy
+from hivenb.run.succession import RunInSwarm
+from hivenb.strategy.strategy import HivemindStrategy
+from hivenb.swarm.swarm import Swarm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from hivenb.engine.progress.peer_reports import PeerInfo
+    from hivenb.figures.history import Event, Snapshot
     from hivenb.run.kept_modes import KeptModes
     from hivenb.run.recorder import Recorder
     from hivenb.run.stage import Gate
     from hivenb.swarm.roster import Roster
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------
+#
+# What a run is made of, looked at before anything begins: beginners mix these things up.
+
+
+_OF_A_MODULE = ("training_step", "configure_optimizers")
+
+
+def check_arguments(model: Any, swarm: Any, options: Any, trainer_kwargs: Mapping[str, Any]) -> None:
+    """Refuse what cannot become a run.
+
+    :param trainer_kwargs: keyword arguments of ``lightning.Trainer``
+    :raises TrainingError: if there is a strategy among them, or the model or the swarm is something else
+    :raises OptionsError: if the options are something else than :class:`hivenb.Options`
+    """
+    if "strategy" in trainer_kwargs:
+        raise TrainingError(
+            f"strategy={trainer_kwargs['strategy']!r} cannot be given to a TrainingRun: it trains with "
+            "HivemindStrategy, set up by options=. Use lightning.Trainer directly for another one"
+        )
+    if isinstance(model, type):
+        raise TrainingError(f"model is the class {model.__name__}; give one of its instances: {model.__name__}(...)")
+    if not isinstance(model, torch.nn.Module) or not all(hasattr(model, name) for name in _OF_A_MODULE):
+        raise TrainingError(
+            f"model has to be a LightningModule, with training_step and configure_optimizers, and is a "
+            f"{type(model).__name__}"
+        )
+    if not isinstance(swarm, Swarm):
+        raise TrainingError(f"swarm={swarm!r} is no swarm; {_how_to_open(swarm)}")
+    if not isinstance(options, Options):
+        raise OptionsError(
+            f"options has to be a hivenb.Options, and is {options!r}; write hivenb.Options(target_batch_size=...)"
+        )
+
+
+def in_invited_run(options: Options, swarm: Swarm) -> Options:
+    """The same options, in the run that the invite has named, unless they name another one."""
+    if swarm.invited_to is None or options.run_id != DEFAULT_RUN_ID:
+        return options
+    return options.replace(run_id=swarm.invited_to)
+
+
+def _how_to_open(swarm: Any) -> str:
+    if isinstance(swarm, str):
+        return "join the one that an invite leads to with swarm=hivenb.Swarm.join(...)"
+    return "open one with swarm=hivenb.Swarm()"
+
+
+# -- data ------------------------------------------------------------------------------------------------------------
+#
+# The data of a run, in the forms in which people have it.
+
+
+#: What a run takes.
+FORMS = (
+    "give a DataLoader, a list or dict of several, a CombinedLoader, a LightningDataModule, or a tuple: "
+    "(training, validation)"
+)
+
+#: Modes of a CombinedLoader in which one part without batches leaves none to train on.
+_NEED_ALL = ("min_size", "max_size_cycle")
+
+
+def split_data(data: Any, model: Any = None) -> tuple[Any, Any]:
+    """Training and validation data as ``Trainer.fit`` takes them, second and third.
+
+    A tuple is a pair of training and validation data. All else is training data as a Trainer takes it: a list of two
+    loaders is two loaders to train on together.
+
+    :param data: training data, or a pair
+    :param model: which may bring its training data itself, as ``train_dataloader``
+    :raises TrainingError: if there is nothing to train on, or it is in another form
+    """
+    if isinstance(data, tuple) and len(data) != 2:
+        raise TrainingError(
+            f"data is a tuple of {len(data)} parts; {FORMS}. Several loaders to train on together are a list"
+        )
+    train, validation = data if isinstance(data, tuple) else (data, None)
+    if train is None:
+        if isinstance(model, lightning.LightningModule) and is_overridden("train_dataloader", model):
+            return None, validation
+        raise TrainingError(f"data is None; {FORMS}")
+    _require_training_data(train)
+    for part in parts_of(validation):
+        _require_batches(part)
+    return train, validation
+
+
+def parts_of(data: Any) -> list[Any]:
+    """The loaders in some data, whatever holds them; a LightningDataModule stays as it is."""
+    if data is None or not isinstance(data, (CombinedLoader, list, tuple, dict)):
+        return [] if data is None else [data]
+    combined = data if isinstance(data, CombinedLoader) else CombinedLoader(data, "max_size_cycle")
+    return list(combined.flattened)
+
+
+def _require_training_data(train: Any) -> None:
+    mode = getattr(train, "_mode", None) if isinstance(train, CombinedLoader) else "max_size_cycle"
+    if mode == "sequential":
+        raise TrainingError(
+            'the training data is a CombinedLoader(mode="sequential"), which a Trainer only validates and tests with; '
+            'for training there are the modes "min_size", "max_size_cycle" and "max_size"'
+        )
+    parts = parts_of(train)
+    for part in parts:
+        _require_batches(part)
+    empty = [part for part in parts if _length(part) == 0]
+    if not parts or len(empty) == len(parts) or (empty and mode in _NEED_ALL):
+        shown = repr(empty[0]) if empty else repr(train)
+        raise TrainingError(
+            f"the training data has no batches (its length is 0): {shown}. Is the dataset empty, or smaller than "
+            "a batch with drop_last=True?"
+        )
+
+
+def _length(part: Any) -> float:
+    """Batches of a part, infinity where nobody knows."""
+    length = None if isinstance(part, lightning.LightningDataModule) else sized_len(part)
+    return math.inf if length is None else length
+
+
+def _require_batches(part: Any) -> None:
+    if isinstance(part, torch.utils.data.Dataset) and not isinstance(part, torch.utils.data.IterableDataset):
+        raise TrainingError(
+            f"{type(part).__name__} gives single samples, and training takes batches; put it into "
+            "torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)"
+        )
+
+
+# -- length ----------------------------------------------------------------------------------------------------------
+#
+# How long a run has trained, and how far it is on the way to the end that was set for it.
+
+
+#: Before this share of the whole is done, what is left cannot be told from it.
+_TOO_EARLY = 0.02
+
+_BEGINS, _ENDS = ("started", "resumed"), ("paused", "stopped", "finished", "failed")
+
+
+@dataclass(frozen=True)
+class Length:
+    """The length of a run at one moment.
+
+    :param seconds: that it has trained, from each start to the stop after it, without pauses
+    :param done: passes over this peer's data, or batches, that are done, as ``unit`` says
+    :param goal: of how many, by ``max_epochs`` or ``max_steps`` of the Trainer; ``None`` for no end
+    :param unit: ``"pass"`` or ``"batch"``
+    :param seconds_left: to that end, at the pace until now; ``None`` if it cannot be told
+    """
+
+    seconds: float = 0.0
+    done: int = 0
+    goal: int | None = None
+    unit: str = "pass"
+    seconds_left: float | None = None
+
+
+def length_of(trainer: Any, snapshot: Snapshot, is_active: bool) -> Length:
+    """The length of a run. Cheap: asks neither the data nor the device.
+
+    :param trainer: Lightning's; ``None`` before the first start
+    :param snapshot: of the run's history
+    :param is_active: whether it trains, or is about to
+    """
+    now = time.time() - snapshot.started_at
+    seconds = float(math.floor(trained_seconds(snapshot.events, now if is_active else None)))
+    goals = _goals(trainer)
+    if not goals:
+        return Length(seconds)
+    share, done, goal, unit = max(goals)  # the run ends at the first of them
+    is_known = is_active and share >= _TOO_EARLY
+    return Length(seconds, done, goal, unit, seconds * (1 - share) / share if is_known else None)
+
+
+def require_way_to_go(trainer: Any, since: Any) -> None:
+    """Refuse to train where there is nothing left to do.
+
+    :param trainer: Lightning's, with the end that was set for it
+    :param since: the one that has trained until now; it can be the same
+    :raises TrainingError: if that end is reached
+    """
+    for name, done in (("max_epochs", since.current_epoch), ("max_steps", since.global_step)):
+        end = getattr(trainer, name)
+        if end is not None and 0 < end <= done:
+            raise TrainingError(
+                f"the run has trained as long as it was to: {name}={end} is reached. For more, make a TrainingRun of "
+                f"the same model with a larger {name}; without one, it trains until it is stopped"
+            )
+
+
+def trained_seconds(events: Sequence[Event], now: float | None) -> float:
+    """Seconds between each start of a run, or end of a pause, and the pause or the end that followed.
+
+    :param events: of the run's history
+    :param now: on their clock, if the run has not ended
+    """
+    total, since = 0.0, None
+    for event in events:
+        word = event.text.split(":")[0]
+        if event.kind == "run" and word in _BEGINS:
+            since = event.time
+        elif event.kind == "run" and word in _ENDS and since is not None:
+            total, since = total + event.time - since, None
+    return total if now is None or since is None else total + max(0.0, now - since)
+
+
+def _goals(trainer: Any) -> list[tuple[float, int, int, str]]:
+    """For each end that was set: the share of it that is done, and of what how much."""
+    if trainer is None:
+        return []
+    found = []
+    passes, batches = trainer.current_epoch, trainer.global_step
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        in_pass, done = trainer.num_training_batches, trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        part = done / in_pass if passes < trainer.max_epochs and 0 < in_pass < math.inf else 0.0
+        share = min(1.0, (passes + min(part, 1.0)) / trainer.max_epochs)
+        found.append((share, passes, trainer.max_epochs, "pass"))
+    if trainer.max_steps > 0:
+        found.append((min(1.0, batches / trainer.max_steps), batches, trainer.max_steps, "batch"))
+    return found
+
+
+# -- trainer ---------------------------------------------------------------------------------------------------------
+#
+# The Trainer of a run: what it is created with unless told otherwise.
+
+
+#: What the Trainer of a run is created with unless told otherwise: no printing from a background thread, no files.
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "accelerator": "auto",
+    "devices": 1,
+    "max_epochs": -1,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "logger": False,
+    "num_sanity_val_steps": 0,
+}
+
+
+def trainer_keywords() -> list[inspect.Parameter]:
+    """Keyword arguments of ``lightning.Trainer`` that a run takes, with its own defaults."""
+    return keywords_of(lightning.Trainer.__init__, but=("strategy",), defaults=TRAINER_DEFAULTS)
+
+
+def make_trainer(strategy: Any, folder: str, given: Mapping[str, Any], callbacks: Sequence[Callback]) -> Any:
+    """A Trainer with what was given, over :data:`TRAINER_DEFAULTS`.
+
+    :param folder: for its files, unless it was told to write checkpoints or logs: those go where Lightning puts them
+    :param given: keyword arguments of ``lightning.Trainer``
+    :param callbacks: that come after the given ones
+    :raises Exception: what Lightning says if it cannot make one of them
+    """
+    # what a person wants to have written outlives the run
+    root = {} if given.get("enable_checkpointing") or given.get("logger") else {"default_root_dir": folder}
+    kwargs = {**TRAINER_DEFAULTS, **root, **given}
+    own = kwargs.pop("callbacks", None) or []
+    own = list(own) if isinstance(own, (list, tuple)) else [own]
+    return lightning.Trainer(strategy=strategy, callbacks=[*own, *callbacks], **kwargs)
+
+
+def leave_out_searches(trainer: Any) -> None:
+    """Take from the callbacks of a Trainer those that look for a batch size or a learning rate when it begins.
+
+    For one that goes on from a checkpoint: what was found is in the model by now, and such a search ends with a
+    checkpoint of its own, in place of which Lightning restores nothing of the other one but its weights.
+    """
+    trainer.callbacks[:] = [one for one in trainer.callbacks if not _searches_first(one)]
+
+
+def _searches_first(callback: Callback) -> bool:
+    hooks = {BatchSizeFinder.on_fit_start, LearningRateFinder.on_fit_start}
+    return isinstance(callback, (BatchSizeFinder, LearningRateFinder)) and type(callback).on_fit_start in hooks
+
+
+# -- fit -------------------------------------------------------------------------------------------------------------
 
 
 class PreparedRun(RunInSwarm, Protocol):

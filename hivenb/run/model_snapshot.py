@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hivenb.errors import TrainingError
 from hivenb.run.model_copy import checked_device, copy_of, model_of, ready_to_predict
 from hivenb.run.succession import one_starts
-from hivenb.strategy.modules_in_training import run_that_trains
+from hivenb.strategy.checks import run_that_trains
 
 if TYPE_CHECKING:
     from torch import device as Device

@@ -11,7 +11,7 @@ from hivenb.strategy.left_model import Prints, changed_structure, edited_since, 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hivenb.strategy.hivemind_strategy import HivemindStrategy
+    from hivenb.strategy.strategy import HivemindStrategy
 
 
 class PausedModel:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches
+from hivenb.engine.optimizer.skipped_batches import LeavesOutBatches
 from hivenb.figures.history import History
-from hivenb.strategy.samples_in_batch import count_samples
+from hivenb.strategy.counted_batches import count_samples
 
 if TYPE_CHECKING:
-    from hivenb.engine.optimizer.epoch_report import EpochReport
+    from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 
 #: Seconds between two points of the training loss. Reading a loss waits for the device, so it is not done each step.
 LOSS_INTERVAL = 0.1

@@ -10,7 +10,7 @@ from typing import Any
 import lightning
 
 from hivenb.peers.followed_run import FollowedRun
-from hivenb.run.trainer import TRAINER_DEFAULTS
+from hivenb.run.fit import TRAINER_DEFAULTS
 
 #: Of what a run gives its Trainer by itself, what says how it trains, and not how quiet it is.
 _TELLING = ("accelerator", "devices", "max_epochs")

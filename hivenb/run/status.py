@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from hivenb.engine.progress.estimate import seconds_left
+from hivenb.engine.progress.tracker import seconds_left
 
 if TYPE_CHECKING:
     from hivenb.engine.progress.peer_reports import PeerInfo

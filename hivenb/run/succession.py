@@ -12,13 +12,40 @@ from typing import TYPE_CHECKING, Protocol
 
 from hivenb._fresh_locks import free_in_children
 from hivenb.errors import TrainingError
+from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peers import left_behind
-from hivenb.run.run_in_swarm import RunInSwarm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hivenb.figures.history import History
     from hivenb.peers.local_peer import LocalPeer
+    from hivenb.swarm.swarm import Swarm
+
+
+# -- run in swarm ----------------------------------------------------------------------------------------------------
+#
+# A run, as the modules see it that it is made of: they cannot import what imports them.
+
+
+class RunInSwarm(FollowedRun, Protocol):
+    """A run that trains in a swarm, and is recorded."""
+
+    @property
+    def swarm(self) -> Swarm:
+        """Where it trains."""
+
+    @property
+    def experiment(self) -> str:
+        """What a person calls it and the runs of other models before it, whose place it takes."""
+
+    @property
+    def history(self) -> History:
+        """Where it is recorded."""
+
+
+# -- succession ------------------------------------------------------------------------------------------------------
+
 
 logger = logging.getLogger(__name__)
 

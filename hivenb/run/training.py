@@ -14,31 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb._signatures import OwnSignature, keywords_of, shown_with, unchanged, with_keywords
 from hivenb.engine.process.interrupts import BackgroundThread
-from hivenb.engine.progress.estimate import seconds_left
-from hivenb.errors import TrainingError
+from hivenb.engine.progress.tracker import seconds_left
+from hivenb.errors import OptionsError, TrainingError
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import History
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import Followers
-from hivenb.run.arguments import check_arguments, in_invited_run
-from hivenb.run.fit import Fit, prepare_fit
-from hivenb.run.followed_host import FollowsHost
+from hivenb.run.checkpoints import RunFolder
+from hivenb.run.fit import Fit, check_arguments, in_invited_run, prepare_fit, require_way_to_go, trainer_keywords
 from hivenb.run.kept_history import KeptHistory, folder_of
 from hivenb.run.kept_modes import KeptModes
-from hivenb.run.length import require_way_to_go
+from hivenb.run.live_options import RunOptions
 from hivenb.run.model_copy import model_of
 from hivenb.run.model_snapshot import take_snapshot
 from hivenb.run.recorder import Recorder
-from hivenb.run.rolling_back import RollingBack
-from hivenb.run.run_folder import RunFolder
-from hivenb.run.run_options import RunOptions
+from hivenb.run.rollback import RollingBack
 from hivenb.run.script import script_of
-from hivenb.run.shown_fit import ShowsFit
-from hivenb.run.shown_options import ShowsOptions
 from hivenb.run.stage import Gate, Stage
 from hivenb.run.status import RunState, RunStatus, status_of, who_trains_elsewhere
 from hivenb.run.succession import before, claim_place, give_way, make_room, one_starts
-from hivenb.run.trainer import trainer_keywords
 from hivenb.run.waiting import Goal, wait_with_line
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.agreement.other_runs import OtherRuns
@@ -46,8 +40,110 @@ from hivenb.swarm.roster import Roster
 from hivenb.swarm.swarm import Swarm, adopt
 
 if TYPE_CHECKING:
+    import lightning
+
     from hivenb.engine.progress.peer_reports import PeerInfo
     from hivenb.peers.local_peer import LocalPeer
+    from hivenb.strategy.strategy import HivemindStrategy
+
+
+# -- followed host ---------------------------------------------------------------------------------------------------
+#
+# What a person can do about the host of a run: believe it no more.
+
+
+class FollowsHost:
+    """Mixin for a run whose options change when its host says so."""
+
+    _options: RunOptions
+
+    def depose_host(self) -> str:
+        """Follow the present host no more, and train with this peer's own options until the next host decides.
+
+        What it has decided is not passed on to those who come later. The other peers go on to follow it, unless they
+        depose it as well.
+
+        :returns: id of the peer that was the host
+        :raises OptionsError: if this peer is the host, or there is none
+        """
+        hosting = self._options.hosting
+        if hosting is None:
+            raise OptionsError("the run does not train, and follows nobody")
+        return hosting.depose()
+
+
+# -- shown fit -------------------------------------------------------------------------------------------------------
+#
+# What a person sees of a run's present start, or its last one: what Lightning and the swarm's engine work with.
+
+
+class ShowsFit:
+    """Base of a run: what it trains with, which any thread may read."""
+
+    _fit: Fit | None = None
+    _stage: Stage
+
+    @property
+    def strategy(self) -> HivemindStrategy | None:
+        """The strategy of the present or last start."""
+        return None if self._fit is None else self._fit.strategy
+
+    @property
+    def trainer(self) -> lightning.Trainer | None:
+        """The Trainer of the present or last start."""
+        return None if self._fit is None else self._fit.trainer
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is at work, or about to be."""
+        return self._stage.state.is_active
+
+    def peers(self) -> tuple[PeerInfo, ...]:
+        """The peers of the run, as last seen while it was active."""
+        return () if self._fit is None or not self.is_active else self._fit.monitor.peers
+
+    @property
+    def _optimizer(self) -> Any:
+        return None if self._fit is None else self._fit.optimizer
+
+
+# -- shown options ---------------------------------------------------------------------------------------------------
+#
+# What a person sees of a run's options: those in force, those on their way, and what went wrong with them.
+
+
+class ShowsOptions:
+    """Base of a run: properties on its options, which any thread may read."""
+
+    _options: RunOptions
+
+    @property
+    def options(self) -> Options:
+        """The options in force."""
+        return self._options.in_force
+
+    @property
+    def pending_options(self) -> Options | None:
+        """Options that were asked for and are not in force yet."""
+        return self._options.pending
+
+    @property
+    def pending_epoch(self) -> int | None:
+        """The epoch of the swarm at which the pending options on which all peers agree come into force, if any do."""
+        return self._options.pending_epoch
+
+    @property
+    def why_not_host(self) -> str | None:
+        """Why what all peers have to agree on cannot be changed here at the moment; ``None`` if it can."""
+        return self._options.why_not_host
+
+    @property
+    def options_error(self) -> Exception | None:
+        """Why the options that were asked for last could not be put in force, if they could not."""
+        return self._options.error
+
+
+# -- training --------------------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)
@@ -83,7 +179,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
     :param resume: whether to go on with what the last run of this name in this swarm has learned, whose place it takes.
       Without it, a model that was made anew is a new run, with a name of its own in the DHT; but in a swarm that was
       joined by an invite the run is that of the others, and this peer takes over their state
-    :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`hivenb.run.trainer.TRAINER_DEFAULTS`
+    :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`hivenb.run.fit.TRAINER_DEFAULTS`
     :raises TrainingError: if ``trainer_kwargs`` holds a strategy, which is what the options stand for; or the model or
       the swarm is something else
     :raises OptionsError: if ``options`` is something else than :class:`hivenb.Options`

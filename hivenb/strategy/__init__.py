@@ -6,7 +6,7 @@ any Trainer takes, whatever was imported first.
 """
 
 import hivenb.engine  # noqa: F401 - before hivemind, whose import it keeps quiet
-from hivenb.strategy.hivemind_strategy import DEFAULT_HOST_MADDRS, HivemindStrategy
-from hivenb.strategy.lightning_schedulers import HiveMindScheduler
+from hivenb.strategy.schedulers import HiveMindScheduler
+from hivenb.strategy.strategy import DEFAULT_HOST_MADDRS, HivemindStrategy
 
 __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from hivenb.options.options import Options
-from hivenb.strategy.samples_in_batch import count_samples
+from hivenb.strategy.counted_batches import count_samples
 from hivenb.strategy.schedule_ends import lengths_of
 
 #: Passes over the data beyond which epochs of the swarm are reckoned from this many.

@@ -6,9 +6,51 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import nn
 
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.strategy.running_statistics import RunningStatistics
+
+# -- running statistics ----------------------------------------------------------------------------------------------
+#
+# Running statistics of normalization layers, which no batch may spoil that is left out.
+
+
+class RunningStatistics:
+    """The running statistics of a module, such as BatchNorm's, as they were after the last step.
+
+    One batch with nan makes them nan for good, and with them each validation: the forward pass adds it to them before
+    its gradients are known.
+
+    :param module: on its device
+    """
+
+    def __init__(self, module: nn.Module):
+        self._layers = [layer for layer in module.modules() if getattr(layer, "running_mean", None) is not None]
+        self._kept = [buffer.clone() for buffer in self._buffers()]
+
+    @property
+    def are_there(self) -> bool:
+        """Whether the module has any."""
+        return bool(self._kept)
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [buffer for layer in self._layers for buffer in layer.buffers(recurse=False)]
+
+    @torch.no_grad()
+    def follow(self, counts: bool) -> None:
+        """Keep what there is, or put back what was kept last.
+
+        :param counts: whether what there is counts; if not, it is of a batch that is left out
+        """
+        for kept, now in zip(self._kept, self._buffers(), strict=True):
+            if counts:
+                kept.copy_(now)
+            else:
+                now.copy_(kept)
+
+
+# -- module hooks ----------------------------------------------------------------------------------------------------
+
 
 _MISSING = object()
 _LIGHTNINGS_OWN = ("lightning.", "pytorch_lightning.")

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.strategy.trainer_checks import LATER
+from hivenb.strategy.checks import LATER
 
 
 class SteeredOptimizer(Optimizer):

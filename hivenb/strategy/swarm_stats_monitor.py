@@ -6,8 +6,8 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from hivenb.engine.optimizer.epoch_report import EpochReport
-from hivenb.strategy.hivemind_strategy import HivemindStrategy
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
+from hivenb.strategy.strategy import HivemindStrategy
 
 
 class SwarmStatsMonitor(Callback):

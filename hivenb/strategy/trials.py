@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from hivenb.engine.optimizer.grad_scaler import scaler_of_one_peer
-from hivenb.strategy.lending_callback import LendsModule
+from hivenb.engine.optimizer.skipped_batches import scaler_of_one_peer
+from hivenb.strategy.callbacks import LendsModule
 
 #: What Lightning's Trainer calls the barrier before it runs a loop itself.
 _STAGE = "run-stage"

@@ -8,7 +8,7 @@ import hivenb.engine  # noqa: F401 - before hivemind, whose import it keeps quie
 from hivenb._lazy import lazy_face
 
 if TYPE_CHECKING:
-    from hivenb.engine.dht.addresses import LOOPBACK, PUBLIC
+    from hivenb.engine.network.addresses import LOOPBACK, PUBLIC
     from hivenb.engine.progress.peer_reports import PeerInfo
     from hivenb.swarm.swarm import Swarm
 
@@ -22,8 +22,8 @@ __all__ = [
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
-        "LOOPBACK": "hivenb.engine.dht.addresses",
-        "PUBLIC": "hivenb.engine.dht.addresses",
+        "LOOPBACK": "hivenb.engine.network.addresses",
+        "PUBLIC": "hivenb.engine.network.addresses",
         "PeerInfo": "hivenb.engine.progress.peer_reports",
         "Swarm": "hivenb.swarm.swarm",
     },

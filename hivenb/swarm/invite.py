@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hivenb.engine.dht.passes import Authority, InviteKey
-from hivenb.engine.dht.secret import Secret
+from hivenb.engine.network.access.tokens import Authority, InviteKey, Secret
 from hivenb.errors import InviteError, SwarmError
 
 #: An invite is this, followed by compressed JSON without any character that a chat would change.

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from hivenb.view.chart_choice import WIDTH
+from hivenb.view.charts.panels import WIDTH
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.help import HELPED
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.errors import HivenbError, OptionsError
 from hivenb.figures.advice import in_words
 from hivenb.figures.earlier_history import whole
@@ -14,21 +19,172 @@ from hivenb.figures.predicted_traffic import buffer_bytes, tensor_shapes
 from hivenb.run.local_peer_count import local_peer_count
 from hivenb.run.status import who_trains_elsewhere
 from hivenb.view import display, text
-from hivenb.view.advice_panel import AdvicePanel
 from hivenb.view.chart_panel import ChartPanel
+from hivenb.view.charts.drawing import ChartImage
 from hivenb.view.closed_dashboard import ClosedDashboard
 from hivenb.view.dashboard_state import DashboardState
-from hivenb.view.log_panel import CodePanel, LogPanel
+from hivenb.view.log_panel import AdvicePanel, CodePanel, LogPanel
 from hivenb.view.marks_panel import MarksPanel
 from hivenb.view.messages import Messages
 from hivenb.view.options_panel import OptionsPanel, together, waiting
 from hivenb.view.peers_panel import PeersPanel
-from hivenb.view.refresher import Refresher
 from hivenb.view.run_panel import RunPanel
-from hivenb.view.saved_picture import SavedPicture
 
 if TYPE_CHECKING:
     from hivenb.run.training import TrainingRun
+
+
+# -- refresher -------------------------------------------------------------------------------------------------------
+#
+# The one thread that writes a dashboard's widgets.
+#
+# ipywidgets does not lock a widget's state, and a handler that works keeps the kernel busy. So handlers only hand
+# their work in here, and all drawing happens here.
+
+
+_open: weakref.WeakSet[Refresher] = weakref.WeakSet()
+
+#: Drawing may take at most this share of the thread's time, so that a slow machine trains rather than draws.
+_BUSY_SHARE = 0.25
+
+
+class Refresher:
+    """Draws again and again, at a bounded pace, and does what handlers hand in. It never prints.
+
+    :param draw: draws a frame if something has changed
+    :param failed: shows what went wrong; called on this thread with the exception and "draw" or "action"
+    :param interval: least seconds between two frames
+    """
+
+    def __init__(
+        self, draw: Callable[[], None], failed: Callable[[Exception, str], None], interval: float = 0.5
+    ) -> None:
+        self._draw = draw
+        self._failed = failed
+        self._interval = interval
+        self._actions: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._closed = threading.Event()
+        self._thread = BackgroundThread(target=self._work, name="hivenb-dashboard")
+        self.error: Exception | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still draws."""
+        return self._thread.is_alive()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something was handed in and not done yet."""
+        return bool(self._actions)
+
+    def start(self) -> None:
+        """Begin to draw."""
+        _open.add(self)
+        self._thread.start()
+
+    def submit(self, action: Callable[[], None]) -> None:
+        """Have something done on the thread soon, in the order of the calls; returns at once.
+
+        :param action: what it raises is shown, not lost
+        """
+        self._actions.append(action)
+        self._wake.set()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Draw the last frame and end. May be called twice, and from any thread.
+
+        :param timeout: seconds to wait for the thread; drawing that hangs for longer ends with the process
+        """
+        self._closed.set()
+        self._wake.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        _open.discard(self)
+
+    def _work(self) -> None:
+        due = 0.0
+        while not self._closed.is_set():
+            self._wake.wait(max(0.0, due - time.monotonic()))
+            self._wake.clear()
+            self._act()
+            if time.monotonic() >= due:
+                began = time.monotonic()
+                self._attempt(self._draw, "draw")
+                took = time.monotonic() - began
+                due = began + max(self._interval, took / _BUSY_SHARE)
+        self._act()
+        self._attempt(self._draw, "draw")
+
+    def _act(self) -> None:
+        while self._actions:
+            self._attempt(self._actions.popleft(), "action")
+
+    def _attempt(self, task: Callable[[], None], kind: str) -> None:
+        try:
+            task()
+        except Exception as error:
+            # This thread must not end, and must not print: the panel is where errors belong.
+            self.error = error
+            try:
+                self._failed(error, kind)
+            except Exception as worse:
+                self.error = worse
+
+
+@atexit.register
+def _close_all() -> None:
+    # A thread inside of Agg while the interpreter is taken apart can crash the process.
+    for refresher in list(_open):
+        refresher.close(timeout=1.0)
+
+
+# -- saved picture ---------------------------------------------------------------------------------------------------
+#
+# The picture that is saved with a notebook in the output of a dashboard, for pages that no kernel is behind.
+#
+# Front ends save the state of widgets only if they are told to, and some pages show no widgets at all. A picture in
+# the same output is saved with the notebook, and shown wherever the widgets are not.
+
+
+_EVENT = "post_run_cell"
+
+
+class SavedPicture:
+    """Draws the charts of a run that does not train, after each cell that has changed them: on the main thread.
+
+    :param run: what to draw; it is not kept alive
+    :param show: called with a picture, as PNG
+    """
+
+    def __init__(self, run: TrainingRun, show: Callable[[bytes], None]) -> None:
+        from IPython import get_ipython
+
+        self._run, self.show = weakref.ref(run), show
+        self._drawn: int | None = None
+        self._events: Any = get_ipython().events
+        self._events.register(_EVENT, self.look)
+
+    def look(self, _result: Any = None) -> None:
+        """Draw what is new, unless it changes all the time."""
+        run = self._run()
+        if run is None:
+            self.close()
+        elif not run.status.state.is_active:
+            snapshot = whole(run.history.snapshot())
+            if snapshot.series and snapshot.version != self._drawn:
+                self._drawn = snapshot.version
+                self.show(ChartImage().png(snapshot))
+
+    def close(self) -> None:
+        """Draw no more. May be called twice."""
+        events, self._events = self._events, None
+        if events is not None:
+            events.unregister(_EVENT, self.look)
+
+
+# -- dashboard -------------------------------------------------------------------------------------------------------
+
 
 #: A cell that is run again leaves its former dashboard behind, drawing for nobody.
 MAX_LIVE = 3

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hivenb.figures.earlier_history import whole
 from hivenb.view import theme, words
-from hivenb.view.charts import numbered
+from hivenb.view.charts.drawing import numbered
 from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.marks import Numbered

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hivenb.engine.dht.addresses import Reach
+from hivenb.engine.network.addresses import Reach
 from hivenb.figures.advice import Advice
 from hivenb.figures.history import Snapshot
 from hivenb.run.status import who_trains_elsewhere

@@ -14,14 +14,11 @@ from attacks.training_peers import Attacked, attack
 from hivemind.compression import serialize_torch_tensor
 from hivemind.proto import averaging_pb2
 
-from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.averagers.state_averager import TrainingStateAverager
-from hivenb.engine.optimizer.averaged_gradients import StepsWithAverages
-from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer
-from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
-from hivenb.engine.rounds.refused_parts import CheckedParts
-from hivenb.engine.rounds.robust_aggregation import CenteredClipping, NormBound
-from hivenb.engine.rounds.sender_weights import SenderWeights
+from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.averaging.state_averager import TrainingStateAverager
+from hivenb.engine.exchange.runner import FaultTolerantReducer, FaultTolerantRunner
+from hivenb.engine.optimizer.optimizer import StepsWithAverages
+from hivenb.engine.trust.aggregation import CenteredClipping, CheckedParts, NormBound, SenderWeights
 
 #: Of a model that has learned what there is to learn in the epochs of an attempt. It begins with one above 5.
 LEARNED = 1.0

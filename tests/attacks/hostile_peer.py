@@ -15,10 +15,10 @@ from hivemind.p2p import P2P, P2PContext
 from hivemind.proto import averaging_pb2
 
 import hivenb
+from hivenb.engine.averaging.averager import AveragerBase
+from hivenb.engine.exchange.runner import FaultTolerantRunner
+from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking
 from hivenb.engine.progress.tracker import ProgressTracker
-from hivenb.engine.rounds.averager import AveragerBase
-from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
-from hivenb.engine.rounds.matchmaking import EpochMatchmaking
 
 #: Seconds after which a process of these ends in any case.
 _LONGEST = 300.0

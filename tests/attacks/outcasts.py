@@ -9,8 +9,8 @@ from attacks.strangers import RUN_ID, TRIES, victim
 from tiny import LOOPBACK
 
 import hivenb
-from hivenb.engine.dht.dht import DHT
-from hivenb.engine.dht.guard import Guard
+from hivenb.engine.network.access.guard import Guard
+from hivenb.engine.network.dht import DHT
 from hivenb.swarm.invite import read_invite
 
 

@@ -14,9 +14,9 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
-from hivenb.engine.dht import protocol, signatures
-from hivenb.engine.dht.identity import id_of, new_identity
-from hivenb.engine.dht.record_board import owner_of
+from hivenb.engine.network import node, records
+from hivenb.engine.network.access.identity import id_of, new_identity
+from hivenb.engine.network.record_board import owner_of
 from hivenb.engine.progress import failure_detector
 from hivenb.run.status import RunState
 from hivenb.swarm.agreement import host, options_record, seniority
@@ -101,8 +101,8 @@ def _mad_host() -> Outcome:
 
 
 def _take_all() -> None:
-    protocol.Protocol.take_over = lambda made: None
-    signatures.why_refused = lambda record, value, kind: None
+    node.Protocol.take_over = lambda made: None
+    records.why_refused = lambda record, value, kind: None
 
 
 def _taken_keys() -> Outcome:

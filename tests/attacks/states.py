@@ -17,7 +17,7 @@ from attacks.case import Attack, Outcome
 from hivemind.optim.state_averager import TrainingStateAverager
 
 import hivenb
-from hivenb.engine.averagers import state_download
+from hivenb.engine.averaging import state_download
 
 #: Of the attacker: far above all that a peer can have.
 _PRIORITY = 1e9

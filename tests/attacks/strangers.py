@@ -18,8 +18,8 @@ from lightning import Callback
 from tiny import LOOPBACK, PacedModel, loader, trainer
 
 import hivenb
-from hivenb.engine.dht.daemon import TiedP2P
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.network.daemon import TiedP2P
+from hivenb.engine.network.dht import DHT
 from hivenb.strategy import HivemindStrategy
 
 RUN_ID, TARGET = "attacked", 64

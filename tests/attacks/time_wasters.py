@@ -21,14 +21,14 @@ from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
-import hivenb.engine.dht.message_limits as message_limits
-import hivenb.engine.dht.stream_limits as stream_limits
-import hivenb.engine.optimizer.unbacked_claims as unbacked_claims
-import hivenb.engine.rounds.conduct as conduct
-import hivenb.engine.rounds.download_pace as download_pace
-import hivenb.engine.rounds.search as search
-from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.dht.dht import DHT
+import hivenb.engine.averaging.averager as download_pace
+import hivenb.engine.matchmaking.matchmaking as search
+import hivenb.engine.network.access.guard as stream_limits
+import hivenb.engine.network.daemon as message_limits
+import hivenb.engine.optimizer.catch_up as unbacked_claims
+import hivenb.engine.trust.conduct as conduct
+from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.network.dht import DHT
 
 #: Megabytes of the message.
 _HUGE = 400

@@ -17,7 +17,7 @@ import torch
 from hivemind.utils.asyncio import _AsyncContextWrapper
 from tiny import LOOPBACK, TinyModel, samples
 
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
 
 #: Of all peers of a run.

@@ -31,8 +31,8 @@ from hivemind.utils.asyncio import switch_to_uvloop
 from swarm_bench import Peer, Target, cpu_seconds, machine, parser, say, starting, table, write_json
 
 from hivenb import compression
-from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.network.dht import DHT
 
 CODECS = [name for name in compression.CODECS if compression.missing_package(name) is None]
 SIZES, HUGE = [1_000_000, 10_000_000], 100_000_000

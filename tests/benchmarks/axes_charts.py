@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 
 from hivenb.figures.history import Snapshot
 from hivenb.view import theme
-from hivenb.view.charts import DPI, HEIGHT, WIDTH
-from hivenb.view.panels import Panel, limits, panels
+from hivenb.view.charts.drawing import DPI, HEIGHT, WIDTH
+from hivenb.view.charts.panels import Panel, limits, panels
 
 
 class AxesCharts:
-    """The same panels, lines, bands and titles as in ``hivenb.view.charts``, on a figure and axes that are kept.
+    """The same panels, lines, bands and titles as in ``hivenb.view.charts.drawing``, on figures and axes that are kept.
 
     Between two frames the lines get other data. Smoothing and the words of marks are left out, which is in favour of
     this one.

@@ -23,8 +23,8 @@ from thread_time import Spent, spent
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from hivenb.engine.optimizer.epoch_report import EpochReport
-from hivenb.engine.process.child_process import settle_as_child
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
+from hivenb.engine.process.child import settle_as_child
 from hivenb.strategy import HivemindStrategy
 
 QUIET: dict[str, Any] = {

@@ -26,8 +26,8 @@ from hivemind.compression import CompressionInfo, SizeAdaptiveCompression, deser
 from hivemind.utils.math import orthogonalize_
 
 from hivenb import compression
-from hivenb.engine.averagers.gradient_averagers import GradientAverager, PowerSGDGradientAverager
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.averaging.gradient_averager import GradientAverager, PowerSGDGradientAverager
+from hivenb.engine.network.dht import DHT
 
 RANKS = (4, 32)
 NAMES = (*compression.CODECS, *(f"power_sgd_{rank}" for rank in RANKS))

@@ -21,7 +21,7 @@ from hivemind.optim.progress_tracker import ProgressTracker as PlainTracker
 from hivemind.p2p import P2P
 from hivemind.utils.crypto import RSAPrivateKey
 
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.tracker import ProgressTracker
 

@@ -23,7 +23,7 @@ from axes_charts import AxesCharts
 from swarm_bench import adopt_orphans, machine, parser, say, table, write_json
 
 from hivenb.history import History, Series
-from hivenb.view.charts import ChartImage
+from hivenb.view.charts.drawing import ChartImage
 
 #: What the recorder and the monitor of a run fill most, and points of each of them.
 SERIES = ("loss", "peers", "group_size", "stalled_seconds", "samples_per_second")

@@ -19,9 +19,8 @@ from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import averaging_pb2
 from swarm_bench import course, machine, parser, say, table, write_json
 
-from hivenb.engine.dht.daemon import TiedP2P
-from hivenb.engine.dht.passes import membership_of
-from hivenb.engine.dht.secret import Secret
+from hivenb.engine.network.access.tokens import Secret, membership_of
+from hivenb.engine.network.daemon import TiedP2P
 
 STEP = 0.05
 

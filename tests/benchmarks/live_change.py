@@ -23,9 +23,9 @@ from swarm_bench import machine, parser, say, table, write_json
 from torch.utils.data import DataLoader
 
 import hivenb
-from hivenb.engine.optimizer.live_settings import LIVE_SETTINGS
+from hivenb.engine.optimizer.handover import LIVE_SETTINGS
 from hivenb.options import FIELDS
-from hivenb.options.gradient_averager_choice import PowerSGD
+from hivenb.options.choices import PowerSGD
 
 #: What is changed, all of it at once, and then taken back.
 CHANGES: tuple[dict[str, Any], ...] = (

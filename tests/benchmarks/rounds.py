@@ -32,10 +32,10 @@ from swarm_bench import (
     write_json,
 )
 
-from hivenb.engine.averagers import gradient_buffers
-from hivenb.engine.optimizer.averaged_gradients import StepsWithAverages
-from hivenb.engine.rounds.fault_tolerant_reducer import FaultTolerantReducer
-from hivenb.engine.rounds.refused_parts import CheckedParts
+from hivenb.engine.averaging import gradient_averager
+from hivenb.engine.exchange.runner import FaultTolerantReducer
+from hivenb.engine.optimizer.optimizer import StepsWithAverages
+from hivenb.engine.trust.aggregation import CheckedParts
 from hivenb.options.checks import AGGREGATIONS
 
 #: Seconds of a step, and of one of so many peers that their cores would not suffice for short ones.
@@ -49,7 +49,7 @@ def without_checks(*args: Any) -> None:
     StepsWithAverages._load_averaged_gradients_into_optimizer_ = (
         hivemind.Optimizer._load_averaged_gradients_into_optimizer_
     )
-    gradient_buffers.are_finite = lambda tensors: True
+    gradient_averager.are_finite = lambda tensors: True
     bench_peer.with_strategy(*args)
 
 

@@ -46,7 +46,7 @@ def two_peers() -> dict[str, float]:
 
     import hivenb.strategy  # so that imports do not count
     from hivenb import tasks
-    from hivenb.view import charts
+    from hivenb.view.charts import drawing as charts
 
     task = tasks.digits()
     with hivenb.Swarm() as swarm:

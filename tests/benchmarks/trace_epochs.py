@@ -28,11 +28,11 @@ import bench_peer
 from bench_peer import Work
 from swarm_bench import PATIENCE, Peer, leave_all, machine, parser, say, settled_epoch, starting, table, write_json
 
-from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.averagers.state_averager import TrainingStateAverager
-from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
+from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.averaging.state_averager import TrainingStateAverager
+from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.rounds.matchmaking import EpochMatchmaking
+from hivenb.engine.optimizer.scheduled_rounds import AgreedRounds
 
 #: What is traced, by how it is called. The end of an epoch is what all else of the thread that trains is seen beside.
 END = "end of an epoch"

@@ -17,7 +17,7 @@ from network import test_relay
 from network.internet import Internet, why_not
 from network.line import Line
 
-from hivenb.engine.dht.addresses import Reach
+from hivenb.engine.network.addresses import Reach
 
 from .conftest import wait_for
 from .test_live_control import DASHBOARD, notebook

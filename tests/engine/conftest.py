@@ -12,13 +12,13 @@ from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
-from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.averaging.averager import AveragerBase
+from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.exchange import all_reduce
+from hivenb.engine.matchmaking.matchmaking import Attendance, ExpectedPeers
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.tracker import ProgressTracker
-from hivenb.engine.rounds import fault_tolerant_all_reduce
-from hivenb.engine.rounds.averager import AveragerBase
-from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
 
 _runs = itertools.count(1)
 
@@ -125,7 +125,7 @@ def silent() -> type[GradientAverager]:
 @pytest.fixture
 def shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers whose averagers are made afterwards share tensors out among them, as they do with large ones."""
-    monkeypatch.setattr(fault_tolerant_all_reduce, "suits_all_gather", lambda *args: False)
+    monkeypatch.setattr(all_reduce, "suits_all_gather", lambda *args: False)
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from hivemind.compression import CompressionInfo, deserialize_torch_tensor, seri
 from hivemind.compression import quantization as upstream_quantization
 from hivemind.proto import runtime_pb2
 
-from hivenb.engine import corrected_codecs as codecs
-from hivenb.engine.process.child_process import ChildProcess
+from hivenb.engine.exchange import codecs
+from hivenb.engine.process.child import ChildProcess
 from hivenb.errors import MissingDependencyError
 
 GENERATOR = torch.Generator().manual_seed(1)

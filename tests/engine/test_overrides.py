@@ -20,8 +20,8 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.dht import DHTNode
 from hivemind.p2p import ServicerBase
 
-from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.rounds.averager import AveragerBase
+from hivenb.engine.averaging.averager import AveragerBase
+from hivenb.engine.averaging.gradient_averager import GradientAverager
 
 #: Packages of ours whose classes are looked at, and those that they build on.
 OURS = ("hivenb.engine", "hivenb.strategy")

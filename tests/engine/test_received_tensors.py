@@ -13,10 +13,10 @@ import torch
 from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
 from hivemind.proto import runtime_pb2
 
-from hivenb.engine import corrected_codecs
+from hivenb.engine.exchange import codecs
 from hivenb.errors import DamagedTensorError
 
-corrected_codecs.install()  # as in each averager's process
+codecs.install()  # as in each averager's process
 
 #: Enough for each codec to be worth while.
 NUMBERS = torch.linspace(-1.0, 1.0, 4097)

@@ -23,7 +23,7 @@ from hivemind.optim import grad_averager, optimizer, progress_tracker, state_ave
 from hivemind.p2p import P2P, ServicerBase
 from tiny import TinyModel, samples
 
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.network.dht import DHT
 
 
 def source(function: Callable[..., Any]) -> str:

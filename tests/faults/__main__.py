@@ -75,7 +75,7 @@ def attempt(names: list[str], seed: int) -> list[tuple[str, bool, str]]:
 def _attempt_here(names: list[str], seed: int) -> None:
     from faults.field import open_field  # needs all of hivenb
 
-    from hivenb.engine.process.end_with_parent import end_with
+    from hivenb.engine.process.child import end_with
 
     end_with(os.getppid())
     # a shell that starts this in the background lets it ignore interrupts, and so would all peers

@@ -14,11 +14,11 @@ from typing import Any
 from fsspec.implementations.local import LocalFileOpener
 from strategy import peer
 
-from hivenb.engine.averagers.state_averager import TrainingStateAverager
-from hivenb.engine.process.child_process import shared_locks
-from hivenb.engine.rounds.averager import AveragerBase
-from hivenb.engine.rounds.fault_tolerant_runner import FaultTolerantRunner
-from hivenb.engine.rounds.matchmaking import EpochMatchmaking
+from hivenb.engine.averaging.averager import AveragerBase
+from hivenb.engine.averaging.state_averager import TrainingStateAverager
+from hivenb.engine.exchange.runner import FaultTolerantRunner
+from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking
+from hivenb.engine.process.child import shared_locks
 
 #: Where a peer can be made to die: the moment, and the method in which it comes, in whichever of its processes.
 MOMENTS: dict[str, tuple[type, str]] = {

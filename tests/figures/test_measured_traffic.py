@@ -26,7 +26,7 @@ RELAY = Path(__file__).parents[1] / "benchmarks" / "codecs.py"
 #: In an interpreter of its own, as the benchmark: two peers whose only connection is through a relay that counts.
 COUNT_TWICE = """
 import runpy, sys, torch
-from hivenb.engine.averagers.gradient_averagers import GradientAverager
+from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.figures.measured_traffic import Traffic
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from hivenb.compression import SIZE_ADAPTIVE_THRESHOLD, Float16Compression
 from hivenb.figures.predicted_traffic import buffer_bytes, encoded_size, epoch_bytes, tensor_shapes
 from hivenb.options import Options
-from hivenb.options.gradient_averager_choice import PowerSGD
+from hivenb.options.choices import PowerSGD
 
 DILOCO = {"use_local_updates": True, "outer_optimizer": "nesterov"}
 

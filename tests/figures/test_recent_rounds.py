@@ -124,7 +124,7 @@ def test_traffic_that_was_not_measured_or_did_not_flow_is_no_matter() -> None:
 
 
 def test_what_a_run_records_is_what_the_rules_look_at() -> None:
-    from hivenb.engine.optimizer.epoch_report import EpochReport
+    from hivenb.engine.optimizer.scheduled_rounds import EpochReport
     from hivenb.run.recorder import Recorder
 
     def advice(report: Callable[[int], EpochReport]) -> list[str]:

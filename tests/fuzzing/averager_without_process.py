@@ -18,14 +18,14 @@ import torch
 from hivemind.p2p import P2PContext, P2PDaemonError, PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from hivenb.engine import corrected_codecs
-from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.dht.carried_values import bound_this_process
-from hivenb.engine.rounds.gathered import marked
+from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.exchange import codecs
+from hivenb.engine.matchmaking.group_records import marked
+from hivenb.engine.network.values import bound_this_process
 
 # as in each averager's process
 bound_this_process()
-corrected_codecs.install()
+codecs.install()
 
 OWN, GOOD, EVIL, OTHER = (PeerID(b"\x12\x20" + bytes([number] * 32)) for number in range(4))
 
@@ -54,7 +54,7 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 @cache
 def _times_given() -> list[tuple[Any, str]]:
     """Wherever others are given time to read the end of a stream, which nobody needs here."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("hivenb.engine.rounds.")]
+    modules = [module for name, module in sys.modules.items() if name.startswith("hivenb.engine.")]
     names = ("CLOSED_WITHIN", "PARTS_LEFT_OPEN", "STATE_LEFT_OPEN")
     return [(module, name) for module in modules for name in names if hasattr(module, name)]
 

@@ -8,8 +8,7 @@ import zlib
 from typing import Any
 
 from fuzzing.target import Choices, Target
-from hivenb.engine.dht.passes import Authority
-from hivenb.engine.dht.secret import Secret
+from hivenb.engine.network.access.tokens import Authority, Secret
 from hivenb.errors import InviteError
 from hivenb.swarm.invite import INVITE_PREFIX, Invite, encode_invite, read_invite
 

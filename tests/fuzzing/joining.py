@@ -30,7 +30,7 @@ from fuzzing.averager_without_process import (
 )
 from fuzzing.records import NUMBERS, any_value
 from fuzzing.target import Choices, Target
-from hivenb.engine.rounds.gathered import epoch_of, is_readable, marked
+from hivenb.engine.matchmaking.group_records import epoch_of, is_readable, marked
 
 GROUP = bytes(range(20))
 

@@ -16,8 +16,8 @@ from hivemind.proto import averaging_pb2
 from fuzzing.averager_without_process import EVIL, GOOD, OWN, all_of, anew, context, gathered, run, step, stream
 from fuzzing.target import Choices, Target
 from fuzzing.tensors import made_of
-from hivenb.engine.rounds.all_gather import AllGather
-from hivenb.engine.rounds.several_streams import STREAMS
+from hivenb.engine.exchange.runner import AllGather
+from hivenb.engine.network.streams import STREAMS
 
 GROUP = b"group-of-this-input"
 

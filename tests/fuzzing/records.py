@@ -17,12 +17,12 @@ from hivemind.utils import MSGPackSerializer, ValueWithExpiration, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from fuzzing.target import Choices, Target
-from hivenb.engine.averagers.module_rest import ModuleRest
-from hivenb.engine.dht import dht as _dht  # noqa: F401 - with the bounds that each process of ours has
-from hivenb.engine.dht.record_board import RECORD_BYTES, RecordBoard, owner_of
-from hivenb.engine.dht.record_rules import Kind, why_refused
+from hivenb.engine.averaging.module_rest import ModuleRest
+from hivenb.engine.matchmaking.matchmaking import AttendanceList
+from hivenb.engine.network import dht as _dht  # noqa: F401 - with the bounds that each process of ours has
+from hivenb.engine.network.record_board import RECORD_BYTES, RecordBoard, owner_of
+from hivenb.engine.network.records import Kind, why_refused
 from hivenb.engine.progress.peer_reports import Look, as_infos, parse_report, parse_reports
-from hivenb.engine.rounds.expected_peers import AttendanceList
 from hivenb.errors import SwarmError
 from hivenb.options import Options
 from hivenb.options.swarm_wide import SHARED_FIELDS, shared_part, with_shared_part

@@ -16,11 +16,10 @@ from hivemind.utils import MSGPackSerializer
 from fuzzing.averager_without_process import EVIL, context, run
 from fuzzing.records import NUMBERS, any_value
 from fuzzing.target import Choices, Target
-from hivenb.engine.averagers.module_rest import ModuleRest, RestEntry, digests_of
-from hivenb.engine.averagers.state_averager import TrainingStateAverager
-from hivenb.engine.averagers.state_download import ranked_sources
-from hivenb.engine.averagers.state_witness import Question, Statement, make_statement
-from hivenb.engine.averagers.torch_optimizer_state import (
+from hivenb.engine.averaging.module_rest import ModuleRest, RestEntry, digests_of
+from hivenb.engine.averaging.state_averager import TrainingStateAverager
+from hivenb.engine.averaging.state_download import Question, Statement, make_statement, ranked_sources
+from hivenb.engine.averaging.torch_state import (
     group_settings,
     initialize_optimizer_state,
     restore_switches,

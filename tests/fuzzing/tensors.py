@@ -10,10 +10,10 @@ from hivemind.compression import deserialize_torch_tensor
 from hivemind.proto import runtime_pb2
 
 from fuzzing.target import Choices, Target
-from hivenb.engine import corrected_codecs
+from hivenb.engine.exchange import codecs
 from hivenb.errors import DamagedTensorError, MissingDependencyError
 
-corrected_codecs.install()  # as in each averager's process
+codecs.install()  # as in each averager's process
 
 with contextlib.suppress(ImportError):
     import bitsandbytes.functional  # noqa: F401 - takes seconds, of the first input otherwise

@@ -12,9 +12,8 @@ from hivemind.utils import MSGPackSerializer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivenb.engine import corrected_codecs
-from hivenb.engine.dht.passes import NEVER, Authority
-from hivenb.engine.dht.secret import Secret
+from hivenb.engine.exchange import codecs
+from hivenb.engine.network.access.tokens import NEVER, Authority, Secret
 from hivenb.engine.progress.peer_reports import parse_report
 from hivenb.errors import DamagedTensorError, InviteError
 from hivenb.options import Options
@@ -27,7 +26,7 @@ from hivenb.view.style import safe
 from .invites import ADDRESS
 from .records import OWNER
 
-corrected_codecs.install()  # as in each averager's process
+codecs.install()  # as in each averager's process
 
 numbers = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats()
 carried = st.recursive(

@@ -34,8 +34,8 @@ NOTEBOOKS = ("01_quickstart", "03_memory")
 GPU_TESTS = (
     "tests/gpu",
     "tests/run/test_memory_use.py",
-    "tests/engine/averagers/test_staging.py",
-    "tests/engine/averagers/test_finite.py",
+    "tests/engine/averaging/test_staging.py",
+    "tests/engine/averaging/test_finite.py",
 )
 
 

@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from hivenb.peers.copied_server import VARIABLE
+from hivenb.peers.fork_server import VARIABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

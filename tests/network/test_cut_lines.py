@@ -14,7 +14,7 @@ import pytest
 from hivemind.dht import DHTNode
 from hivemind.utils import get_dht_time
 
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.network.dht import DHT
 from network.internet import Internet, why_not
 from network.line import Line
 

@@ -17,7 +17,7 @@ import pytest
 from namespaces import enter
 
 import hivenb
-from hivenb.engine.dht.addresses import Reach, has_ipv6, is_loopback
+from hivenb.engine.network.addresses import Reach, has_ipv6, is_loopback
 from network.internet import why_not
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]

@@ -12,9 +12,9 @@ from typing import Any
 import forked
 import pytest
 
-from hivenb.engine.dht.addresses import Reach
-from hivenb.engine.dht.dht import DHT
-from hivenb.engine.dht.secret import Secret
+from hivenb.engine.network.access.tokens import Secret
+from hivenb.engine.network.addresses import Reach
+from hivenb.engine.network.dht import DHT
 from network.internet import Internet, why_not
 from network.line import Line
 

@@ -26,7 +26,7 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
 
 import hivenb
-from hivenb.engine.dht.addresses import Reach
+from hivenb.engine.network.addresses import Reach
 from network.internet import Internet, why_not
 from network.line import Line
 

@@ -14,7 +14,7 @@ import pytest
 from hivemind.p2p import P2PContext, P2PDaemonError, PeerID
 from hivemind.proto import dht_pb2
 
-from hivenb.engine.dht.daemon import TiedP2P
+from hivenb.engine.network.daemon import TiedP2P
 from network.internet import Internet, why_not
 from network.line import Line
 

@@ -17,7 +17,7 @@ import tiny
 import torch
 
 import hivenb
-from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from hivenb.swarm.roster import Presence
 from network.internet import Internet, why_not
 from network.line import Line

@@ -13,8 +13,8 @@ import torch
 from hivemind.utils import get_dht_time
 
 from hivenb import compression
-from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.network.dht import DHT
 from network.internet import Internet, why_not
 from network.line import Line
 

@@ -13,7 +13,7 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
 import hivenb
 from hivenb.errors import OptionsError
-from hivenb.options.gradient_averager_choice import PowerSGD, averager_factory, describe_averager, power_sgd, sent_sizes
+from hivenb.options.choices import PowerSGD, averager_factory, describe_averager, power_sgd, sent_sizes
 
 SHAPES = ((64, 128), (16, 32, 3, 3), (40,), (4, 5), (), (1000, 1), (0, 5), (2, 3, 200))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hivenb.options import FIELDS, Options
-from hivenb.options.gradient_averager_choice import PowerSGD
+from hivenb.options.choices import PowerSGD
 from hivenb.options.in_words import value_in_words
 
 

@@ -29,7 +29,7 @@ from hivenb.compression import PowerSGDGradientAverager, codec_key
 from hivenb.errors import OptionsError
 from hivenb.options import FIELDS, Options
 from hivenb.options import checks as option_checks
-from hivenb.options.texts import ABOUT
+from hivenb.options.options import ABOUT
 
 SPARSE = partial(PowerSGDGradientAverager, averager_rank=4)
 DECAY = partial(StepLR, step_size=10, gamma=0.5)

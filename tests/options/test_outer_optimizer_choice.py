@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hivenb.errors import OptionsError
+from hivenb.options.choices import describe_outer_optimizer, outer_optimizer, outer_optimizer_factory
 from hivenb.options.options import Options
-from hivenb.options.outer_optimizer_choice import describe_outer_optimizer, outer_optimizer, outer_optimizer_factory
 from hivenb.options.swarm_wide import shared_part, with_shared_part
 
 ADAM = partial(torch.optim.Adam, lr=0.01, betas=None)

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hivenb.errors import OptionsError
-from hivenb.options.options import Options
-from hivenb.options.spelling import did_you_mean
+from hivenb.options.options import Options, did_you_mean
 
 
 def test_it_names_what_is_spelt_alike_and_nothing_else() -> None:

@@ -9,28 +9,28 @@ import sys
 import pytest
 import torch
 
-from hivenb.peers import copied_server
+from hivenb.peers import fork_server
 
 
 @pytest.mark.parametrize(("value", "expected"), [(None, False), ("", False), ("0", False), ("1", True)])
 def test_a_copy_is_made_of_who_asks_for_it(monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool) -> None:
-    monkeypatch.delenv(copied_server.VARIABLE, raising=False)
+    monkeypatch.delenv(fork_server.VARIABLE, raising=False)
     if value is not None:
-        monkeypatch.setenv(copied_server.VARIABLE, value)
-    assert copied_server.is_wanted() is expected
+        monkeypatch.setenv(fork_server.VARIABLE, value)
+    assert fork_server.is_wanted() is expected
 
 
 def test_who_uses_a_gpu_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(copied_server.VARIABLE, "1")
+    monkeypatch.setenv(fork_server.VARIABLE, "1")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert not copied_server.is_wanted()
+    assert not fork_server.is_wanted()
 
 
 _PROGRAM = """
 import os, select
 from multiprocessing import forkserver
 import psutil
-from hivenb.peers.forking import wait_for_server
+from hivenb.peers.fork_server import wait_for_server
 from hivenb.system.process_tree import descendants, own_descendants
 
 ours, theirs = os.pipe()
@@ -52,7 +52,7 @@ def test_a_copy_is_a_helper_that_holds_nothing_and_ends_with_those_it_serves() -
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, copied_server.VARIABLE: "1"},
+        env={**os.environ, fork_server.VARIABLE: "1"},
     )
     assert told.stderr == ""
     assert told.stdout.splitlines() == [

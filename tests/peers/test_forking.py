@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hivenb.peers.copied_server import VARIABLE
+from hivenb.peers.fork_server import VARIABLE
 
 is_a_copy = pytest.mark.parametrize("is_a_copy", [False, True], ids=["on its own", "a copy"])
 
@@ -25,7 +25,7 @@ def told_by(program: str, is_a_copy: bool) -> tuple[str, str]:
 _PROGRAM = """
 import pathlib, signal
 from multiprocessing import forkserver
-from hivenb.peers.forking import start_server
+from hivenb.peers.fork_server import start_server
 
 start_server()
 status = pathlib.Path(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read_text()
@@ -44,7 +44,7 @@ _WAITING = """
 import os, signal, threading
 import psutil
 from multiprocessing import forkserver
-from hivenb.peers.forking import start_server, wait_for_server
+from hivenb.peers.fork_server import start_server, wait_for_server
 
 start_server()
 server = psutil.Process(forkserver._forkserver._forkserver_pid)

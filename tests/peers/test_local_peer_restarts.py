@@ -10,10 +10,10 @@ import pytest
 import tiny
 
 import hivenb
-from hivenb.engine.process.restart_count import MOST_RESTARTS
+from hivenb.engine.process.watched import MOST_RESTARTS
 from hivenb.options import Options
 from hivenb.peers.followed_run import Followers
-from hivenb.peers.local_peer_restarts import LocalPeerRestarts, WayIn
+from hivenb.peers.local_peers import LocalPeerRestarts, WayIn
 from hivenb.run.local_peer_count import LocalPeerCount
 from hivenb.training import TrainingRun
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hivenb.peers.copied_server import VARIABLE
+from hivenb.peers.fork_server import VARIABLE
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 

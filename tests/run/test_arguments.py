@@ -12,8 +12,7 @@ from lightning.pytorch.utilities import CombinedLoader
 import hivenb
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.options.options import Options
-from hivenb.run.arguments import check_arguments
-from hivenb.run.data import split_data
+from hivenb.run.fit import check_arguments, split_data
 
 OPTIONS = Options(target_batch_size=8)
 

@@ -21,13 +21,11 @@ from hivenb.errors import OptionsError
 from hivenb.history import History, Snapshot
 from hivenb.options import Options
 from hivenb.run.comparison import ComparedTraining, Comparison, Outcome, Unfinished, outcome_of, run_each
-from hivenb.run.memory_use import MemoryUse
+from hivenb.run.monitor import MemoryUse
 from hivenb.system.process_tree import descendants
-from hivenb.view import comparison_picture
-from hivenb.view.chart_choice import as_chosen
-from hivenb.view.live_comparison import InTerminal
-from hivenb.view.panels import Panel
-from hivenb.view.shown_comparison import ShownComparison
+from hivenb.view import comparison as comparison_picture
+from hivenb.view.charts.panels import Panel, as_chosen
+from hivenb.view.comparison import InTerminal, ShownComparison
 from hivenb.view.terminal import Terminal
 
 OPTIONS = Options(target_batch_size=256, matchmaking_time=2.0)

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from hivenb.run.memory_use import MemoryUse
+from hivenb.run.monitor import MemoryUse
 
 MB = 1_000_000
 

@@ -13,7 +13,7 @@ import tiny
 import torch
 
 import hivenb
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.errors import TrainingError
 from hivenb.history import History

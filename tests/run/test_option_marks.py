@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from hivenb.figures.history import History
 from hivenb.options import Options
-from hivenb.run.run_options import RunOptions
+from hivenb.run.live_options import RunOptions
 from hivenb.run.stage import Stage
 from hivenb.run.status import RunState
 

@@ -8,8 +8,8 @@ import pytest
 import tiny
 import torch
 
-from hivenb.engine.optimizer.epoch_report import EpochReport
-from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches, LeftOutBatches
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
+from hivenb.engine.optimizer.skipped_batches import LeavesOutBatches, LeftOutBatches
 from hivenb.history import History
 from hivenb.run import recorder as recorder_module
 from hivenb.run.recorder import Recorder

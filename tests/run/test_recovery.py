@@ -16,7 +16,7 @@ import tiny
 from hivemind.utils import MPFuture
 
 import hivenb
-from hivenb.engine.process import restart_count
+from hivenb.engine.process import watched
 from hivenb.errors import ProcessEndedError
 from hivenb.options import Options
 from hivenb.run.status import RunState
@@ -146,7 +146,7 @@ def test_one_that_is_killed_in_the_middle_of_an_answer_is_started_anew_as_well(s
 def test_where_it_cannot_be_started_anew_the_run_says_what_has_ended_and_can_be_started_again(
     swarm, monkeypatch, part, delays
 ):
-    monkeypatch.setattr(restart_count, "MOST_RESTARTS", 0)
+    monkeypatch.setattr(watched, "MOST_RESTARTS", 0)
     run, _ = train_with_another(swarm, options(f"fails-{part}", **delays))
     pid_of, title = PARTS[part]
     pid = pid_of(run)

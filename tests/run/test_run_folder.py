@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hivenb.run.run_folder import RunFolder
+from hivenb.run.checkpoints import RunFolder
 
 PLAIN: dict[str, Any] = {"state": {}, "param_groups": []}
 

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import hivenb
 from hivenb.errors import OptionsError, SwarmError, TrainingError
 from hivenb.options import Options
-from hivenb.run.data import split_data
+from hivenb.run.fit import split_data
 from hivenb.run.status import RunState
 from hivenb.training import TrainingRun
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hivenb.figures.history import History
-from hivenb.run.rolling_back import RollingBack
+from hivenb.run.rollback import RollingBack
 from hivenb.run.stage import Stage
 from hivenb.run.status import RunState
 

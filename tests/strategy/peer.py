@@ -18,8 +18,8 @@ from tiny import LOOPBACK, TinyModel, loader, parameters, samples, trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hivenb.engine.dht.dht import DHT
-from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.network.dht import DHT
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from hivenb.strategy import HivemindStrategy
 
 #: Seconds after which a peer gives up waiting for the others, or for its next order.

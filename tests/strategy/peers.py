@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import torch
 
-from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from strategy import peer
 from strategy.peer import Moment
 

@@ -11,7 +11,7 @@ import hivemind
 import torch
 from tiny import LOOPBACK, parameters, samples
 
-from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from strategy.peer import Moment
 
 

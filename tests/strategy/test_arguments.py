@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tiny import LOOPBACK, TinyModel, loader, trainer
 
 import hivenb
-from hivenb.engine.dht.addresses import has_ipv6
+from hivenb.engine.network.addresses import has_ipv6
 from hivenb.errors import SwarmError
 from hivenb.strategy import DEFAULT_HOST_MADDRS, HivemindStrategy
 

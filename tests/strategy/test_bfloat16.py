@@ -14,7 +14,7 @@ from tiny import DELAYS, QUIET, TinyModel, loader, own_run, parameters, trainer
 from torch.utils.data import DataLoader
 
 import hivenb
-from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from hivenb.strategy import HivemindStrategy
 
 MODES: dict[str, dict[str, Any]] = {

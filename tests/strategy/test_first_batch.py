@@ -11,7 +11,7 @@ from lightning import Callback
 from tiny import LOOPBACK, TinyModel, loader, own_run, parameters, trainer
 
 import hivenb
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress import tracker
 from hivenb.strategy import HivemindStrategy

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hivenb
 from hivenb.figures.predicted_traffic import tensor_shapes
 from hivenb.strategy import HivemindStrategy
-from hivenb.strategy.shared_memory import shared_bytes
+from hivenb.strategy.checks import shared_bytes
 from hivenb.swarm.agreement.model_record import describe_parameters
 
 

@@ -12,7 +12,7 @@ from tiny import PacedModel, loader
 from torch import nn
 
 import hivenb
-from hivenb.engine.averagers.state_averager import TrainingStateAverager
+from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.errors import SwarmError
 from hivenb.swarm.agreement import rest_record
 

@@ -10,7 +10,7 @@ from hivemind.p2p import P2P
 
 from hivenb.errors import OptionsError
 from hivenb.options import FIELDS
-from hivenb.strategy.further_keywords import SortedKeywords, sort_keywords
+from hivenb.strategy.checks import SortedKeywords, sort_keywords
 
 
 def test_none() -> None:

@@ -13,7 +13,7 @@ from tiny import DELAYS, MODES, TinyModel, loader, own_run, parameters, trainer
 from torch.utils.data import DataLoader
 
 import hivenb
-from hivenb.engine.optimizer.left_out_batches import MOST_IN_A_ROW
+from hivenb.engine.optimizer.skipped_batches import MOST_IN_A_ROW
 from hivenb.errors import NotFiniteError
 from hivenb.strategy import HivemindStrategy
 from strategy.peers import Swarm, difference

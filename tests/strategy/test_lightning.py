@@ -18,7 +18,8 @@ from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, own_run, parameters
 from torch.utils.data import DataLoader, IterableDataset
 
 import hivenb
-from hivenb.strategy import HivemindStrategy, hivemind_strategy
+from hivenb.strategy import HivemindStrategy
+from hivenb.strategy import strategy as hivemind_strategy
 
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},

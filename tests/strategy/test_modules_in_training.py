@@ -20,8 +20,8 @@ import hivenb
 from hivenb.errors import TrainingError
 from hivenb.options.options import Options
 from hivenb.strategy import HivemindStrategy
+from hivenb.strategy.checks import hold, let_go, run_that_trains
 from hivenb.strategy.module_hooks import ModuleHooks
-from hivenb.strategy.modules_in_training import hold, let_go, run_that_trains
 
 PATIENCE = 60.0
 CLIPPED = {"gradient_clip_val": 0.01, "max_epochs": 4}

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hivenb
-from hivenb.engine.optimizer import left_out_batches
+from hivenb.engine.optimizer import skipped_batches
 from hivenb.strategy import HivemindStrategy
 
 MODES: dict[str, dict[str, Any]] = {
@@ -77,7 +77,7 @@ def operators(chosen: Trainer) -> Counter[str]:
 def test_a_batch_takes_few_operators_more_than_one_of_lightning(
     swarm: hivenb.Swarm, monkeypatch: pytest.MonkeyPatch, mode: str, is_judged_late: bool
 ) -> None:
-    monkeypatch.setattr(left_out_batches, "can_be_judged_late", lambda gradients: is_judged_late)
+    monkeypatch.setattr(skipped_batches, "can_be_judged_late", lambda gradients: is_judged_late)
     strategy = HivemindStrategy(10_000, dht=swarm.dht, **own_run(), **MODES[mode])
     ours = operators(trainer(strategy, max_epochs=1))
     # without a step of the optimizer in that batch, either

@@ -15,11 +15,11 @@ from tiny import PacedModel, TinyModel, loader, own_run, parameters, samples, tr
 
 import hivenb
 from hivenb.engine.optimizer.handover import release, take_over
-from hivenb.engine.optimizer.kept_state import KeptState
 from hivenb.options import Options
 from hivenb.run.status import RunState
 from hivenb.strategy import HivemindStrategy
-from hivenb.strategy.reconfiguration import engine_settings
+from hivenb.strategy.live_changes import engine_settings
+from hivenb.strategy.rollback import KeptState
 from hivenb.training import TrainingRun
 
 pytestmark = pytest.mark.process

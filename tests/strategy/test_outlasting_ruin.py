@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hivenb.engine.optimizer.left_out_batches import MOST_IN_A_ROW, LeftOutBatches
+from hivenb.engine.optimizer.skipped_batches import MOST_IN_A_ROW, LeftOutBatches
 from hivenb.errors import NotFiniteError, UnbelievedStateError
-from hivenb.strategy import rolling_back
+from hivenb.strategy import rollback
 from hivenb.strategy.counted_batches import CountsBatches
-from hivenb.strategy.rolling_back import RollsBack
+from hivenb.strategy.rollback import RollsBack
 
 
 class Stepping(CountsBatches, RollsBack):
@@ -51,7 +51,7 @@ def test_where_nobody_returns_by_itself_it_is_an_error() -> None:
 
 
 def test_nor_does_it_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolling_back, "RUINED_FOR", -1.0)
+    monkeypatch.setattr(rollback, "RUINED_FOR", -1.0)
     with pytest.raises(UnbelievedStateError):
         Stepping(True).step(ruined)
 
@@ -85,7 +85,7 @@ def test_who_was_with_others_in_its_last_round_is_not_alone_because_a_read_of_th
 
 
 def test_nor_are_they_left_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolling_back, "RUINED_FOR", -1.0)
+    monkeypatch.setattr(rollback, "RUINED_FOR", -1.0)
     with pytest.raises(NotFiniteError):
         leave_out_too_many(Stepping(True))
 

@@ -15,7 +15,7 @@ import tiny
 from lightning import Callback
 from processes import SHARER
 
-from hivenb.engine.process.child_process import shared_locks_held
+from hivenb.engine.process.child import shared_locks_held
 from hivenb.errors import ProcessEndedError
 from hivenb.strategy import HivemindStrategy
 from strategy.peers import PATIENCE, Peer, Start, meet, stop

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hivenb
 from hivenb.strategy import HivemindStrategy
-from hivenb.strategy.trainer_registry import REGISTERED_TARGET_BATCH_SIZE, make_known
+from hivenb.strategy.checks import REGISTERED_TARGET_BATCH_SIZE, make_known
 
 
 @pytest.mark.process

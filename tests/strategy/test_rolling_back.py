@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hivenb.strategy.rolling_back import RollsBack
-from hivenb.swarm.agreement.agreed_return import Return
+from hivenb.strategy.rollback import RollsBack
+from hivenb.swarm.agreement.options_record import Return
 
 TO, AT = 10, 14
 

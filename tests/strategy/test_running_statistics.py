@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from hivenb.strategy.running_statistics import RunningStatistics
+from hivenb.strategy.module_hooks import RunningStatistics
 
 
 def test_they_are_those_of_the_last_batch_that_counts() -> None:

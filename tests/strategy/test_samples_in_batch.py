@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, TensorDataset
 
-from hivenb.strategy.samples_in_batch import SampleCount, batches_in
+from hivenb.strategy.counted_batches import SampleCount, batches_in
 
 
 def loader(samples: int, batch_size: int) -> DataLoader[Any]:

@@ -9,11 +9,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tiny import LOOPBACK, PacedModel, TinyModel, loader, trainer
 
 import hivenb
-from hivenb.engine.dht.passes import Authority, InviteKey
-from hivenb.engine.dht.secret import Secret
-from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.network.access.tokens import Authority, InviteKey, Secret
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from hivenb.errors import NotInvitedError
-from hivenb.strategy import HivemindStrategy, own_dht
+from hivenb.strategy import HivemindStrategy, checks
 from hivenb.swarm.invite import encode_invite, read_invite
 
 SECRET, OTHER = Secret.random(), Secret.random()
@@ -85,7 +84,7 @@ def test_a_dht_that_runs_has_its_own(swarm: hivenb.Swarm, monkeypatch: pytest.Mo
 @pytest.mark.process
 def test_a_script_without_the_secret_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr("hivenb.strategy.hivemind_strategy.rank_zero_info", told.append)
+    monkeypatch.setattr("hivenb.strategy.strategy.rank_zero_info", told.append)
     first = HivemindStrategy(8, secret=SECRET, **LOOPBACK)
     try:
         (how,) = [str(address) for address in first.dht.get_visible_maddrs()][:1]
@@ -96,7 +95,7 @@ def test_a_script_without_the_secret_is_told_so(monkeypatch: pytest.MonkeyPatch)
             trainer(HivemindStrategy(8, initial_peers=how, **LOOPBACK), max_epochs=1).fit(TinyModel(), loader())
     finally:
         first.dht.shutdown()
-    assert "HIVENB_SECRET" not in own_dht.how_to_join(_Gone(), None)  # type: ignore[arg-type]
+    assert "HIVENB_SECRET" not in checks.how_to_join(_Gone(), None)  # type: ignore[arg-type]
 
 
 class _Gone:

@@ -12,7 +12,7 @@ import torch
 from hivenb.errors import PlatformError
 from hivenb.options import Options
 from hivenb.strategy import HivemindStrategy
-from hivenb.strategy.shared_memory import shared_bytes
+from hivenb.strategy.checks import shared_bytes
 from hivenb.system import environment
 
 

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tiny import DELAYS, QUIET, TinyModel, loader, own_run, parameters, trainer
 
 import hivenb
-from hivenb.engine.optimizer.grad_scaler import GradScaler
+from hivenb.engine.optimizer.skipped_batches import GradScaler
 from hivenb.strategy import HivemindStrategy
 
 MODES: dict[str, dict[str, Any]] = {

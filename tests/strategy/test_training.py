@@ -16,7 +16,7 @@ from tiny import DELAYS, LOOPBACK, QUIET, TinyModel, loader, own_run, parameters
 from torch.utils.data import DataLoader
 
 import hivenb
-from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from hivenb.strategy import HivemindStrategy
 
 MODES: dict[str, dict[str, Any]] = {

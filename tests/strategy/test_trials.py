@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader
 
 import hivenb
-from hivenb.engine.optimizer.grad_scaler import GradScaler, GradScalerOfBatches
+from hivenb.engine.optimizer.skipped_batches import GradScaler, GradScalerOfBatches
 from hivenb.strategy import HivemindStrategy
 from hivenb.strategy.trials import Trials
 from strategy.peers import PATIENCE, Start, stop

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from hivenb.engine.dht.passes import NEVER, Authority
-from hivenb.engine.dht.secret import Secret
+from hivenb.engine.network.access.tokens import NEVER, Authority, Secret
 from hivenb.errors import InviteError, SwarmError
 from hivenb.swarm.invite import (
     INVITE_PREFIX,

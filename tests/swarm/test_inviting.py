@@ -19,8 +19,8 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
 import hivenb
-from hivenb.engine.dht.daemon import TiedP2P
-from hivenb.engine.dht.passes import Authority, InviteKey, membership_of
+from hivenb.engine.network.access.tokens import Authority, InviteKey, membership_of
+from hivenb.engine.network.daemon import TiedP2P
 from hivenb.errors import NotInvitedError, SwarmError
 from hivenb.options.options import DEFAULT_RUN_ID
 from hivenb.swarm.invite import encode_invite, read_invite

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from hivenb.swarm.onlookers import Onlookers
-from hivenb.swarm.swarm import Swarm
+from hivenb.swarm.swarm import Onlookers, Swarm
 
 
 class Looking:

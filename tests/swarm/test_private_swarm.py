@@ -14,12 +14,11 @@ import tiny
 from hivemind.utils import get_dht_time
 
 import hivenb
-from hivenb.engine.dht.passes import Authority
-from hivenb.engine.dht.secret import Secret
+from hivenb.engine.network.access.tokens import Authority, Secret
 from hivenb.errors import NotInvitedError, SwarmError
 from hivenb.options import Options
 from hivenb.swarm.invite import encode_invite, read_invite
-from hivenb.swarm.settings import read_settings
+from hivenb.swarm.swarm import read_settings
 from hivenb.training import TrainingRun
 
 SECRET, OTHER = Secret.random(), Secret.random()

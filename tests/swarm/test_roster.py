@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hivenb.engine.dht.addresses import Reach
+from hivenb.engine.network.addresses import Reach
 from hivenb.engine.progress.peer_reports import Look, PeerInfo
 from hivenb.swarm.roster import MAX_ABSENT, Presence, Roster
 

@@ -10,8 +10,8 @@ import tiny
 from hivemind.utils import get_dht_time
 
 import hivenb
-from hivenb.engine.dht.addresses import Reach
-from hivenb.engine.dht.daemon import TiedP2P
+from hivenb.engine.network.addresses import Reach
+from hivenb.engine.network.daemon import TiedP2P
 from hivenb.errors import InviteError, PlatformError, SwarmError
 from hivenb.options import Options
 from hivenb.swarm import PeerInfo
@@ -233,7 +233,7 @@ ENDS = """
 import sys, hivenb, tiny
 from hivemind.utils import get_dht_time
 from hivenb.training import TrainingRun
-from hivenb.engine.dht.daemon import TiedP2P
+from hivenb.engine.network.daemon import TiedP2P
 TiedP2P._UNIX_SOCKET_PREFIX = "/unix" + sys.argv[2] + "/sockets-"
 def main():
     swarm = hivenb.Swarm()

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from hivenb.engine.dht.addresses import Reach
+from hivenb.engine.network.addresses import Reach
 from hivenb.history import History
 from hivenb.options import Options
 from hivenb.run.status import RunState, RunStatus
 from hivenb.swarm import PeerInfo
-from hivenb.swarm.onlookers import Onlookers
 from hivenb.swarm.roster import Member, Presence
+from hivenb.swarm.swarm import Onlookers
 
 STATUS = RunStatus(
     state=RunState.READY,

@@ -13,9 +13,9 @@ from hivenb.errors import SwarmError
 from hivenb.figures.advice import Advice
 from hivenb.history import History
 from hivenb.run.status import RunState
-from hivenb.view.advice_panel import NOTHING, AdvicePanel, advice_html
 from hivenb.view.dashboard import Dashboard, _View
 from hivenb.view.dashboard_state import DashboardState
+from hivenb.view.log_panel import NOTHING, AdvicePanel, advice_html
 from hivenb.view.text import advice_line, summary
 
 EVIL = "<script>alert('x')</script>"

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from hivenb.view.blocking_panel import BlockingPanel
 from hivenb.view.dashboard_state import DashboardState
-from hivenb.view.peers_panel import PeersPanel, peers_html
+from hivenb.view.peers_panel import BlockingPanel, PeersPanel, peers_html
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 

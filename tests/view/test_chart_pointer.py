@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from hivenb.history import History
-from hivenb.view.chart_choice import ChartChoice
-from hivenb.view.chart_panel import ChartPanel
-from hivenb.view.chart_pointer import ChartPointer, changed, download, script
-from hivenb.view.chart_table import as_csv
-from hivenb.view.charts import ChartImage
-from hivenb.view.under_pointer import facts
+from hivenb.view.chart_panel import ChartPanel, as_csv
+from hivenb.view.charts.drawing import ChartImage
+from hivenb.view.charts.panels import ChartChoice
+from hivenb.view.charts.pointer import ChartPointer, changed, download, facts, script
 
 
 def told(history: History, **look: Any) -> dict[str, Any]:

@@ -14,14 +14,10 @@ import pytest
 from matplotlib.image import imread
 
 from hivenb.history import History
-from hivenb.view.chart_choice import ChartChoice
-from hivenb.view.charts import ChartImage, draw, surface_for
-from hivenb.view.drawing_surface import DrawingSurface, Word
-from hivenb.view.horizontal_axis import AXES, to_axis
+from hivenb.view.charts.drawing import ChartImage, DrawingSurface, Word, draw, surface_for
+from hivenb.view.charts.panels import AXES, ChartChoice, panels, smoothed, time_shares, to_axis, with_gaps
 from hivenb.view.not_yet import Situation
-from hivenb.view.panels import panels, smoothed, with_gaps
 from hivenb.view.theme import DARK, LIGHT
-from hivenb.view.time_shares import time_shares
 
 
 def pixels(png: bytes) -> np.ndarray:

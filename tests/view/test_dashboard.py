@@ -14,7 +14,7 @@ import pytest
 
 from hivenb.errors import HivenbError, SwarmError
 from hivenb.run.status import RunState
-from hivenb.swarm.onlookers import Onlookers
+from hivenb.swarm.swarm import Onlookers
 from hivenb.view.dashboard import MAX_LIVE, Dashboard
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -225,7 +225,7 @@ def test_the_text_has_the_same_facts(dashboard: Dashboard) -> None:
 @pytest.mark.process
 def test_the_interpreter_ends_with_a_dashboard_open() -> None:
     code = (
-        "from hivenb.view.refresher import Refresher\n"
+        "from hivenb.view.dashboard import Refresher\n"
         "Refresher(lambda: None, lambda e, k: None, interval=0.01).start()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from hivenb.figures.history import Event, History
-from hivenb.view.chart_choice import ChartChoice
-from hivenb.view.charts import draw, numbered, surface_for
+from hivenb.view.charts.drawing import draw, numbered, surface_for
+from hivenb.view.charts.panels import ChartChoice
 from hivenb.view.marks import Mark, Numbered, laid_out
 
 EIGHT = (

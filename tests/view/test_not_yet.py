@@ -10,9 +10,9 @@ import pytest
 from hivenb.run.status import RunState
 from hivenb.view import not_yet
 from hivenb.view.chart_panel import ChartPanel
+from hivenb.view.charts.panels import panels
 from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.not_yet import Situation, no_loss, no_peers_drawn, no_peers_listed, none_of
-from hivenb.view.panels import panels
 from hivenb.view.peers_panel import PeersPanel
 from hivenb.view.run_panel import ENABLED
 from hivenb.view.text import summary

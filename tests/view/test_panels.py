@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hivenb.engine.dht.addresses import Reach
+from hivenb.engine.network.addresses import Reach
 from hivenb.figures.predicted_traffic import tensor_shapes
 from hivenb.options import FIELDS, Options
-from hivenb.options.gradient_averager_choice import PowerSGD
+from hivenb.options.choices import PowerSGD
 from hivenb.run.local_peer_count import LocalCount
 from hivenb.run.status import RunState
 from hivenb.view.dashboard_state import DashboardState, LocalPeersNow, Standing

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hivenb.view.refresher import Refresher
+from hivenb.view.dashboard import Refresher
 
 
 def ignore(error: Exception, kind: str) -> None:

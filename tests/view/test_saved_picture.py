@@ -13,8 +13,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 
 from hivenb.run.status import RunState
+from hivenb.view.dashboard import SavedPicture
 from hivenb.view.display import VIEW
-from hivenb.view.saved_picture import SavedPicture
 
 PNG = b"\x89PNG"
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hivenb.view.ticks import byte_ticks, log_ticks, number_ticks, time_ticks
+from hivenb.view.charts.ticks import byte_ticks, log_ticks, number_ticks, time_ticks
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
-from hivenb.engine.averagers.state_averager import TrainingStateAverager
-from hivenb.engine.averagers.torch_optimizer_state import initialize_optimizer_state
-from hivenb.engine.optimizer.epoch_schedulers import EpochSchedulers
-from hivenb.engine.optimizer.participant import Participant
+from hivenb.engine.averaging.state_averager import TrainingStateAverager
+from hivenb.engine.averaging.torch_state import group_settings, initialize_optimizer_state, restore_group_settings
+from hivenb.engine.optimizer.catch_up import Participant
+
+# -- epoch schedulers ------------------------------------------------------------------------------------------------
+#
+# Several learning rate schedulers as the one that hivemind moves.
+
+
+class EpochSchedulers(LRScheduler):
+    """Schedulers of one optimizer, which hivemind moves as one, a step for each epoch of the swarm.
+
+    :param schedulers: each with its frequency, the number of the swarm's epochs between two of its steps, and the step
+      after which it is moved no more; ``None`` for one without an end. A swarm makes more epochs than one peer had
+      reckoned with
+    :param stepping: the torch optimizer that makes the steps, where that is another one than the schedulers'. It has
+      as many parameter groups; what they are set to is carried over, group by group, whenever the schedulers move
+    """
+
+    def __init__(
+        self, schedulers: Iterable[tuple[Any, int, int | None]], stepping: torch.optim.Optimizer | None = None
+    ):
+        # without LRScheduler.__init__, which would set the rates once more
+        self._schedulers = tuple(schedulers)
+        self._stepping = stepping
+        #: epochs of the swarm that these schedulers have been moved through
+        self.epoch = 0
+
+    @property
+    def schedulers(self) -> tuple[Any, ...]:
+        """The schedulers, as they were given."""
+        return tuple(scheduler for scheduler, _, _ in self._schedulers)
+
+    @property
+    def frequencies(self) -> tuple[int, ...]:
+        """For each of them, the number of the swarm's epochs between two of its steps."""
+        return tuple(frequency for _, frequency, _ in self._schedulers)
+
+    @property
+    def ended_at(self) -> int | None:
+        """The epoch of the swarm after which none of them moves; ``None`` if one goes on for ever."""
+        ends = [None if end is None else end * frequency for _, frequency, end in self._schedulers]
+        return None if None in ends else max(end for end in ends if end is not None)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:  # type: ignore[override]
+        """The torch optimizer whose rates they set: the one that makes the steps."""
+        return self._schedulers[0][0].optimizer if self._stepping is None else self._stepping
+
+    @property
+    def _step_count(self) -> int:  # type: ignore[override]
+        """By this, hivemind/optim/state_averager.py:_update_scheduler sees how far it has to move them."""
+        return self.epoch + 1
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Move them by one epoch of the swarm."""
+        self.epoch += 1
+        due = [scheduler for scheduler, frequency, end in self._schedulers if _is_due(self.epoch, frequency, end)]
+        if due and self._stepping is not None:
+            _move_beside(self._stepping, due)
+        else:
+            for scheduler in due:
+                scheduler.step()
+
+
+def _is_due(epoch: int, frequency: int, end: int | None) -> bool:
+    return epoch % frequency == 0 and (end is None or epoch // frequency <= end)
+
+
+def _move_beside(stepping: torch.optim.Optimizer, schedulers: Sequence[Any]) -> None:
+    """Move schedulers whose optimizer never steps as if it were the one that does, and carry over what they set.
+
+    They see the rates from which they go on, be they out of a checkpoint or set by hand, and the state.
+
+    :param stepping: the optimizer that steps
+    :param schedulers: at least one, all of one optimizer
+    """
+    own = schedulers[0].optimizer
+    restore_group_settings(own, group_settings(stepping))
+    own._opt_called = True  # else they would warn that it has not stepped
+    own._step_count = 1  # as torch before 2.4 calls it
+    state, own.state = own.state, _state_of(stepping, own)
+    try:
+        for scheduler in schedulers:
+            scheduler.step()
+    finally:
+        own.state = state
+    restore_group_settings(stepping, group_settings(own))
+
+
+def _state_of(stepping: torch.optim.Optimizer, own: torch.optim.Optimizer) -> dict[Any, Any]:
+    """The state of an optimizer, under the parameters of another one."""
+    groups = zip(stepping.param_groups, own.param_groups, strict=True)
+    pairs = (pair for group, other in groups for pair in zip(group["params"], other["params"], strict=True))
+    known = {parameter: stepping.state[copied] for copied, parameter in pairs if copied in stepping.state}
+    return defaultdict(dict, known)
+
+
+# -- checkpoint ------------------------------------------------------------------------------------------------------
+
 
 #: Under this name, beside the state of the torch optimizer, is what the swarm adds to it.
 _OURS = "hivemind"
@@ -106,3 +206,70 @@ def reload_parameters(averager: TrainingStateAverager) -> None:
                 own.copy_(main)
     averager.forget_changes()
     averager.begin_at_parameters()
+
+
+# -- torch optimizers ------------------------------------------------------------------------------------------------
+#
+# Torch's optimizers: which of them hivemind can drive, and how to create another one like the one that is given.
+
+
+def find_obstacle(optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module], offloaded: bool) -> str | None:
+    """Why hivemind cannot drive an optimizer, in words; ``None`` if it can.
+
+    :param modules: of the model that it trains
+    :param offloaded: whether it is to work on copies of the parameters in host memory
+    """
+    name = type(optimizer).__name__
+    if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
+        return (
+            f"all parameters that {name} was given are frozen (requires_grad=False), so there is nothing to train; "
+            "unfreeze those that are to be trained before training begins"
+        )
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        return (
+            f"{name} computes the loss anew several times in each step (step() needs a closure), but the gradients of "
+            "a step are averages over peers; use an optimizer that makes a step from one gradient, such as AdamW"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        return f"{name} needs sparse gradients, and peers average dense ones; use Adam"
+    if not offloaded and any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in modules):
+        return "an embedding has sparse gradients, and peers average dense ones; create it with sparse=False"
+    unknown = _arguments(optimizer)[1] if offloaded else []
+    if unknown:
+        return (
+            f"with offload_optimizer=True, {name} is created anew for parameters in host memory, but its argument "
+            f"{', '.join(unknown)} cannot be read off it; keep it in an attribute of the same name"
+        )
+    return None
+
+
+def factory_like(optimizer: torch.optim.Optimizer) -> Callable[[Any], torch.optim.Optimizer]:
+    """A factory of optimizers that are set up as this one is, for other parameters in the same groups.
+
+    What is called before and after a step of this one is called at theirs.
+    """
+    arguments = _arguments(optimizer)[0]
+
+    def make(param_groups: Any) -> torch.optim.Optimizer:
+        made = type(optimizer)(param_groups, **arguments)
+        for hook in optimizer._optimizer_step_pre_hooks.values():
+            made.register_step_pre_hook(hook)
+        for hook in optimizer._optimizer_step_post_hooks.values():
+            made.register_step_post_hook(hook)
+        return made
+
+    return make
+
+
+def _arguments(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
+    """What an optimizer was created with, as far as it tells, and the names of what has to be given and it does not."""
+    arguments, unknown = {}, []
+    for name, parameter in list(inspect.signature(type(optimizer)).parameters.items())[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name in optimizer.defaults or hasattr(optimizer, name):
+            arguments[name] = optimizer.defaults[name] if name in optimizer.defaults else getattr(optimizer, name)
+        elif parameter.default is parameter.empty:
+            unknown.append(name)
+    return arguments, unknown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,11 +10,12 @@ from typing import Any
 
 import torch
 
-from hivenb.engine.averagers.torch_optimizer_state import lay_out_like_parameters
+from hivenb.engine.averaging.torch_state import lay_out_like_parameters
 from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
-from hivenb.engine.optimizer.left_out_batches import LeftOutBatches
 from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.optimizer.skipped_batches import LeftOutBatches
 from hivenb.engine.progress.tracker import ProgressTracker
+from hivenb.errors import ProcessEndedError
 
 
 @dataclass(frozen=True)
@@ -157,3 +159,118 @@ def _moved(value: Any, old: torch.Tensor, new: torch.Tensor, on_device: bool) ->
     if value.shape == old.shape and value.is_floating_point() and value.dim():
         return value.to(device=new.device, dtype=new.dtype)
     return value.to(new.device) if value.dim() or on_device else value.cpu()  # a count of steps
+
+
+# -- ended averagers -------------------------------------------------------------------------------------------------
+#
+# Whether an optimizer still has its averagers, and what has ended if it has not.
+
+
+def what_has_ended(optimizer: Any) -> ProcessEndedError | None:
+    """Why an optimizer can no longer average with others; ``None`` while it can.
+
+    Training goes on without an averager: each round fails at once.
+
+    :param optimizer: of ours
+    """
+    averagers = (optimizer.state_averager, optimizer.grad_averager)
+    return next((one.ended for one in averagers if one is not None and one.ended is not None), None)
+
+
+# -- live settings ---------------------------------------------------------------------------------------------------
+#
+# Settings of an optimizer that can be changed while it trains, without making its averagers anew.
+
+
+#: Keyword arguments of ``hivemind.Optimizer`` that :func:`set_live` takes.
+LIVE_SETTINGS = frozenset(
+    {
+        "allreduce_timeout",
+        "average_state_every",
+        "averaging_timeout",
+        "delay_grad_averaging",
+        "delay_optimizer_step",
+        "delay_state_averaging",
+        "grad_compression",
+        "load_state_compression",
+        "load_state_timeout",
+        "matchmaking_time",
+        "next_chunk_timeout",
+        "performance_ema_alpha",
+        "robust_aggregation",
+        "shutdown_timeout",
+        "state_averaging_compression",
+        "target_batch_size",
+        "verbose",
+    }
+)
+
+#: Those that the averagers' own processes have to know.
+_OF_AVERAGERS = frozenset(
+    {
+        "allreduce_timeout",
+        "grad_compression",
+        "load_state_compression",
+        "matchmaking_time",
+        "next_chunk_timeout",
+        "robust_aggregation",
+        "shutdown_timeout",
+        "state_averaging_compression",
+    }
+)
+
+
+def set_live(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
+    """Change settings of an optimizer between two of its steps.
+
+    :param optimizer: a living one
+    :param settings: new values of :data:`LIVE_SETTINGS`, in the form in which the optimizer holds them
+    :raises TimeoutError: if the process of an averager does not answer
+    """
+    if any(name.startswith("delay_") for name in settings):
+        optimizer.finish_delayed_updates()  # what runs in the background was begun under the old ones
+    if _OF_AVERAGERS & set(settings):
+        _set_in_averagers(optimizer, settings)
+    for name, value in settings.items():
+        if name == "verbose":
+            level = logging.INFO if value else logging.DEBUG
+            for part in (optimizer, optimizer.state_averager, optimizer.tracker):
+                part.status_loglevel = level
+        elif name == "performance_ema_alpha":
+            optimizer.tracker.performance_ema.alpha = value
+        elif name == "target_batch_size":
+            optimizer.target_batch_size = optimizer.tracker.target_batch_size = value
+        elif not name.endswith("_compression") and name != "robust_aggregation":
+            setattr(optimizer, name, value)
+
+
+def _set_in_averagers(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
+    attributes: dict[str, Any] = {}
+    matchmaking: dict[str, Any] = {}
+    allreduce: dict[str, Any] = {}
+    if "matchmaking_time" in settings:
+        matchmaking["min_matchmaking_time"] = settings["matchmaking_time"]
+    if "allreduce_timeout" in settings:
+        attributes["_allreduce_timeout"] = settings["allreduce_timeout"]
+    if "shutdown_timeout" in settings:
+        attributes["shutdown_timeout"] = settings["shutdown_timeout"]
+    if "robust_aggregation" in settings:
+        attributes["robust_aggregation"] = settings["robust_aggregation"]
+    if "next_chunk_timeout" in settings:
+        timeout = attributes["next_chunk_timeout"] = settings["next_chunk_timeout"]
+        # as hivemind/averaging/averager.py derives them
+        allreduce |= {"sender_timeout": timeout, "reducer_timeout": 2 * timeout}
+    for averager, codec in (
+        (optimizer.state_averager, "state_averaging_compression"),
+        (optimizer.grad_averager, "grad_compression"),
+    ):
+        if averager is None:
+            continue
+        own, exchange = dict(attributes), dict(allreduce)
+        if codec in settings:
+            exchange["compression"] = settings[codec]
+        if "grad_compression" in settings and optimizer.grad_averager is None:
+            own["pseudo_gradient_compression"] = settings["grad_compression"]
+        if "load_state_compression" in settings and averager is optimizer.state_averager:
+            own["state_compression"] = settings["load_state_compression"]
+        averager.set_live(attributes=own, matchmaking=matchmaking, allreduce=exchange)

@@ -5,28 +5,183 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import inspect
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import hivemind
 import torch
 from hivemind.averaging import DecentralizedAverager
+from hivemind.optim.grad_scaler import GradScaler
+from hivemind.utils import get_logger
 
-from hivenb.engine.averagers.gradient_averagers import has_state_of_its_own, own_factory
-from hivenb.engine.averagers.state_averager import TrainingStateAverager
-from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
-from hivenb.engine.optimizer.averaged_gradients import StepsWithAverages
-from hivenb.engine.optimizer.catching_up import CatchingUp
+from hivenb.engine.averaging.finite import are_finite, where_not_finite
+from hivenb.engine.averaging.gradient_averager import has_state_of_its_own, own_factory
+from hivenb.engine.averaging.round import Round
+from hivenb.engine.averaging.state_averager import TrainingStateAverager
+from hivenb.engine.optimizer.catch_up import CatchingUp
 from hivenb.engine.optimizer.checkpoint import optimizer_state, reload_parameters, restore_optimizer_state
-from hivenb.engine.optimizer.deadlines import GONE_WITHIN, default_next_chunk_timeout
-from hivenb.engine.optimizer.epoch_report import EpochReport
 from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
-from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
-from hivenb.engine.optimizer.left_out_batches import LeavesOutBatches
-from hivenb.engine.optimizer.step_clock import StepClock
-from hivenb.engine.optimizer.weighed_local_updates import WeighsLocalUpdates
+from hivenb.engine.optimizer.scheduled_rounds import AgreedRounds, EpochReport, MissedRound, RoundOutcome
+from hivenb.engine.optimizer.skipped_batches import LeavesOutBatches
 from hivenb.engine.progress.tracker import ProgressTracker
-from hivenb.engine.rounds.round import Round
+from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
+
+# -- averaged gradients ----------------------------------------------------------------------------------------------
+#
+# Gradients that a round has averaged: waited for, looked at, and handed to the optimizer that steps with them.
+
+
+logger = get_logger(__name__)
+
+
+class StepsWithAverages(hivemind.Optimizer):
+    """Base to put *before* ``hivemind.Optimizer``: it steps with what a round has averaged, if that is finite.
+
+    Each batch was looked at before, and all that came from others; but sums of finite numbers may be infinite.
+    """
+
+    grad_averager: Any
+    state_averager: Any
+    rounds: AgreedRounds
+
+    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Round | None) -> None:
+        # Replaces the method of hivemind/optim/optimizer.py, which after a failed round steps with zeros, as gradients
+        # were reset when it began. The averager's tensors have this peer's own, and averages wherever those arrived.
+        outcome = self.rounds.average_gradients(maybe_step_control)
+        logger.log(self.status_loglevel, outcome.failed or f"Averaged gradients with {outcome.group_size} peers")
+        self._load_averaged_gradients_into_optimizer_()
+
+    def _load_averaged_gradients_into_optimizer_(self) -> None:
+        with self.grad_averager.get_tensors() as averaged:
+            where = None if are_finite(averaged) else where_not_finite(averaged)
+        if where is not None:
+            self.state_averager.leave_out_step()
+            logger.warning(f"Epoch {self.local_epoch} ends without a step of the optimizer: {where}, as averaged")
+        self._give_gradients()
+        self.grad_averager.notify_used_averaged_gradients()
+
+    def _give_gradients(self) -> None:
+        # Replaces what hivemind/optim/optimizer.py:_load_averaged_gradients_into_optimizer_ does in the stream in which
+        # the model computes, and with all parameters
+        groups = self.state_averager.optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        have_gradients = self.grad_averager.have_gradients()
+        with self.grad_averager.get_tensors() as averaged:
+            if self.offload_optimizer:  # which steps with the averaging buffers themselves
+                for parameter, gradient, has_one in zip(parameters, averaged, have_gradients, strict=True):
+                    parameter.grad = gradient if has_one else None
+                return
+            sources, targets = [], []
+            for parameter, gradient, has_one in zip(parameters, averaged, have_gradients, strict=True):
+                if not has_one:
+                    parameter.grad = None
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                sources.append(gradient)
+                targets.append(parameter.grad)
+            self.grad_averager.copy_staged(sources, targets)
+
+
+# -- deadlines -------------------------------------------------------------------------------------------------------
+#
+# For how long peers wait for each other in a round, unless they are told otherwise.
+
+
+#: Seconds that a peer may take at least until its next piece of data arrives; it may still be in its last batch.
+NEXT_CHUNK_TIMEOUT = 5.0
+
+#: Share of ``next_chunk_timeout`` after which nobody waits for a peer that neither reports nor answers.
+GONE_WITHIN = 0.75
+
+
+def default_next_chunk_timeout(matchmaking_time: float) -> float:
+    """Seconds for which a peer may be silent in a round unless it is chosen: what its last batch may take."""
+    return max(matchmaking_time, NEXT_CHUNK_TIMEOUT)
+
+
+# -- step clock ------------------------------------------------------------------------------------------------------
+#
+# How long training stands still in an optimizer's steps: all that they take besides the computing of gradients.
+
+
+class StepClock:
+    """Runs while a step does anything but compute gradients. For the training thread."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._running_since: float | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let it run, as for the time of a step."""
+        self._running_since = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._hold()
+
+    def paused(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """The same closure, which computes gradients, with the clock paused for it."""
+        if closure is None:
+            return None
+
+        def computing() -> Any:
+            self._hold()
+            try:
+                return closure()
+            finally:
+                self._running_since = time.perf_counter()
+
+        return computing
+
+    def restart(self) -> float:
+        """Seconds for which it has run since the last time that it was asked."""
+        is_running = self._running_since is not None
+        self._hold()
+        if is_running:
+            self._running_since = time.perf_counter()
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _hold(self) -> None:
+        if self._running_since is not None:
+            self._seconds += time.perf_counter() - self._running_since
+            self._running_since = None
+
+
+# -- weighed local updates -------------------------------------------------------------------------------------------
+#
+# Epochs of the swarm in which each peer has trained by itself, and counts for as much as it has trained.
+
+
+class WeighsLocalUpdates(hivemind.Optimizer):
+    """Base to put *before* ``hivemind.Optimizer``: what peers average for an outer optimizer is weighed by samples.
+
+    Without one, each peer's parameters count the same, as in ``hivemind``.
+    """
+
+    rounds: Any
+    state_averager: Any
+
+    def _update_global_epoch(self, grad_scaler: GradScaler | None) -> None:
+        averager = self.state_averager
+        if averager.outer is None:
+            super()._update_global_epoch(grad_scaler)
+            return
+        averager.fragments.count(self.local_progress.samples_accumulated)
+        if self.scheduled_state is not None:
+            samples = averager.samples_of_round(self.scheduled_state.epoch)
+            self.scheduled_state.weight = max(NEXT_TO_NOTHING, samples)
+        was_alone = self.rounds.is_alone
+        super()._update_global_epoch(grad_scaler)
+        if was_alone and self.rounds.is_alone and self.local_epoch % self.average_state_every == 0:
+            averager.step_alone()
+
+
+# -- optimizer -------------------------------------------------------------------------------------------------------
 
 
 class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemind.Optimizer):

@@ -2,7 +2,7 @@
 
 SETTINGS are what it finds in its environment beside what is there: ``NAME=VALUE``, with spaces between several.
 
-See :func:`hivenb.engine.process.end_with_parent.tied_to_parent`. Imports the standard library only, and as little of
+See :func:`hivenb.engine.process.child.tied_to_parent`. Imports the standard library only, and as little of
 it as can be.
 """
 

@@ -23,9 +23,125 @@ from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MPFuture, get_logger
 
-from hivenb.engine.dht.protocol import Protocol
-from hivenb.engine.progress.pace import Pace
-from hivenb.engine.progress.round_trips import RoundTrips
+from hivenb.engine.network.node import Protocol
+
+# -- pace ------------------------------------------------------------------------------------------------------------
+#
+# How often a peer looks at the swarm, reports itself, and asks who is there: the more peers, the more seldom.
+
+
+#: Seconds between two looks at least for each peer that is there: each has all their reports checked by the others.
+LOOK_PERIOD_OF_PEER = 0.05
+
+#: Seconds between two looks at most: a newcomer is to be seen before its second epoch (hivemind's own is 10).
+MAX_REFRESH_PERIOD = 3.0
+
+#: Seconds between two reports of one epoch, at least. The others know the speed of this peer and reckon with it
+#: meanwhile: it reports early only when they are misled.
+MISLED, AS_RECKONED = 0.1, 1.0
+
+#: Seconds of this peer's work by which it may be ahead of what the others reckon with, or behind.
+MISLED_BY = 0.1
+
+#: Seconds by which a report may be late, at least, before its peer is asked whether it is there.
+LATE = 0.2
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of each peer, so that what reports cost it does not grow with the swarm.
+
+    :param peers: that there are
+    """
+
+    peers: int = 1
+
+    @property
+    def look_period(self) -> float:
+        """Seconds between two looks at least."""
+        return min(LOOK_PERIOD_OF_PEER * self.peers, MAX_REFRESH_PERIOD)
+
+    @property
+    def report_period(self) -> float:
+        """Seconds between two reports of one epoch, if all goes as the others reckon: one for each of their looks."""
+        return max(AS_RECKONED, self.look_period)
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a new report after which a peer is asked whether it is there."""
+        return self.report_period + max(LATE, self.look_period / 2)
+
+    def report_due_after(self, now: LocalTrainingProgress, reported: LocalTrainingProgress) -> float:
+        """Seconds from a report to the next one, if nothing happens in between.
+
+        :param now: how far the peer is
+        :param reported: what the others know of it
+        """
+        if now.epoch != reported.epoch:
+            return 0.0
+        reckoned = reported.samples_accumulated + (now.time - reported.time) * reported.samples_per_second
+        is_misled = abs(now.samples_accumulated - reckoned) > MISLED_BY * now.samples_per_second
+        return max(MISLED, self.look_period / 2) if is_misled else self.report_period
+
+
+# -- round trips -----------------------------------------------------------------------------------------------------
+#
+# How long a peer's answers take, smoothed as TCP smooths it (RFC 6298), so that deadlines follow the line.
+
+
+#: Weights of the newest answer, in what is usual and in how far answers are from that.
+_ALPHA, _BETA = 1 / 8, 1 / 4
+
+#: Deviations beyond the usual that an answer may take.
+_DEVIATIONS = 4
+
+#: Answers after which the quickest one is not of a busy moment, or of a connection that was only made for it.
+ENOUGH = 3
+
+
+@dataclass
+class RoundTrips:
+    """Of one peer.
+
+    :param usual: seconds from a question to its answer; 0 before the first
+    :param deviation: seconds by which answers are usually earlier or later
+    :param least: seconds of the quickest answer
+    :param count: of answers
+    """
+
+    usual: float = 0.0
+    deviation: float = 0.0
+    least: float = math.inf
+    count: int = 0
+
+    def note(self, seconds: float) -> None:
+        """Know how long an answer took."""
+        self.count += 1
+        self.least = min(self.least, seconds)
+        if self.usual == 0:
+            self.usual, self.deviation = seconds, seconds / 2
+            return
+        self.deviation += _BETA * (abs(seconds - self.usual) - self.deviation)
+        self.usual += _ALPHA * (seconds - self.usual)
+
+    @property
+    def longest(self) -> float:
+        """Seconds within which an answer comes as long as nothing gets lost; 0 before the first."""
+        return self.usual + _DEVIATIONS * self.deviation
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there were answers enough to tell the length of the line."""
+        return self.count >= ENOUGH
+
+    @property
+    def line(self) -> float:
+        """Seconds there and back on the line itself; 0 as long as it is not known."""
+        return self.least if self.is_known else 0.0
+
+
+# -- failure detector ------------------------------------------------------------------------------------------------
+
 
 logger = get_logger(__name__)
 

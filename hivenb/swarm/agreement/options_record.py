@@ -18,13 +18,55 @@ import hivemind
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-from hivenb.engine.dht.checked_values import PEER_ID_LENGTH, finite, named, raw, sequence, text, whole
-from hivenb.engine.dht.identity import is_proven
-from hivenb.engine.dht.record_board import RECORD_BYTES, RecordBoard, Subkey, is_owned
+from hivenb.engine.network.access.identity import is_proven
+from hivenb.engine.network.record_board import RECORD_BYTES, RecordBoard, Subkey, is_owned
+from hivenb.engine.network.values import PEER_ID_LENGTH, finite, named, raw, sequence, text, whole
 from hivenb.errors import OptionsError
 from hivenb.options.options import Options
 from hivenb.options.swarm_wide import Shared, with_shared_part
-from hivenb.swarm.agreement.agreed_return import Return
+
+# -- agreed return ---------------------------------------------------------------------------------------------------
+#
+# What all peers of a run do together when its loss has exploded: they return to a state that was good.
+
+
+#: Epochs beyond which a number is none of a swarm's.
+_MOST_EPOCHS = 2**53
+
+
+@dataclass(frozen=True)
+class Return:
+    """A return that the host has decided on.
+
+    :param to: the epoch of the swarm whose state all peers return to
+    :param at: the epoch at which they go on with it
+    """
+
+    to: int
+    at: int
+
+    def pack(self) -> list[int]:
+        """As it travels."""
+        return [self.to, self.at]
+
+    @classmethod
+    def parse(cls, value: Any) -> Return | None:
+        """A return as it has travelled; ``None`` for none.
+
+        :raises ValueError: if it is none at all
+        """
+        if value is None:
+            return None
+        if not (isinstance(value, list) and len(value) == 2 and all(type(epoch) is int for epoch in value)):
+            raise ValueError(f"{value!r:.100} is no return to an earlier state")
+        to, at = value
+        if not 0 <= to <= at < _MOST_EPOCHS:
+            raise ValueError(f"nobody can return from epoch {at} to the state of epoch {to}")
+        return cls(to, at)
+
+
+# -- options record --------------------------------------------------------------------------------------------------
+
 
 #: Seconds for which a declaration counts after its last renewal: one that leaves without a goodbye is host that long.
 EXPIRATION = 30.0

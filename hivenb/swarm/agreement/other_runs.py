@@ -13,10 +13,10 @@ from typing import Any
 
 import hivemind
 
-from hivenb.engine.dht.checked_values import text
-from hivenb.engine.dht.dht import DHT
-from hivenb.engine.dht.record_board import RecordBoard
-from hivenb.engine.dht.record_rules import LONGEST_NAME, RUNS_KEY
+from hivenb.engine.network.dht import DHT
+from hivenb.engine.network.record_board import RecordBoard
+from hivenb.engine.network.records import LONGEST_NAME, RUNS_KEY
+from hivenb.engine.network.values import text
 from hivenb.engine.progress.peer_reports import read_peers
 
 #: Seconds for which a name counts after it was told last.

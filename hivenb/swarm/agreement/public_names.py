@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from hivemind.p2p import PeerID
 
-from hivenb.engine.dht.checked_values import PEER_ID_LENGTH, named, raw, text
-from hivenb.engine.dht.identity import can_prove, is_proven
-from hivenb.engine.dht.record_board import RECORD_BYTES, RecordBoard
+from hivenb.engine.network.access.identity import can_prove, is_proven
+from hivenb.engine.network.record_board import RECORD_BYTES, RecordBoard
+from hivenb.engine.network.values import PEER_ID_LENGTH, named, raw, text
 
 if TYPE_CHECKING:
-    from hivenb.engine.dht.dht import DHT
+    from hivenb.engine.network.dht import DHT
 
 #: Characters of a name that are kept.
 MAX_LENGTH = 40

@@ -9,7 +9,7 @@ import pytest
 from hivemind.averaging.control import AveragingStage
 from rounds_without_averagers import FakeRound
 
-from hivenb.engine.optimizer.agreed_round import AgreedRound
+from hivenb.engine.optimizer.scheduled_rounds import AgreedRound
 from hivenb.errors import ProcessEndedError
 
 

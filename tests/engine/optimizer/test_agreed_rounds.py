@@ -14,14 +14,12 @@ from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
 from rounds_without_averagers import OWN, FakeRound, participant
 
-from hivenb.engine.optimizer import agreed_rounds
-from hivenb.engine.optimizer.agreed_rounds import AgreedRounds
-from hivenb.engine.optimizer.catching_up import CatchingUp
-from hivenb.engine.optimizer.gradient_round import MissedRound, RoundOutcome
-from hivenb.engine.optimizer.unbacked_claims import BACKED_WITHIN
+from hivenb.engine.optimizer import scheduled_rounds
+from hivenb.engine.optimizer.catch_up import BACKED_WITHIN, CatchingUp
+from hivenb.engine.optimizer.scheduled_rounds import AgreedRounds, MissedRound, RoundOutcome
 from hivenb.engine.progress.peer_reports import PeerInfo
-from hivenb.engine.rounds.account import Account
-from hivenb.engine.rounds.robust_aggregation import NEXT_TO_NOTHING
+from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
+from hivenb.engine.trust.conduct import Account
 
 
 def rounds_of(own: Any) -> AgreedRounds:
@@ -354,7 +352,7 @@ class TestTheStateBeforeTheStep:
         assert not state.done()
 
     def test_is_waited_for_in_vain_by_whoever_has_just_come_for_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(agreed_rounds, "MET_WITHIN", 0.1)
+        monkeypatch.setattr(scheduled_rounds, "MET_WITHIN", 0.1)
         own = participant(averaging_timeout=20.0)
         rounds = rounds_of(own)
         rounds.state.control = state = FakeRound(epoch=5)  # type: ignore[assignment]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tiny import DELAYS, TinyModel, parameters, train
 
-from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.rounds.robust_aggregation import NEXT_TO_NOTHING
+from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 
 Make = Callable[..., Optimizer]
 

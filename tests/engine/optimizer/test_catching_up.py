@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rounds_without_averagers import participant
 
-from hivenb.engine.optimizer import catching_up as module
-from hivenb.engine.optimizer.catching_up import LOAD_STATE_ATTEMPTS, CatchingUp, download_in_attempts
+from hivenb.engine.optimizer import catch_up as module
+from hivenb.engine.optimizer.catch_up import LOAD_STATE_ATTEMPTS, CatchingUp, download_in_attempts
 from hivenb.errors import SwarmError
 
 

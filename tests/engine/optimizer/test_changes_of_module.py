@@ -11,7 +11,7 @@ import torch
 from tiny import DELAYS, MODES
 from torch import Tensor, nn
 
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.handover import give_back, release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
 

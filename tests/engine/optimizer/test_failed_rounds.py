@@ -11,9 +11,9 @@ import pytest
 import torch
 from tiny import TinyModel, parameters, train
 
-from hivenb.engine.dht.dht import DHT
-from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from hivenb.engine.progress.tracker import ProgressTracker
 
 OFFLOADED = {"optimizer": partial(torch.optim.SGD, lr=0.1), "offload_optimizer": True}

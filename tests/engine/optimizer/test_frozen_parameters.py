@@ -11,11 +11,11 @@ import torch
 from tiny import MODES
 from torch import Tensor, nn
 
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.network.dht import DHT
+from hivenb.engine.optimizer.checkpoint import find_obstacle
 from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
 from hivenb.engine.optimizer.handover import give_back, release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.optimizer.torch_optimizers import find_obstacle
 
 Make = Callable[..., Optimizer]
 

@@ -11,9 +11,9 @@ import torch
 from tiny import TinyModel, parameters, train
 
 from hivenb.engine.optimizer.handover import release, take_over
-from hivenb.engine.optimizer.kept_state import KeptState, roll_back
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.rounds.account import Account
+from hivenb.engine.trust.conduct import Account
+from hivenb.strategy.rollback import KeptState, roll_back
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 ADAM = partial(torch.optim.AdamW, lr=0.01)

@@ -11,13 +11,13 @@ from hivemind.optim.progress_tracker import GlobalTrainingProgress
 from hivemind.utils import get_dht_time
 from tiny import TinyModel
 
-from hivenb.engine.averagers.gradient_averagers import GradientAverager
-from hivenb.engine.dht.dht import DHT
-from hivenb.engine.optimizer.gradient_round import RoundOutcome, is_left_out
+from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.averaging.round import Round
+from hivenb.engine.matchmaking.matchmaking import Attendance, ExpectedPeers
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.rounds.expected_peers import Attendance, ExpectedPeers
-from hivenb.engine.rounds.robust_aggregation import NEXT_TO_NOTHING
-from hivenb.engine.rounds.round import Round
+from hivenb.engine.optimizer.scheduled_rounds import RoundOutcome, is_left_out
+from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 
 Make = Callable[..., GradientAverager]
 

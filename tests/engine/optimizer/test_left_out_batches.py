@@ -12,10 +12,10 @@ import pytest
 import torch
 from tiny import DELAYS, TinyModel, parameters, samples, train
 
-from hivenb.engine.optimizer import left_out_batches
+from hivenb.engine.optimizer import skipped_batches
 from hivenb.engine.optimizer.handover import release, take_over
-from hivenb.engine.optimizer.left_out_batches import MOST_IN_A_ROW, SAY_AGAIN_AFTER, LeftOutBatches
 from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.optimizer.skipped_batches import MOST_IN_A_ROW, SAY_AGAIN_AFTER, LeftOutBatches
 from hivenb.errors import NotFiniteError
 
 Make = Callable[..., Optimizer]
@@ -112,7 +112,7 @@ def train_on(model: TinyModel, optimizer: Any, seeds: Sequence[int | None], **st
 def judged_late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether a batch is judged when the next one has been computed, as on a GPU."""
     if request.param:
-        monkeypatch.setattr(left_out_batches, "can_be_judged_late", lambda gradients: True)
+        monkeypatch.setattr(skipped_batches, "can_be_judged_late", lambda gradients: True)
     return request.param
 
 

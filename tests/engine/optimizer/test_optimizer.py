@@ -18,10 +18,10 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.optim.progress_tracker import ProgressTracker
 from tiny import DELAYS, LOOPBACK, TinyModel, parameters, samples, train
 
-from hivenb.engine.dht.dht import DHT
-from hivenb.engine.optimizer import catching_up as module
-from hivenb.engine.optimizer.epoch_report import EpochReport
+from hivenb.engine.network.dht import DHT
+from hivenb.engine.optimizer import catch_up as module
 from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from hivenb.engine.progress import tracker
 from hivenb.engine.progress.peer_reports import read_peers
 from hivenb.errors import SwarmError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hivenb.engine.optimizer import step_clock
-from hivenb.engine.optimizer.step_clock import StepClock
+from hivenb.engine.optimizer import optimizer
+from hivenb.engine.optimizer.optimizer import StepClock
 
 
 class Time:
@@ -21,7 +21,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     made = Time()
-    monkeypatch.setattr(step_clock, "time", made)
+    monkeypatch.setattr(optimizer, "time", made)
     return made
 
 

@@ -11,10 +11,10 @@ from hivemind.p2p import PeerID
 from set_clock import Clock
 from tiny import TinyModel
 
-from hivenb.engine.dht.dht import DHT
-from hivenb.engine.optimizer import unbacked_claims
+from hivenb.engine.network.dht import DHT
+from hivenb.engine.optimizer import catch_up
+from hivenb.engine.optimizer.catch_up import BACKED_WITHIN, BEHIND, PAUSE_FOR_SEARCH, UnbackedClaims
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.optimizer.unbacked_claims import BACKED_WITHIN, BEHIND, PAUSE_FOR_SEARCH, UnbackedClaims
 from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.engine.progress.tracker import ProgressTracker
 
@@ -85,7 +85,7 @@ def test_a_peer_trains_on_beside_one_that_claims_what_nobody_has(
     eventually: Callable[..., None],
 ) -> None:
     """It asked for the state of that epoch for ever, and made no step."""
-    monkeypatch.setattr(unbacked_claims, "BACKED_WITHIN", 1.0)
+    monkeypatch.setattr(catch_up, "BACKED_WITHIN", 1.0)
     model = TinyModel()
     optimizer = make_optimizer(model.parameters())
     optimizer.begin()

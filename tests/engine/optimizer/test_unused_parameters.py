@@ -12,7 +12,7 @@ import torch
 from tiny import MODES
 from torch import Tensor, nn
 
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
 

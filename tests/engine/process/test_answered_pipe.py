@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hivenb.engine.process.answered_pipe import AnsweredPipe
+from hivenb.engine.process.watched import AnsweredPipe
 
 
 class ClosedAmidIt(Connection):

@@ -19,8 +19,8 @@ import pytest
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
 from hivenb._interrupts import interrupts_blocked
-from hivenb.engine.process import child_process
-from hivenb.engine.process.child_process import ChildProcess
+from hivenb.engine.process import child as child_process
+from hivenb.engine.process.child import ChildProcess
 
 pytestmark = pytest.mark.process
 
@@ -171,7 +171,7 @@ def test_an_interrupt_that_comes_before_the_child_is_settled_does_not_hit_it() -
 
 READS_MEANWHILE = """
 import multiprocessing as mp, os, sys, threading
-from hivenb.engine.process.child_process import ChildProcess
+from hivenb.engine.process.child import ChildProcess
 
 class Child(ChildProcess, mp.Process):
     pass

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from hivenb.engine.process.end_with_parent import tied_to_parent
+from hivenb.engine.process.child import tied_to_parent
 from hivenb.engine.process.known_process import wait_for_exit
 
 pytestmark = pytest.mark.process

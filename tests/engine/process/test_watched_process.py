@@ -15,10 +15,8 @@ import pytest
 from hivemind.utils import MPFuture
 from hivemind.utils.mpfuture import SharedBytes, UpdateType
 
-from hivenb.engine.process.abandoned_locks import _HELD_BY_THE_DEAD, free_abandoned
-from hivenb.engine.process.answered_pipe import AnsweredPipe
-from hivenb.engine.process.child_process import settle_as_child
-from hivenb.engine.process.watched_process import WatchedProcess, how_it_ended
+from hivenb.engine.process.child import _HELD_BY_THE_DEAD, free_abandoned, settle_as_child
+from hivenb.engine.process.watched import AnsweredPipe, WatchedProcess, how_it_ended
 from hivenb.errors import ProcessEndedError
 
 #: Seconds within which an end is to be known.

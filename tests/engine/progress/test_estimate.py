@@ -8,7 +8,7 @@ import pytest
 from hivemind.optim.progress_tracker import GlobalTrainingProgress
 from hivemind.utils import get_dht_time
 
-from hivenb.engine.progress.estimate import seconds_left
+from hivenb.engine.progress.tracker import seconds_left
 
 
 def left(seconds: float) -> float | None:

@@ -18,8 +18,8 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 from tiny import LOOPBACK
 
-from hivenb.engine.dht.dht import DHT
-from hivenb.engine.process.child_process import shared_locks_held
+from hivenb.engine.network.dht import DHT
+from hivenb.engine.process.child import shared_locks_held
 from hivenb.engine.progress.failure_detector import MAX_QUESTIONS, MAX_UNREACHED, FailureDetector
 from hivenb.engine.progress.tracker import GONE_AFTER
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 
-from hivenb.engine.progress.pace import AS_RECKONED, MAX_REFRESH_PERIOD, MISLED, Pace
+from hivenb.engine.progress.failure_detector import AS_RECKONED, MAX_REFRESH_PERIOD, MISLED, Pace
 
 
 def progress(samples: int, speed: float, time: float, epoch: int = 3) -> LocalTrainingProgress:

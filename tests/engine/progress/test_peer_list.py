@@ -9,12 +9,10 @@ import pytest
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
-from hivenb.engine.dht.dht import DHT
-from hivenb.engine.dht.identity import id_of, new_identity
-from hivenb.engine.progress.failure_detector import FLOOD, MAX_UNREACHED
-from hivenb.engine.progress.pace import Pace
-from hivenb.engine.progress.peer_list import PeerList
-from hivenb.engine.progress.tracker import GONE_AFTER
+from hivenb.engine.network.access.identity import id_of, new_identity
+from hivenb.engine.network.dht import DHT
+from hivenb.engine.progress.failure_detector import FLOOD, MAX_UNREACHED, Pace
+from hivenb.engine.progress.tracker import GONE_AFTER, PeerList
 
 
 def reported(peer_id: bytes, epoch: int = 0) -> ValueWithExpiration[Any]:

@@ -9,7 +9,7 @@ import pytest
 from hivemind.utils import get_dht_time
 from tiny import LOOPBACK
 
-from hivenb.engine.dht.dht import DHT
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.progress.peer_reports import PeerInfo, parse_report, read_peers
 from hivenb.errors import SwarmError
 

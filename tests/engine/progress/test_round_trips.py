@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from hivenb.engine.progress.failure_detector import ANSWER_WITHIN, LONGEST_LINE, _Sighting
-from hivenb.engine.progress.round_trips import RoundTrips
+from hivenb.engine.progress.failure_detector import ANSWER_WITHIN, LONGEST_LINE, RoundTrips, _Sighting
 
 
 def of(*seconds: float) -> RoundTrips:

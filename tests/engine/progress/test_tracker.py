@@ -16,10 +16,10 @@ from hivemind.utils import MPFuture, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from tiny import LOOPBACK
 
-from hivenb.engine.dht.dht import DHT
-from hivenb.engine.progress import pace
+from hivenb.engine.network.dht import DHT
+from hivenb.engine.progress import failure_detector
 from hivenb.engine.progress import tracker as module
-from hivenb.engine.progress.pace import AS_RECKONED
+from hivenb.engine.progress.failure_detector import AS_RECKONED
 from hivenb.engine.progress.peer_reports import read_peers
 from hivenb.engine.progress.tracker import METADATA_EXPIRATION, ProgressTracker
 from hivenb.errors import SwarmError
@@ -362,7 +362,7 @@ def test_a_clock_that_is_set_back_silences_nobody(epoch: int, monkeypatch: pytes
 def test_a_batch_that_misleads_the_others_is_reported_and_no_other_one(
     make_tracker: Any, dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
-    monkeypatch.setattr(pace, "AS_RECKONED", 600.0)
+    monkeypatch.setattr(failure_detector, "AS_RECKONED", 600.0)
     tracker = make_tracker()
 
     def reported() -> list[int]:
@@ -381,7 +381,7 @@ def test_a_batch_that_misleads_the_others_is_reported_and_no_other_one(
 def test_between_two_reports_it_rests(
     make_tracker: Any, dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
-    monkeypatch.setattr(pace, "AS_RECKONED", 600.0)
+    monkeypatch.setattr(failure_detector, "AS_RECKONED", 600.0)
     looks: list[float] = []
     due_after = ProgressTracker._report_due_after.fget
     monkeypatch.setattr(

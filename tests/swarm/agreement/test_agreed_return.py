@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hivenb.swarm.agreement.agreed_return import Return
+from hivenb.swarm.agreement.options_record import Return
 
 
 def test_what_is_packed_is_what_arrives() -> None:

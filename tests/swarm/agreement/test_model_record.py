@@ -15,7 +15,7 @@ from hivemind.utils import get_dht_time
 from torch.utils.data import DataLoader, TensorDataset
 
 import hivenb
-from hivenb.engine.dht.record_board import RecordBoard
+from hivenb.engine.network.record_board import RecordBoard
 from hivenb.errors import SwarmError
 from hivenb.swarm.agreement.model_record import (
     ModelRecord,

@@ -18,7 +18,7 @@ from joining_peer import DiaryModel, diaries, peer
 from tiny import LOOPBACK, loader
 
 import hivenb
-from hivenb.engine.dht.record_board import RECORD_BYTES, is_owned, owner_of
+from hivenb.engine.network.record_board import RECORD_BYTES, is_owned, owner_of
 from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.errors import OptionsError
 from hivenb.options import FIELDS, Options

@@ -6,7 +6,7 @@ import pytest
 from hivemind.utils import get_dht_time
 
 import hivenb
-from hivenb.engine.dht.record_board import RecordBoard
+from hivenb.engine.network.record_board import RecordBoard
 from hivenb.errors import SwarmError
 from hivenb.swarm.agreement.public_names import MAX_LENGTH, PublicNames, clean, parse_name
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hivenb.engine.averagers.module_rest import ModuleRest, RestEntry
+from hivenb.engine.averaging.module_rest import ModuleRest, RestEntry
 from hivenb.errors import SwarmError
 from hivenb.swarm.agreement import rest_record
 from hivenb.swarm.agreement.rest_record import difference, digest_of_rest, pack_rest, parse_rest, to_download

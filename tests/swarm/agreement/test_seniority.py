@@ -8,7 +8,7 @@ import pytest
 from hivemind.p2p import PeerID
 from set_clock import Clock
 
-from hivenb.engine.dht.identity import new_identity, prove
+from hivenb.engine.network.access.identity import new_identity, prove
 from hivenb.swarm.agreement import seniority as module
 from hivenb.swarm.agreement.options_record import Declaration, Plan, label_of
 from hivenb.swarm.agreement.seniority import AT_ONCE, MAX_REMEMBERED, SEEN_WITHIN, Seniority

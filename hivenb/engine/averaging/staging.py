@@ -1,0 +1,330 @@
+"""Copies between a model's device and the averaging buffers in main memory, beside which the device goes on computing.
+
+CUDA copies memory that the system may move in its turn among the computing, and by way of a small buffer of its own.
+Pinned memory the device reads and writes itself, on a stream of its own, at the rate of the bus:
+https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.optim.state_averager import TrainingStateAverager
+from hivemind.utils import get_logger
+
+# -- module changes --------------------------------------------------------------------------------------------------
+#
+# What a module does to its parameters itself, kept where something else changes copies of them meanwhile.
+#
+# A target network follows another one by averaging, weights are clamped, embeddings are held to a norm, a mask prunes.
+# An optimizer in main memory steps copies, and a round in the background averages copies: written back as they are,
+# they would undo all that. What both have changed since they were the same, has the sum of both changes.
+#
+# Changes are found by comparing values, once in an epoch: ``parameter.data`` and views of it are written to without
+# torch counting that. While nothing runs in the background, an offloaded optimizer's own copy is what the model had
+# last, and no memory is needed. Otherwise what was the same is kept in main memory, as many bytes as the parameters
+# have: in their own type for an offloaded optimizer, and in that of the averaging buffers, 4 bytes for each number,
+# without one.
+
+
+@torch.no_grad()
+def merged(now: torch.Tensor, last: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+    """A tensor that two have changed since they had the same: the value of who has, and both changes where both have.
+
+    :param now: what the module has
+    :param last: what both had, of the same type
+    :param other: what the other one has, of that type or a wider one
+    :returns: of the other one's type; ``None`` if the module has changed nothing
+    """
+    if torch.equal(now, last):
+        return None
+    here = (now != last) & ~(now.isnan() & last.isnan())
+    there = other.to(last.dtype) != last
+    own, before = now.to(other.dtype), last.to(other.dtype)
+    return torch.where(here, torch.where(there, other + (own - before), own), other)
+
+
+class ChangesOfModule:
+    """Between the parameters of a model and the copies that an optimizer in main memory steps. For the training thread.
+
+    At any time, what the module has changed is the difference of its parameters to what was the same last: that is
+    what is remembered, or the copies themselves.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[torch.Tensor] | None = None
+        self._is_remembered = False
+
+    def forget(self) -> None:
+        """Take for the same what the copies are, or will be, whatever the module has: it is to be written over."""
+        self._is_remembered = False
+
+    @torch.no_grad()
+    def take_in(self, parameters: Sequence[torch.Tensor], copies: Sequence[torch.Tensor], remember: bool) -> None:
+        """Let the copies have what the module has changed. Nothing else may change them meanwhile.
+
+        :param parameters: of the model
+        :param copies: of them, in main memory
+        :param remember: whether both may change before :meth:`hand_out`
+        """
+        if remember and self._last is None:
+            self._last = [torch.empty_like(one.detach(), device="cpu") for one in parameters]
+        for number, (parameter, copy) in enumerate(zip(parameters, copies, strict=True)):
+            now = parameter.detach().cpu()
+            last = self._last[number] if self._last is not None and self._is_remembered else copy.to(now.dtype)
+            value = merged(now, last, copy)
+            if value is not None:
+                copy.copy_(value)
+            if remember and self._last is not None:
+                self._last[number].copy_(now)
+        self._is_remembered = remember
+
+    @torch.no_grad()
+    def hand_out(
+        self,
+        copies: Sequence[torch.Tensor],
+        parameters: Sequence[torch.Tensor],
+        write: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None],
+    ) -> None:
+        """Let the model have the copies, and keep what the module has changed since they were the same.
+
+        :param copies: which a round may be averaging
+        :param parameters: of the model
+        :param write: copies sources, which lie in main memory for long, to targets
+        """
+        if self._last is None or not self._is_remembered:
+            write(copies, parameters)
+            return
+        unchanged = []
+        for number, (parameter, copy, last) in enumerate(zip(parameters, copies, self._last, strict=True)):
+            value = None
+            now = parameter.detach().cpu()
+            if not torch.equal(now, last):
+                new = copy.to(last.dtype, copy=True)
+                value = merged(now, last, new)
+                last.copy_(new)
+            else:
+                last.copy_(copy)
+            if value is None:
+                unchanged.append(number)
+            else:
+                parameter.copy_(value)
+        write([self._last[number] for number in unchanged], [parameters[number] for number in unchanged])
+
+
+class ChangesMeanwhile:
+    """What of a model's tensors was given to a round in the background, which returns averages of it later."""
+
+    def __init__(self) -> None:
+        self._given: list[torch.Tensor] = []
+        self._is_under_way = False
+
+    def forget(self) -> None:
+        """What comes back next is to be taken as it is."""
+        self._is_under_way = False
+
+    @torch.no_grad()
+    def give(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Remember what is about to be averaged in place."""
+        if [one.shape for one in self._given] != [one.shape for one in buffers]:
+            self._given = [torch.empty_like(one) for one in buffers]
+        for given, buffer in zip(self._given, buffers, strict=True):
+            given.copy_(buffer)
+        self._is_under_way = True
+
+    @torch.no_grad()
+    def take_back(self, averages: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Write averages where the model has changed a tensor meanwhile, with both changes.
+
+        :param averages: of what was given
+        :param tensors: of the model
+        :returns: numbers of those that it has written; the others are to be written as they are
+        """
+        written: list[int] = []
+        if self._is_under_way:
+            self._is_under_way = False
+            for number, (average, tensor, given) in enumerate(zip(averages, tensors, self._given, strict=True)):
+                value = merged(tensor.detach().cpu().to(given.dtype), given, average)
+                if value is not None:
+                    tensor.copy_(value)
+                    written.append(number)
+        return written
+
+
+# -- staging ---------------------------------------------------------------------------------------------------------
+
+
+logger = get_logger(__name__)
+
+#: Bytes from which on memory is pinned that is not shared; of what is smaller, several lie in one page of the system.
+_LARGE = 2**20
+
+#: Pinned for all contexts of the process, of whichever device.
+_PORTABLE = 1
+
+
+class Staging:
+    """Copies tensors between a device and main memory. For several threads, but for one at a time in the same tensors.
+
+    What it copies to or from in main memory is pinned where it lies, if it is shared or large, until :meth:`close`.
+    Without a GPU it copies as torch does.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._lock = threading.Lock()
+        self._pinned: dict[int, torch.Tensor] = {}  # by address
+        self._may_pin = True
+        #: lets the system move again what was pinned
+        self.close = weakref.finalize(self, _unpin, self._pinned, os.getpid())
+        self.close.atexit = False
+
+    @torch.no_grad()
+    def copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        """Copy each source to its target, and return when all is there.
+
+        Waits for what computes the sources and for the copies; not for what is computed from now on.
+
+        :param sources: of any types; what lies in main memory is to lie there for long
+        :param targets: as many, of the same shapes
+        """
+        device = next((tensor.device for tensor in chain(sources, targets) if tensor.is_cuda), None)
+        if device is None:
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source)
+            return
+        with self._lock, torch.cuda.device(device):
+            self._stream = self._stream or torch.cuda.Stream()
+            self._pin([tensor for tensor in chain(sources, targets) if not tensor.is_cuda])
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source, non_blocking=True)
+            done = self._stream.record_event()
+        done.synchronize()
+
+    def _pin(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if not self._may_pin or not tensor.nbytes or tensor.data_ptr() in self._pinned:
+                continue
+            if not tensor.is_shared() and tensor.nbytes < _LARGE:
+                continue
+            error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, _PORTABLE)
+            if int(error) == 0:
+                self._pinned[tensor.data_ptr()] = tensor
+                continue
+            self._may_pin = False
+            why = torch.cuda.cudart().cudaGetErrorString(error)
+            logger.warning(f"Averaging buffers are copied slower than they could be, as they are not pinned: {why}")
+            with contextlib.suppress(RuntimeError):  # else the next kernel would be said to have failed, with this
+                torch.zeros(1, device="cuda")
+
+
+class StagesBuffers(DecentralizedAverager):
+    """Mixin to put *before* hivemind's averagers: copies to and from the averaging buffers, beside computing."""
+
+    _staging: Staging | None = None
+
+    def copy_staged(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        """As :meth:`Staging.copy`, in the process that trains."""
+        self._staging = self._staging or Staging()
+        self._staging.copy(sources, targets)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._staging is not None:
+            self._staging.close()
+
+
+class StagesState(StagesBuffers, TrainingStateAverager):
+    """Mixin to put *before* hivemind's state averager: what it copies, it copies beside computing.
+
+    What the module changes in its parameters itself is kept (:mod:`hivenb.engine.averaging.staging`).
+    """
+
+    #: whether the module goes on while a round averages what is loaded next
+    _goes_on_meanwhile = False
+
+    #: whether the model has other parameters than the averages that it got last
+    _has_changed_meanwhile = False
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        self._changes = ChangesOfModule()
+        self._meanwhile = ChangesMeanwhile()
+        super().__init__(*args, **kwargs)
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        averages = bool(kwargs.get("averaging_round"))
+        is_delayed = bool(kwargs.get("delay_optimizer_step") or (averages and kwargs.get("delay_averaging")))
+        if averages:
+            self._goes_on_meanwhile = is_delayed
+        if self.offload_optimizer and (averages or kwargs.get("optimizer_step")):
+            if self.pending_updates:
+                super().step(wait_for_delayed_updates=True)  # of which this one is to make its step
+            self.take_in_changes(remember=is_delayed)
+        return super().step(*args, **kwargs)
+
+    def take_in_changes(self, remember: bool = False) -> None:
+        """Let an optimizer in main memory have what the module has changed in its parameters itself.
+
+        To be called while nothing in the background changes the optimizer's copies.
+
+        :param remember: whether something will, before the model gets them
+        """
+        if not self.offload_optimizer:
+            return
+        with self.lock_optimizer, self.get_tensors() if self.reuse_tensors else contextlib.nullcontext():
+            self._changes.take_in(self.main_parameters, self._optimizer_parameters(), remember)
+
+    def forget_changes(self) -> None:
+        """Let the model have next what the optimizer or a round gives it, whatever the module has changed before."""
+        self._changes.forget()
+        self._meanwhile.forget()
+
+    def _optimizer_parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _apply_optimizer_parameters_(self) -> None:
+        self._changes.hand_out(self._optimizer_parameters(), self.main_parameters, self.copy_staged)
+
+    def _load_local_tensors_into_averager_(self) -> None:
+        with self.get_tensors() as buffers:
+            self.copy_staged(list(self._local_tensors()), buffers)
+            self._meanwhile.forget()
+            if self._goes_on_meanwhile and not self.offload_optimizer and not self.delta_rule_averaging:
+                self._meanwhile.give([buffers[number] for number in self._numbers_of_module()])
+
+    def _numbers_of_module(self) -> list[int]:
+        """Of the tensors that are averaged, those that the module may change: all but the optimizer's statistics."""
+        count = len(self.main_parameters)
+        total = count * (1 + len(self.opt_keys_for_averaging)) + len(self.extra_tensors)
+        return [*range(count), *range(total - len(self.extra_tensors), total)]
+
+    def _apply_averaging_results_(self) -> None:
+        self._has_changed_meanwhile = False
+        if self.delta_rule_averaging and self._old_tensors is not None:
+            super()._apply_averaging_results_()  # which computes in between
+            return
+        numbers, tensors = self._numbers_of_module(), list(self._local_tensors())
+        with self.get_tensors() as averages:
+            averaged, own = ([some[number] for number in numbers] for some in (averages, tensors))
+            written = {numbers[one] for one in self._meanwhile.take_back(averaged, own)}
+            self._has_changed_meanwhile = bool(written)
+            others = [number for number in range(len(tensors)) if number not in written]
+            self.copy_staged([averages[number] for number in others], [tensors[number] for number in others])
+
+
+def _unpin(pinned: dict[int, torch.Tensor], owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a fork, in which CUDA does not work
+    for address in pinned:
+        torch.cuda.cudart().cudaHostUnregister(address)
+    pinned.clear()

@@ -1,1 +1,0 @@
-"""The DHT: its process, its node, and records in it."""

@@ -1,0 +1,1 @@
+"""What the peers of a group send each other: all-reduce, all-gather, codecs."""

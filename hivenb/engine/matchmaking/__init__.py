@@ -1,0 +1,1 @@
+"""Who meets whom: groups of the peers that are at the same epoch."""

@@ -1,0 +1,1 @@
+"""The DHT: its process, its node, its daemon, and records in it."""

@@ -1,0 +1,1 @@
+"""Who may take part in a private swarm, and what a stranger may do."""

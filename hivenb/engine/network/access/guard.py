@@ -1,0 +1,459 @@
+"""Whom a peer of a private swarm talks to: those who show a good pass, and were not shown the door.
+
+Each request and each stream begins with the caller's pass (:mod:`hivenb.engine.network.access.tokens`), and what comes
+back with that of the callee.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
+
+from hivemind.dht import DHTNode
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import P2PHandlerError
+from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
+from hivemind.utils import get_logger
+
+from hivenb.engine.network.access.revocations import Door
+from hivenb.engine.network.access.tokens import PASS_BYTES, Membership, Pass, read_pass
+from hivenb.engine.network.reachability import ask
+
+#: Passes of others that a peer keeps, so that each is verified once.
+_KEPT_PASSES = 4096
+
+#: All that those get who are not let in, and plain hivemind logs.
+STRANGER = "this swarm is private: only peers of hivenb can join it, with its invite"
+EXPIRED = "the invite that this peer came by has expired"
+SHOWN_OUT = "this peer was shown the door of the swarm, or the one who passed its invite on was"
+
+#: Why a peer is not let in, the most telling first.
+REFUSALS = (SHOWN_OUT, EXPIRED, STRANGER)
+
+
+class Guard:
+    """Shows a peer's pass, and looks at those of others.
+
+    :param membership: of this peer
+    :param own_id: its id
+    :param door: who is out; by default nobody is
+    """
+
+    def __init__(self, membership: Membership, own_id: PeerID, door: Door | None = None):
+        self._authority = membership.key.authority
+        self._door = Door(self._authority) if door is None else door
+        #: what this peer puts before what it sends
+        self.own_pass = membership.key.pass_of(own_id.to_bytes())
+        #: good passes by the ids of their peers, expired ones among them
+        self.seen: dict[bytes, Pass] = {}
+        self._verified: dict[tuple[bytes, bytes], Pass] = {}
+
+    def why_not(self, shown: bytes, peer: PeerID) -> str | None:
+        """Why a peer is not let in, in words; ``None`` if it is.
+
+        :param shown: what it has sent for a pass, any bytes
+        :param peer: its id, as libp2p has authenticated it
+        """
+        peer_id = peer.to_bytes()
+        known = self._verified.get((peer_id, shown)) or self._verify(peer_id, shown)
+        return STRANGER if known is None else self._why_out(peer_id, known)
+
+    def why_no_more(self, peer: PeerID) -> str | None:
+        """Why a peer, which may have been let in before, is not talked to any more; ``None`` if nothing is known."""
+        peer_id = peer.to_bytes()
+        return self._why_out(peer_id, self.seen.get(peer_id))
+
+    def _verify(self, peer_id: bytes, shown: bytes) -> Pass | None:
+        known = read_pass(shown, peer_id, self._authority)
+        if known is not None:  # what strangers show takes no room from members
+            if len(self._verified) >= _KEPT_PASSES:
+                self._verified.clear()
+                self.seen.clear()
+            self._verified[peer_id, shown] = self.seen[peer_id] = known
+        return known
+
+    def _why_out(self, peer_id: bytes, known: Pass | None) -> str | None:
+        if self._door.list.has_put_out(peer_id, known):
+            return SHOWN_OUT
+        return EXPIRED if known is not None and known.expires <= time.time() else None
+
+
+# -- standing --------------------------------------------------------------------------------------------------------
+#
+# Whether the others let this peer in, as all its processes see it: one to whom nobody talks has to know why.
+
+
+#: Seconds for which nobody has answered this peer, and refusals meanwhile, until it is known to be out: a member that
+#: says so falsely is not believed while any other one answers.
+UNANSWERED_FOR, REFUSALS_UNTIL = 5.0, 2
+
+_REASONS = (SHOWN_OUT, EXPIRED)
+
+
+class Standing:
+    """What the others have said to the requests of this peer. The DHT's process writes, all read."""
+
+    def __init__(self) -> None:
+        self._answered_at = RawArray(ctypes.c_double, [time.monotonic()])
+        self._refusals = RawArray(ctypes.c_int, [0, 0])
+
+    def note_answer(self) -> None:
+        """Another peer has answered."""
+        self._refusals[0], self._answered_at[0] = 0, time.monotonic()
+
+    def note_refusal(self, reason: str) -> None:
+        """Another peer has not, and has said why."""
+        if reason in _REASONS:
+            self._refusals[1] = _REASONS.index(reason)
+            self._refusals[0] += 1
+
+    @property
+    def why_out(self) -> str | None:
+        """Why nobody lets this peer in any more; ``None`` as long as somebody does."""
+        is_out = self._refusals[0] >= REFUSALS_UNTIL and time.monotonic() - self._answered_at[0] > UNANSWERED_FOR
+        return _REASONS[self._refusals[1]] if is_out else None
+
+
+# -- strangers -------------------------------------------------------------------------------------------------------
+#
+# In the DHT's process: hangs up on those who are connected to a private swarm, and are no members of it.
+#
+# libp2p's daemon asks nobody for a pass before it relays, has no list of whom to relay for, and cannot be told not to.
+# But what is relayed ends with the connection to whom it is relayed for.
+
+
+logger = get_logger(__name__)
+
+#: Seconds from one look at who is connected to the next.
+LOOK_EVERY = 2.0
+
+#: Looks after which one is hung up on that has shown no pass: a newcomer's own DHT may only just be starting.
+PATIENCE = 3
+
+#: Seconds for which it is remembered, so that one who comes back at once is hung up on at once; and how many are.
+_REMEMBERED_FOR, _MOST_REMEMBERED = 3600.0, 4096
+
+
+async def disconnect_strangers(node: DHTNode) -> None:
+    """Look again and again who is connected, and hang up on strangers, for as long as the DHT runs.
+
+    :param node: of a private swarm
+    """
+    strikes = Strikes()
+    while True:
+        await asyncio.sleep(LOOK_EVERY)
+        try:
+            await _look(node, strikes)
+        except Exception as e:  # of several libraries; a daemon that ends is noticed elsewhere
+            logger.debug(f"It could not be seen who is connected: {e!r}")
+
+
+class Strikes:
+    """How often each has shown no pass that was to; kept for an hour, of the last who did not."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, tuple[int, float]] = {}
+
+    def add(self, peer: PeerID) -> int:
+        """Note one more, and tell how many there are."""
+        now = time.monotonic()
+        before, at = self._of.pop(peer.to_bytes(), (0, now))
+        count = before + 1 if now - at < _REMEMBERED_FOR else 1
+        self._of[peer.to_bytes()] = count, now  # the last one of them all
+        if len(self._of) > _MOST_REMEMBERED:
+            del self._of[next(iter(self._of))]
+        return count
+
+    def forget(self, peer: PeerID) -> None:
+        """It has shown one."""
+        self._of.pop(peer.to_bytes(), None)
+
+
+async def _look(node: DHTNode, strikes: Strikes) -> None:
+    guard: Guard = node.p2p.guard
+    connected = {peer.peer_id for peer in await node.p2p.list_peers()}
+    # with the answer comes its pass, if it has one
+    await asyncio.gather(*(ask(node.p2p, peer) for peer in connected if peer.to_bytes() not in guard.seen))
+    for peer in connected:
+        if peer.to_bytes() in guard.seen and guard.why_no_more(peer) is None:
+            strikes.forget(peer)
+        elif strikes.add(peer) >= PATIENCE:
+            logger.debug(f"{peer} is connected, and is no member: hung up on")
+            await node.p2p._client.disconnect(peer)
+
+
+# -- stream limits ---------------------------------------------------------------------------------------------------
+#
+# How many streams another peer may have open, and how long it may take to say something in one.
+
+
+#: Streams that a peer may have open to one process at a time. One of ours needs two or three in a round, and each may
+#: stay open for ten seconds after that.
+MOST_STREAMS = 64
+
+#: Seconds for the first word in a stream, and for a message of any length.
+WITHIN = 30.0
+
+#: Bytes in a second of a message that has begun, at least.
+SLOWEST = 4096.0
+
+
+#: Streams open to one process, of one peer and in all, whose openers have proven nothing yet.
+MOST_UNPROVEN_OF_ONE, MOST_UNPROVEN = 16, 256
+
+
+class UnprovenStreams:
+    """Streams of which nobody knows yet who has opened them. Where there are too many, the oldest makes room.
+
+    Who belongs here proves it as soon as a message takes; who keeps others out by many streams keeps none of them long.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[asyncio.StreamWriter, PeerID] = {}
+
+    @contextlib.contextmanager
+    def waiting(self, peer: PeerID, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """Count a stream for as long as its opener has proven nothing; it may be closed meanwhile.
+
+        :param peer: who has opened it, as libp2p says
+        :param writer: of the stream
+        """
+        of_this_one = [one for one, opener in self._open.items() if opener == peer]
+        if len(of_this_one) >= MOST_UNPROVEN_OF_ONE:
+            self._close(of_this_one[0])
+        elif len(self._open) >= MOST_UNPROVEN:
+            self._close(next(iter(self._open)))
+        self._open[writer] = peer
+        try:
+            yield
+        finally:
+            self._open.pop(writer, None)
+
+    def _close(self, writer: asyncio.StreamWriter) -> None:
+        logger.debug(f"{self._open.pop(writer)} has proven nothing, and its stream makes room for another one")
+        writer.close()
+
+
+class SilentStreamError(asyncio.IncompleteReadError):
+    """A peer has not sent in time what it began; taken for the end of its stream."""
+
+
+class TimedReader:
+    """What reads a stream, and waits for no message for ever that has begun, nor for the first one.
+
+    :param reader: of the stream
+    """
+
+    def __init__(self, reader: Any):
+        self._reader, self._is_new = reader, True
+
+    async def readexactly(self, count: int) -> bytes:
+        """As the stream's own method.
+
+        :raises SilentStreamError: if it takes too long
+        :raises IncompleteReadError: if whoever writes it has closed it, or is gone
+        """
+        is_begin = count <= 1 and not self._is_new  # of a message, which may come later
+        self._is_new = False
+        try:
+            data: bytes = await asyncio.wait_for(
+                self._reader.readexactly(count), None if is_begin else WITHIN + count / SLOWEST
+            )
+        except (TimeoutError, asyncio.TimeoutError) as e:
+            raise SilentStreamError(b"", count) from e
+        except ConnectionError as e:
+            # hivemind knows of one way only in which a stream ends, and takes the others for errors of this peer
+            raise asyncio.IncompleteReadError(b"", count) from e
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+
+class LimitsStreams(P2P):
+    """Mixin to put *before* ``hivemind``'s ``P2P``, in which anybody may open streams until there is no descriptor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: Counter[PeerID] = Counter()
+
+    async def add_binary_stream_handler(self, name: str, handler: Any, balanced: bool = False) -> None:
+        async def limited(stream: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = stream.peer_id
+            if self._open[peer] >= MOST_STREAMS:
+                logger.debug(f"{peer} has {MOST_STREAMS} streams open; one more was closed")
+                writer.close()
+                return
+            self._open[peer] += 1
+            try:
+                await handler(stream, TimedReader(reader), writer)
+            finally:
+                self._open[peer] -= 1
+                self._open += Counter()  # forgets those that have none
+
+        await super().add_binary_stream_handler(name, limited, balanced)
+
+
+# -- guarded client --------------------------------------------------------------------------------------------------
+#
+# All bytes between peers of a private swarm go through here; a stranger's are dropped before anything reads them.
+
+
+#: Seconds for which a stream is kept open to whoever has opened it and proves nothing.
+PROVEN_WITHIN = 10.0
+
+#: What a peer without a guard, which takes a pass for a part of the request, most likely says of it.
+UNREADABLE = "DecodeError("
+
+
+class Refused(Exception):
+    """One has called who is not let in. What hivemind sends of it is its ``repr``."""
+
+
+class WatchfulClient(Client):
+    """hivemind's connection to the daemon, which notices when other peers let this one not in.
+
+    :param client: to take the place of
+    """
+
+    def __init__(self, client: Client):
+        super().__init__(_initialized_with_create=True)
+        self.control, client.control = client.control, None  # which it would close with itself
+        #: why another peer has refused to answer, the last time that one did; empty if none has
+        self.refusal = ""
+        #: whether another peer has answered without a pass for the swarm of this one
+        self.met_stranger = False
+        #: where it is noted whether others let this peer in, if it is
+        self.standing: Standing | None = None
+
+    async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
+        try:
+            return bytes(await super().call_unary_handler(peer_id, proto, data))
+        except P2PHandlerError as e:
+            self._note(next((reason for reason in REFUSALS if reason in str(e)), ""))
+            raise
+
+    def _note(self, reason: str) -> None:
+        if reason in (SHOWN_OUT, EXPIRED) and reason != self.refusal:
+            logger.warning(f"Another peer does not talk to this one any more: {reason}. Ask for a new invite")
+        self.refusal = reason or self.refusal
+        if self.standing is not None:
+            self.standing.note_refusal(reason)
+
+
+class GuardedClient(WatchfulClient):
+    """One that talks only to those who have a pass for its swarm, for as long as that is good.
+
+    :param client: to take the place of
+    :param guard: has a pass, and looks at those of others
+    """
+
+    def __init__(self, client: Client, guard: Guard):
+        super().__init__(client)
+        self.guard = guard
+        self._unproven = UnprovenStreams()
+
+    async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
+        self._require(peer_id)
+        try:
+            answer = await super().call_unary_handler(peer_id, proto, self.guard.own_pass + data)
+        except P2PHandlerError as e:
+            self.met_stranger |= UNREADABLE in str(e)
+            raise
+        if reason := self.guard.why_not(answer[:PASS_BYTES], peer_id):
+            self.met_stranger |= reason == STRANGER
+            raise _not_admitted(peer_id, reason)
+        if self.standing is not None:
+            self.standing.note_answer()
+        return answer[PASS_BYTES:]
+
+    async def add_unary_handler(self, proto: str, handler: Any, balanced: bool = False) -> None:
+        async def guarded(request: bytes, caller: PeerID) -> bytes:
+            if reason := self.guard.why_not(request[:PASS_BYTES], caller):
+                logger.debug(f"{caller} called {proto} and is not let in: {reason}")
+                raise Refused(reason)
+            response: bytes = await handler(request[PASS_BYTES:], caller)
+            return self.guard.own_pass + response
+
+        await super().add_unary_handler(proto, guarded, balanced)
+
+    async def stream_open(
+        self, peer_id: PeerID, protocols: Sequence[str]
+    ) -> tuple[StreamInfo, Any, asyncio.StreamWriter]:
+        self._require(peer_id)
+        info, reader, writer = await super().stream_open(peer_id, protocols)
+        writer.write(self.guard.own_pass)
+        watched: Any = _WatchedWriter(writer, self.guard, peer_id)
+        return info, _WatchedReader(reader, self.guard, peer_id, is_proven=False), watched
+
+    async def stream_handler(self, proto: str, handler_cb: Any, balanced: bool = False) -> None:
+        async def guarded(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            shown, peer = b"", info.peer_id
+            too_late = (asyncio.IncompleteReadError, OSError, TimeoutError, asyncio.TimeoutError)
+            with self._unproven.waiting(peer, writer), contextlib.suppress(*too_late):
+                shown = await asyncio.wait_for(reader.readexactly(PASS_BYTES), PROVEN_WITHIN)
+            if reason := self.guard.why_not(shown, peer):
+                logger.debug(f"{peer} opened {proto} and is not let in: {reason}")
+                writer.close()
+                return
+            writer.write(self.guard.own_pass)
+            guard = self.guard
+            await handler_cb(info, _WatchedReader(reader, guard, peer), _WatchedWriter(writer, guard, peer))
+
+        await super().stream_handler(proto, guarded, balanced)
+
+    def _require(self, callee: PeerID) -> None:
+        """Send nothing to one of whom it is known that it is out."""
+        if reason := self.guard.why_no_more(callee):
+            raise _not_admitted(callee, reason)
+
+
+def _not_admitted(peer: PeerID, reason: str) -> P2PHandlerError:
+    if reason == STRANGER:
+        return P2PHandlerError(f"{peer} has no pass for this swarm")
+    return P2PHandlerError(f"nothing is asked of {peer}: it was shown the door, or its invite has expired")
+
+
+class _WatchedReader:
+    """What comes through a stream, none of which is read before its sender has shown a pass, or when it is out.
+
+    Not when the stream is opened: the pass of who is called comes with the answer, and costs no time of its own.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, guard: Guard, peer: PeerID, is_proven: bool = True):
+        self._reader, self._guard, self._peer = reader, guard, peer
+        self._is_proven = is_proven
+
+    async def readexactly(self, count: int) -> bytes:
+        if not self._is_proven:
+            shown = await self._reader.readexactly(PASS_BYTES)
+            if reason := self._guard.why_not(shown, self._peer):
+                raise _not_admitted(self._peer, reason)
+            self._is_proven = True
+        data = await self._reader.readexactly(count)
+        if reason := self._guard.why_no_more(self._peer):
+            raise _not_admitted(self._peer, reason)
+        return data
+
+
+class _WatchedWriter:
+    """What goes through a stream: nothing more when the other end is out."""
+
+    def __init__(self, writer: asyncio.StreamWriter, guard: Guard, peer: PeerID):
+        self._writer, self._guard, self._peer = writer, guard, peer
+
+    def write(self, data: Any) -> None:
+        if reason := self._guard.why_no_more(self._peer):
+            self._writer.close()
+            raise _not_admitted(self._peer, reason)
+        self._writer.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)

@@ -1,1 +1,0 @@
-"""Rounds of averaging: who meets whom, and what they exchange."""

@@ -1,0 +1,376 @@
+"""The options of a run: those in force, those on their way, and how the one become the other while it trains."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hivenb.errors import OptionsError
+from hivenb.options.in_words import value_in_words
+from hivenb.options.options import FIELDS, Options
+from hivenb.options.swarm_wide import Shared, labels_of, shared_part, with_shared_part
+from hivenb.run.status import RunState
+from hivenb.strategy.live_changes import check_change
+
+if TYPE_CHECKING:
+    from hivenb.engine.progress.peer_reports import PeerInfo
+    from hivenb.figures.history import History
+    from hivenb.run.stage import Stage
+    from hivenb.swarm.agreement.host import Hosting
+    from hivenb.swarm.agreement.options_record import Plan
+
+
+# -- options change --------------------------------------------------------------------------------------------------
+#
+# One change of a run's options, from when it is asked for until it is in force or refused.
+
+
+class OptionsChange:
+    """Options that were asked for, and what became of them.
+
+    :param options: all of them
+    :param is_shared: whether they change what all peers have to agree on
+    """
+
+    def __init__(self, options: Options, is_shared: bool):
+        self.options, self.is_shared = options, is_shared
+        #: what of them waits for an epoch to come, by name
+        self.rest: dict[str, Any] = {}
+        self.error: Exception | None = None
+        self.is_settled = False
+
+
+# -- run options -----------------------------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+#: Where training stands: the epoch that this peer has reached, and the seconds until it is over, if they can be told.
+Position = tuple[int, "float | None"]
+
+
+class RunOptions:
+    """Holds a run's options. They change on the training thread, between two batches; or at once while none trains.
+
+    Those of this peer alone change at its next batch. Those on which all peers have to agree change at the epoch that
+    the host has decided on, at all of them.
+
+    :param options: the first ones
+    :param stage: of the run
+    :param history: where a change is marked
+    :param train_with: lets the present training go on with other options; raises what is wrong with them
+    :param position: tells where training stands
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        stage: Stage,
+        history: History,
+        train_with: Callable[[Options], None],
+        position: Callable[[], Position] = lambda: (0, None),
+    ):
+        self._in_force, self._stage, self._history, self._train_with = options, stage, history, train_with
+        self._position = position
+        #: what the host of the run has decided, while the run trains
+        self.hosting: Hosting | None = None
+        self._changes: tuple[OptionsChange, ...] = ()
+        self._refused: tuple[Shared, Options] | None = None
+        self._offered: Callable[..., Any] | None = None
+        #: why the options that were asked for last could not be put in force
+        self.error: Exception | None = None
+
+    @property
+    def in_force(self) -> Options:
+        """What the run trains with, or will when it starts."""
+        return self._in_force
+
+    @property
+    def pending(self) -> Options | None:
+        """What was asked for, here or by the host, and is not in force yet."""
+        if changes := self._changes[-1:]:
+            return changes[0].options
+        plan = self._plan
+        if plan is None or self.pending_epoch is None or self._refused is not None:
+            return None
+        try:
+            return with_shared_part(self._in_force, plan.newest, self._offered)
+        except OptionsError:  # take_step() will say so
+            return None
+
+    @property
+    def pending_epoch(self) -> int | None:
+        """The epoch from which on all peers train with what the host has decided last, if this one does not yet."""
+        plan = self._plan
+        return None if plan is None or plan.newest == shared_part(self._in_force) else plan.newest_epoch
+
+    @property
+    def why_not_host(self) -> str | None:
+        """Why swarm-wide options cannot be changed here at the moment; ``None`` if they can."""
+        hosting = self.hosting
+        return None if hosting is None else hosting.why_not_host
+
+    def apply(self, options: Options | None, changes: dict[str, Any], wait: bool) -> Options:
+        """See :meth:`hivenb.TrainingRun.apply`."""
+        with self._stage.changed:
+            base = self.pending or self._in_force
+            new = (options or base).replace(**changes)
+            if not self._stage.state.is_active:
+                self.error = None
+                self._put_in_force(new)
+                return new
+            check_change(self._in_force, new)
+            wanted, present = shared_part(new), shared_part(self._in_force)
+            is_shared = wanted != shared_part(base) and (wanted != present or self.why_not_host is None)
+            if is_shared:
+                self._check_host(labels_of(present, wanted))
+            self.error = None
+            change = OptionsChange(new, is_shared)
+            self._changes += (change,)
+            self._stage.hand_in(lambda: self._carry_out(change))
+            if wait:
+                self._wait_for(change)
+        return new
+
+    def follow(self, options: Options) -> None:
+        """Take over the options of the run of which this one is a local peer, at the next batch; waits for it.
+
+        What all peers have to agree on still changes when the host says so, if it has said anything.
+
+        :raises Exception: whatever goes wrong with them; the old ones stay
+        """
+        with self._stage.changed:
+            self._offered, self._refused = options.grad_averager_factory, None
+            if not self._stage.state.is_active:
+                self._put_in_force(options)
+                return
+            change = OptionsChange(options, is_shared=False)
+            self._stage.hand_in(lambda: self._obey(change))
+            self._wait_for(change)
+        self._step_if_due()
+
+    def rename(self, run_id: str) -> None:
+        """Have another name in the DHT, before training begins."""
+        if run_id != self._in_force.run_id:
+            self._put_in_force(self._in_force.replace(run_id=run_id))
+
+    # -- the swarm ----------------------------------------------------------------------------------------------
+
+    def join(self, hosting: Hosting) -> None:
+        """Take over what the swarm has agreed on, before training begins; waits for the DHT.
+
+        :raises SwarmError: if the DHT does not answer
+        :raises OptionsError: if what is agreed on does not go with this peer's own options
+        """
+        own = shared_part(self._in_force)
+        agreed = hosting.join(own)
+        if agreed != own:
+            try:
+                options = with_shared_part(self._in_force, agreed, self._offered)
+            except OptionsError as e:
+                raise OptionsError(f"this peer cannot train with what its swarm has agreed on: {e}") from e
+            self._go_on_with(options)
+            logger.info(
+                f"This peer trains with the swarm's {', '.join(labels_of(own, agreed))} instead of its own: "
+                f"{hosting.why_not_host or 'it was decided meanwhile'}"
+            )
+        self.hosting, self._refused = hosting, None
+
+    def look(self, peers: Sequence[PeerInfo]) -> None:
+        """See what the host has decided meanwhile; waits for the DHT, so this is for a thread that does nothing else.
+
+        :param peers: that are here
+        """
+        if self.hosting is not None:
+            self.hosting.look(peers)
+            if (refusal := self.hosting.refusal) is not None and str(self.error) != refusal:
+                self.error = OptionsError(refusal)
+                self._history.mark("option", "the host's change is not followed: it is too large")
+            if (reason := self.hosting.why_not_host) is not None:
+                for change in self._waiting():
+                    if change.is_shared:
+                        self._settle(change, OptionsError(f"they cannot be changed at this peer any more: {reason}"))
+            self._step_if_due()
+
+    def on_epoch(self) -> None:
+        """An epoch of the swarm has ended at this peer; to be called on the training thread."""
+        if self.hosting is not None:
+            self.hosting.note_epoch()
+            self._step_if_due()
+
+    def leave(self) -> None:
+        """Let somebody else be host; to be called when training has ended. What was asked for counts at once."""
+        hosting, self.hosting = self.hosting, None
+        if hosting is not None:
+            hosting.leave()
+        for change in self._waiting():
+            try:
+                self._put_in_force(self._in_force.replace(**change.rest))
+            except OptionsError as e:  # other options came between
+                self._settle(change, e)
+            else:
+                self._settle(change)
+
+    # -- on the training thread, between two batches --------------------------------------------------------------
+
+    def _carry_out(self, change: OptionsChange) -> None:
+        hosting, before = self.hosting, self._in_force
+        try:
+            if hosting is None:
+                self._go_on_with(change.options)
+            elif not change.is_shared:
+                self._go_on_with(self._as_now(change))
+            else:
+                wanted, (epoch, seconds_left) = shared_part(change.options), self._position()
+                self._check_host(labels_of(shared_part(before), wanted))
+                if hosting.is_alone:
+                    hosting.decide_at_once(wanted, epoch)
+                    self._go_on_with(change.options)
+                else:
+                    hosting.decide(wanted, epoch, seconds_left)
+                    self._go_on_with(self._as_now(change))
+        except Exception as e:  # surfaces in apply() and in the panel
+            change.rest = {}
+            if change.is_shared:
+                self._take_back(shared_part(before))
+            self._settle(change, e)
+            return
+        if not change.rest:
+            self._settle(change)
+        self._step_if_due()
+
+    def _obey(self, change: OptionsChange) -> None:
+        try:
+            self._go_on_with(self._as_agreed(change.options))
+        except Exception as e:  # surfaces in follow()
+            self._settle(change, e)
+        else:
+            self._settle(change)
+
+    def _take_step(self) -> None:
+        """Go on with what the host has decided, if it counts by now."""
+        hosting, wanted, before = self.hosting, self._wanted(), self._in_force
+        if hosting is None or hosting.plan is None or wanted is None:
+            return
+        waiting = self._waiting()
+        ours = [change for change in waiting if shared_part(change.options) == wanted]
+        try:
+            if ours:
+                self._go_on_with(before.replace(**ours[-1].rest))
+            elif wanted != shared_part(before):
+                self._go_on_with(with_shared_part(before, wanted, self._offered))
+        except Exception as e:  # surfaces in apply() and in the panel
+            self._refused = (wanted, before)
+            self._take_back(shared_part(before))
+            for change in ours:
+                self._settle(change, e)
+            if not ours:
+                self.error = e
+                self._history.mark("option", f"cannot follow the swarm: {type(e).__name__}")
+                logger.warning(f"This peer cannot train with what its swarm has agreed on: {e}")
+            return
+        # when the last step is taken, what was asked for before it has been overtaken
+        for change in waiting if wanted == hosting.plan.newest else ours:
+            self._settle(change)
+
+    def _take_back(self, shared: Shared) -> None:
+        """As the host, decide that all stays, or becomes again, as it is here."""
+        hosting = self.hosting
+        if hosting is None or hosting.why_not_host is not None or hosting.plan is None:
+            return
+        if hosting.plan.newest != shared:
+            hosting.decide_at_once(shared, self._position()[0])
+
+    def _go_on_with(self, options: Options) -> None:
+        if options != self._in_force:
+            self._train_with(options)
+            with self._stage.changed:
+                self._put_in_force(options)
+
+    # -- what counts ----------------------------------------------------------------------------------------------
+
+    @property
+    def _plan(self) -> Plan | None:
+        hosting = self.hosting
+        return None if hosting is None else hosting.plan
+
+    def _wanted(self) -> Shared | None:
+        hosting = self.hosting
+        if hosting is None:
+            return None
+        return hosting.wanted(self._position()[0], is_paused=self._stage.state is RunState.PAUSED)
+
+    def _step_if_due(self) -> None:
+        wanted = self._wanted()
+        if wanted is None:
+            return
+        has_waited = any(shared_part(change.options) == wanted for change in self._waiting())
+        is_due = wanted != shared_part(self._in_force) and self._refused != (wanted, self._in_force)
+        if is_due or has_waited:
+            self._stage.hand_in(self._take_step)
+        elif wanted == shared_part(self._in_force):
+            self._refused = None
+
+    def _waiting(self) -> list[OptionsChange]:
+        return [change for change in self._changes if change.rest]
+
+    def _as_now(self, change: OptionsChange) -> Options:
+        """As much of a change as goes with what all peers agree on for the present; the rest of it waits."""
+        try:
+            now = self._with_present(change.options)
+        except OptionsError:
+            plan = self._plan
+            if plan is None or plan.newest != shared_part(change.options):
+                raise
+            now = self._in_force  # its parts need each other
+        if now is self._in_force or change.is_shared:
+            change.rest = {name: value for name, (_, value) in now.difference(change.options).items()}
+        return now
+
+    def _with_present(self, options: Options) -> Options:
+        return with_shared_part(options, shared_part(self._in_force), self._in_force.grad_averager_factory)
+
+    def _as_agreed(self, options: Options) -> Options:
+        hosting, plan = self.hosting, self._plan
+        if hosting is None or plan is None:
+            return options
+        if plan.newest == shared_part(options):
+            hosting.take_early()  # where they come from, that epoch has begun
+            return options
+        try:
+            return self._with_present(options)
+        except OptionsError:  # where they come from, they are all in force
+            return options
+
+    def _check_host(self, labels: Sequence[str]) -> None:
+        reason = self.why_not_host
+        if reason is not None:
+            raise OptionsError(
+                f"{', '.join(labels)} cannot be changed at this peer: {reason}. Change it there, or give this run a "
+                "name of its own (run_id=...). Codecs, delays and timeouts are each peer's own"
+            )
+
+    # -- the outcome ----------------------------------------------------------------------------------------------
+
+    def _wait_for(self, change: OptionsChange) -> None:
+        self._stage.wait_until(lambda: change.is_settled)
+        if change.error is not None:
+            raise change.error
+
+    def _settle(self, change: OptionsChange, error: Exception | None = None) -> None:
+        if error is not None:
+            change.error = self.error = error
+            self._history.mark("option", f"options not changed: {type(error).__name__}")
+        with self._stage.changed:
+            self._changes = tuple(one for one in self._changes if one is not change)
+            change.is_settled = True
+            self._stage.notify()
+
+    def _put_in_force(self, options: Options) -> None:
+        for name, values in self._in_force.difference(options).items():
+            before, after = (value_in_words(name, value) for value in values)
+            # one that is on as needed may be called off, or left to itself, without anything to see
+            if before != after and self._stage.state is not RunState.READY:
+                self._history.mark("option", f"{FIELDS[name].label}: {after}")
+        self._in_force = options

@@ -1,0 +1,259 @@
+"""Other options for an optimizer that trains: set where they can be set, or handed over to its successor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import hivemind
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from hivenb.compression import codec
+from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
+from hivenb.engine.averaging.module_rest import ModuleRest
+from hivenb.engine.averaging.torch_state import group_settings, restore_group_settings
+from hivenb.engine.network.dht import Restarting
+from hivenb.engine.optimizer.checkpoint import EpochSchedulers
+from hivenb.engine.optimizer.handover import LIVE_SETTINGS, release, set_live, take_over, what_has_ended
+from hivenb.engine.optimizer.optimizer import Optimizer, default_next_chunk_timeout
+from hivenb.engine.process.watched import RestartCount
+from hivenb.errors import OptionsError, ProcessEndedError
+from hivenb.options.checks import CODEC_FIELDS
+from hivenb.options.choices import outer_optimizer_factory
+from hivenb.options.options import FIELDS, Options
+from hivenb.strategy.checks import SUMS_BY_HAND
+
+#: Options of which the engine's optimizer knows nothing.
+_NOT_THE_ENGINES = ("batch_size", "scheduler_fn", "keep_state_every", "roll_back", "frozen_parameters")
+
+#: Where the classes of a codec must come from, so that the process of an averager that runs already knows them.
+_KNOWN_HOMES = ("hivemind.", "hivenb.")
+
+
+def engine_settings(options: Options) -> dict[str, Any]:
+    """Keyword arguments of the engine's optimizer; all of them, because its defaults are not the documented ones."""
+    settings = {name: getattr(options, name) for name in FIELDS if name not in _NOT_THE_ENGINES}
+    for name in CODEC_FIELDS:
+        settings[name] = codec(settings[name])
+    if settings["allreduce_timeout"] is None:
+        settings["allreduce_timeout"] = options.averaging_timeout
+    if settings["next_chunk_timeout"] is None:
+        settings["next_chunk_timeout"] = default_next_chunk_timeout(options.matchmaking_time)
+    for name in ("offload_optimizer", "delay_optimizer_step"):
+        settings[name] = bool(settings[name])
+    return settings
+
+
+def with_buffers(settings: Mapping[str, Any], module: Any, rest: ModuleRest | None = None) -> dict[str, Any]:
+    """Keyword arguments of the engine's optimizer, among them the module's buffers, if they are to be averaged.
+
+    :param settings: such arguments, ``average_buffers``, ``robust_aggregation`` and those of an outer optimizer
+    :param module: a ``torch.nn.Module`` on its device
+    :param rest: what of it no round averages, which others may download
+    """
+    settings = dict(settings)
+    if rest is not None:
+        settings["averager_opts"] = {**(settings.get("averager_opts") or {}), "module_rest": rest}
+    if (rule := settings.pop("robust_aggregation", None)) is not None:
+        settings["averager_opts"] = {**(settings.get("averager_opts") or {}), "robust_aggregation": rule}
+    fragments = settings.pop("outer_fragments", 1)
+    if (factory := outer_optimizer_factory(settings.pop("outer_optimizer", None))) is not None:
+        own = {
+            "outer_optimizer": factory,
+            "outer_fragments": fragments,
+            "pseudo_gradient_compression": settings.get("grad_compression"),
+        }
+        settings["averager_opts"] = {**(settings.get("averager_opts") or {}), **own}
+    if not settings.pop("average_buffers", False):
+        return settings
+    buffers = ModuleBuffers(module, without=settings.get("extra_tensors", ()))
+    if not buffers:
+        return settings
+    return {**settings, "averager_opts": {**(settings.get("averager_opts") or {}), "module_buffers": buffers}}
+
+
+def check_change(before: Options, after: Options, strategy: Any = None) -> None:
+    """Refuse what cannot be changed while a run trains.
+
+    :param strategy: of Lightning's, that trains; ``None`` if none does
+    :raises OptionsError: naming the option, and what to do instead
+    """
+    if before.run_id != after.run_id:
+        raise OptionsError(
+            f"run_id={after.run_id!r} would be another run, while this peer trains in {before.run_id!r}: stop it first"
+        )
+    if strategy is None or before.reuse_grad_buffers == after.reuse_grad_buffers:
+        return
+    if not strategy.lightning_module.automatic_optimization:
+        raise OptionsError(SUMS_BY_HAND)
+    if getattr(strategy.precision_plugin, "scaler", None) is not None:
+        raise OptionsError(
+            "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
+        )
+
+
+def reconfigured(
+    optimizer: Optimizer, before: Options, after: Options, make: Callable[..., Optimizer]
+) -> tuple[Optimizer, Exception | None]:
+    """The optimizer with other options, to be called between two of its steps.
+
+    :param optimizer: as it trains with the options ``before``
+    :param make: makes an optimizer from keyword arguments
+    :returns: the same optimizer, where all that changes can be set in it, otherwise its successor; and ``None``, or
+      what went wrong with the new options: then it has the old ones
+    """
+    old, new = engine_settings(before), engine_settings(after)
+    differing = before.difference(after)
+    changed = {name for name in new if name in differing or (name.endswith("_timeout") and old[name] != new[name])}
+    if _can_be_set(changed, after, new):
+        try:
+            set_live(optimizer, {name: new[name] for name in changed})
+        except Exception as e:
+            set_live(optimizer, {name: old[name] for name in changed})
+            return optimizer, e
+        return optimizer, None
+    handover = release(optimizer)
+    try:
+        return take_over(handover, make, offload=new.pop("offload_optimizer"), **new), None
+    except Exception as e:
+        return take_over(handover, make, offload=old.pop("offload_optimizer"), **old), e
+
+
+def set_scheduler(
+    optimizer: Optimizer, make_scheduler: Callable[[Any], EpochSchedulers] | None
+) -> Callable[[Optimizer], None]:
+    """Give an optimizer that trains another scheduler, as if it had been there from the first epoch on.
+
+    :param make_scheduler: a function of the torch optimizer; ``None`` to stay at the present rate
+    :returns: what puts the former scheduler and its rates back, in that optimizer or its successor
+    :raises Exception: what the function raises; the former scheduler stays
+    """
+    optimizer.finish_delayed_updates()
+    former, settings = optimizer.state_averager.scheduler, group_settings(optimizer.opt)
+
+    def put_back(present: Optimizer) -> None:
+        restore_group_settings(present.opt, settings)
+        present.state_averager.scheduler = former
+
+    try:
+        scheduler = None
+        if make_scheduler is not None:
+            for group in optimizer.opt.param_groups:
+                group["lr"] = group.get("initial_lr", group["lr"])
+            scheduler = make_scheduler(optimizer.opt)
+            while scheduler.epoch < optimizer.local_epoch:
+                scheduler.step()
+    except Exception:
+        put_back(optimizer)
+        raise
+    optimizer.state_averager.scheduler = scheduler
+    return put_back
+
+
+def _can_be_set(changed: set[str], after: Options, new: dict[str, Any]) -> bool:
+    if after.use_local_updates and "delay_state_averaging" in changed:
+        return False  # hivemind averages differences then, in other tensors
+    codecs = (new[name] for name in changed & set(CODEC_FIELDS))
+    return changed <= LIVE_SETTINGS and all(type(one).__module__.startswith(_KNOWN_HOMES) for one in codecs)
+
+
+# -- recovery --------------------------------------------------------------------------------------------------------
+#
+# What is to be done when a process has ended that training needs: averagers are made anew, and training goes on.
+
+
+class Recovery:
+    """Lets an optimizer whose averagers have ended, by themselves or with the DHT, hand over to a successor."""
+
+    def __init__(self) -> None:
+        self._count = RestartCount()
+
+    def successor(
+        self, optimizer: Optimizer, ended: ProcessEndedError, options: Options, make: Callable[..., Optimizer]
+    ) -> Optimizer:
+        """The optimizer that training goes on with; to be called on the training thread, between two steps.
+
+        :param optimizer: that cannot go on; it trained with these options
+        :param ended: why it cannot
+        :param make: makes an optimizer from keyword arguments
+        :raises ProcessEndedError: if what has ended cannot be started anew, or has ended too often of late
+        """
+        handover = None
+        while True:
+            self._count.add(ended)
+            _require(optimizer.dht, ended)  # which has ended its averagers by then
+            handover = handover or release(optimizer)
+            settings = engine_settings(options)
+            try:
+                return take_over(handover, make, offload=settings.pop("offload_optimizer"), **settings)
+            except ProcessEndedError as e:
+                ended = e  # it has ended once more
+            except Exception as e:
+                raise ProcessEndedError(f"{ended}. It could not be started anew: {str(e) or repr(e)}") from e
+
+
+def _require(dht: hivemind.DHT, ended: ProcessEndedError) -> None:
+    """Wait for a DHT that is started anew.
+
+    :param ended: what has ended
+    :raises ProcessEndedError: if the DHT could not be started anew, or is not one that is
+    """
+    if isinstance(dht, Restarting):
+        dht.require()
+    elif not dht.is_alive():
+        raise ProcessEndedError(f"{ended}. It belongs to a DHT of plain hivemind's (dht=...), which only you can start")
+
+
+class Recovers:
+    """Mixin to put *before* Lightning's strategy: goes on with new averagers when those of its optimizer have ended."""
+
+    #: called on the training thread with a few words on what whoever trains should know
+    on_notice: Callable[[str], None] | None = None
+
+    options: Options
+    _optimizer: Optimizer | None
+    _hooks: Any
+    _make_optimizer: Callable[..., Optimizer]
+    _show_to_lightning: Callable[..., None]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._recovery = Recovery()
+
+    def notify(self, mark: str, text: str) -> None:
+        """Say something that whoever trains should know, on the training thread.
+
+        :param mark: a few words
+        :param text: all of it
+        """
+        rank_zero_warn(text)
+        if self.on_notice is not None:
+            self.on_notice(mark)
+
+    def recover(self, failure: ProcessEndedError | None = None) -> bool:
+        """Start averagers anew that have ended; to be called on the training thread, between two steps.
+
+        :param failure: of the step before, if it has failed with that. Then they are made anew also if they live: they
+            may be about to end with the DHT, or an answer of theirs may be lost with that of a process that was killed
+        :returns: whether any were
+        :raises ProcessEndedError: if they cannot be
+        """
+        optimizer = self._optimizer
+        if optimizer is None or self._hooks is None or (ended := what_has_ended(optimizer) or failure) is None:
+            return False
+        self._optimizer = self._recovery.successor(optimizer, ended, self.options, self._make_optimizer)
+        self._show_to_lightning(self._optimizer, self._hooks)
+        self.notify(f"{ended.title} was started anew", f"{ended}. It was started anew, and training goes on")
+        return True
+
+    def recovering(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a step; give it up if it cannot go on since a process has ended, and recover.
+
+        :returns: what it gives; ``None`` if it was given up
+        """
+        try:
+            return step(*args, **kwargs)
+        except ProcessEndedError as e:
+            if not self.recover(e):
+                raise
+        return None

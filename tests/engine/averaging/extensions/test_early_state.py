@@ -1,0 +1,220 @@
+"""The state in a round before the step of its epoch, where all in the group offer that, and after it where not."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hivemind.averaging.control import AveragingStage
+from hivemind.optim import state_averager as upstream
+from torch import nn
+
+from hivenb.engine.averaging.averager import ALONE_AFTER
+from hivenb.engine.averaging.extensions import early_state
+from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
+from hivenb.engine.averaging.state_averager import TrainingStateAverager
+from hivenb.engine.matchmaking.matchmaking import ExpectedPeers
+from hivenb.engine.network.dht import DHT
+
+#: The parameters of two peers before the step, and the gradients of each: averaged before it, they are 1.5 less these;
+#: after it, 1.5 less the mean of these.
+BEFORE, GRADIENTS = (1.0, 2.0), (0.25, 0.75)
+
+#: Seconds that a round may take.
+PATIENCE = 60.0
+
+
+class Peer:
+    """A parameter, and an averager of its state."""
+
+    def __init__(
+        self,
+        number: int,
+        dht: DHT,
+        run_id: str,
+        kind: type = TrainingStateAverager,
+        has_buffers: bool = True,
+        **options: Any,
+    ):
+        self.model = nn.BatchNorm1d(1, affine=False)
+        self.parameter = nn.Parameter(torch.full((3,), BEFORE[number]))
+        self.model.running_mean.fill_(10.0 * BEFORE[number])
+        self.parameter.grad = torch.full((3,), GRADIENTS[number])
+        if kind is TrainingStateAverager and has_buffers:
+            options["module_buffers"] = ModuleBuffers(self.model)
+        handlers = signal.getsignal(signal.SIGINT)
+        self.averager = kind(
+            optimizer=partial(torch.optim.SGD, lr=1.0),
+            params=[self.parameter],
+            dht=dht,
+            prefix=run_id,
+            min_matchmaking_time=3.0,
+            request_timeout=1.0,
+            target_group_size=2,
+            start=True,
+            **options,
+        )
+        signal.signal(signal.SIGINT, handlers)  # which plain hivemind has set to be ignored
+
+    def look_for_others(self, **kwargs: Any) -> Any:
+        if kwargs:
+            self.averager.be_ready_early()
+        self.round = self.averager.schedule_step(gather=1, timeout=PATIENCE, **kwargs)
+        return self.round
+
+    def exchange_early(self) -> None:
+        self.averager.exchange_early(self.round, PATIENCE)
+
+    def end_epoch(self) -> None:
+        self.averager.step(
+            increment_epoch=True,
+            optimizer_step=True,
+            averaging_round=True,
+            averaging_control=None if getattr(self.averager, "has_begun_early", False) else self.round,
+            averaging_opts={"timeout": PATIENCE},
+        )
+
+    @property
+    def value(self) -> float:
+        return float(self.parameter[0])
+
+
+@pytest.fixture
+def make_peer(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peer]]:
+    """Makes the first and the second peer of a run."""
+    made: list[Peer] = []
+
+    def make(**kwargs: Any) -> Peer:
+        made.append(Peer(len(made), [dht, joining_dht][len(made)], run_id, **kwargs))
+        return made[-1]
+
+    yield make
+    for peer in made:
+        peer.averager.shutdown()
+
+
+def at_the_same_time(*calls: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize("has_met", [True, False], ids=["met before", "meets after"])
+def test_what_all_offer_is_averaged_before_the_step(
+    make_peer: Callable[..., Peer], eventually: Callable[..., None], offloaded: bool, has_met: bool
+) -> None:
+    peers = [make_peer(offload_optimizer=offloaded) for _ in BEFORE]
+    for peer in peers if has_met else peers[:1]:
+        peer.look_for_others(offers_early=True)
+    if has_met:
+        eventually(lambda: all(peer.round.stage is AveragingStage.AWAITING_TRIGGER for peer in peers))
+    peers[0].exchange_early()
+    if not has_met:
+        peers[1].look_for_others(offers_early=True)
+    peers[1].exchange_early()
+    for peer in peers:
+        assert len(peer.round.result(PATIENCE)) == 2
+        assert peer.value == BEFORE[peers.index(peer)], "the model has nothing of it until its step"
+    for peer, gradient in zip(peers, GRADIENTS, strict=True):
+        peer.end_epoch()
+        assert peer.value == pytest.approx(1.5 - gradient)
+        assert float(peer.model.running_mean) == pytest.approx(15.0), "the statistics, too"
+        assert peer.averager.local_epoch == 1
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_without_buffers_it_is_averaged_as_soon_as_all_have_met(
+    make_peer: Callable[..., Peer], offloaded: bool
+) -> None:
+    peers = [make_peer(has_buffers=False, offload_optimizer=offloaded) for _ in BEFORE]
+    for peer in peers:
+        peer.look_for_others(offers_early=True)
+    for peer in peers:
+        assert len(peer.round.result(PATIENCE)) == 2, "nobody has told it to begin"
+        assert peer.round.is_to_come, "the step takes it over"
+        assert peer.value == BEFORE[peers.index(peer)], "the model has nothing of it until its step"
+    for peer, gradient in zip(peers, GRADIENTS, strict=True):
+        peer.exchange_early()
+        peer.end_epoch()
+        assert peer.value == pytest.approx(1.5 - gradient)
+        assert peer.averager.local_epoch == 1
+
+
+def test_a_large_state_is_not_exchanged_beside_the_gradients(
+    make_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_buffers, without = make_peer(), make_peer(has_buffers=False)
+    assert with_buffers.averager.may_begin_early
+    monkeypatch.setattr(early_state, "MOST_BESIDE_GRADIENTS", 2)
+    assert not with_buffers.averager.may_begin_early
+    assert without.averager.may_begin_early, "it is exchanged before them"
+
+
+def test_with_one_that_has_buffers_and_one_that_has_none_it_is_averaged_after_the_step(
+    make_peer: Callable[..., Peer],
+) -> None:
+    peers = [make_peer(has_buffers=has) for has in (True, False)]
+    for peer in peers:
+        peer.look_for_others(offers_early=True)
+    for peer in peers:
+        peer.exchange_early()
+    at_the_same_time(*(peer.end_epoch for peer in peers))
+    assert peers[0].value == peers[1].value == pytest.approx(1.0)
+
+
+def test_with_one_that_does_not_offer_it_is_averaged_after_the_step(make_peer: Callable[..., Peer]) -> None:
+    offering, other = make_peer(), make_peer()
+    offering.look_for_others(offers_early=True)
+    other.look_for_others()
+    offering.exchange_early()
+    at_the_same_time(offering.end_epoch, other.end_epoch)
+    assert offering.value == other.value == pytest.approx(1.0)
+
+
+def test_with_plain_hivemind_it_is_averaged_after_the_step(make_peer: Callable[..., Peer]) -> None:
+    offering, plain = make_peer(), make_peer(kind=upstream.TrainingStateAverager)
+    offering.look_for_others(offers_early=True)
+    plain.look_for_others()
+    offering.exchange_early()
+    at_the_same_time(offering.end_epoch, plain.end_epoch)
+    assert offering.value == plain.value == pytest.approx(1.0)
+
+
+def test_a_round_that_is_given_up_keeps_nobody(make_peer: Callable[..., Peer]) -> None:
+    alone = make_peer()
+    alone.look_for_others(offers_early=True)
+    alone.exchange_early()
+    alone.averager.give_up_searches()
+    alone.averager.step(increment_epoch=True, optimizer_step=True)
+    assert alone.value == pytest.approx(BEFORE[0] - GRADIENTS[0])
+    assert not alone.averager.has_begun_early
+
+
+def test_a_round_that_is_due_does_not_wait_for_one_that_is_left_out(make_peer: Callable[..., Peer]) -> None:
+    left_out = ExpectedPeers(frozenset(), left_out=frozenset({b"somebody"}))
+    alone = make_peer(has_buffers=False)
+    alone.look_for_others(offers_early=True)
+    for _ in range(ALONE_AFTER):
+        alone.averager.expect_peers(left_out)
+    assert not alone.round.done(), "it may come, as long as all compute"
+    alone.exchange_early()
+    alone.averager.expect_peers(left_out)
+    assert alone.round.cancelled()
+
+
+def test_nobody_waits_for_one_that_is_left_out_and_has_gone(make_peer: Callable[..., Peer]) -> None:
+    who = frozenset({b"somebody"})
+    alone = make_peer()
+    alone.look_for_others(offers_early=True)
+    for _ in range(ALONE_AFTER):
+        alone.averager.expect_peers(ExpectedPeers(frozenset(), gone=who, left_out=who))
+    assert alone.round.cancelled()

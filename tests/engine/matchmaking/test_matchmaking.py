@@ -1,0 +1,291 @@
+"""Who meets whom: peers at the same epoch, and those that do not say at which they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from fuzzing.averager_without_process import EVIL, OTHER, OWN, anew, gathered, run, step, stream
+from hivemind.averaging.control import AveragingStage
+from hivemind.averaging.key_manager import GroupKeyManager
+from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.averaging.partition import AllreduceException
+from hivemind.optim.grad_averager import GradientAverager as PlainGradientAverager
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MSGPackSerializer, get_dht_time
+
+from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.matchmaking.group_records import LARGEST_GROUP, epoch_of, is_marked, marked
+from hivenb.engine.matchmaking.matchmaking import SEARCH_EVERY, Attendance, EpochMatchmaking, ExpectedPeers
+from hivenb.engine.network.dht import DHT
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make_averager(run_id: str) -> Iterator[Make]:
+    made: list[GradientAverager] = []
+
+    def make(own: DHT, kind: type = GradientAverager) -> Any:
+        settings = {"prefix": run_id, "min_matchmaking_time": 1.0, "request_timeout": 1.0, "start": True}
+        made.append(kind([torch.nn.Parameter(torch.zeros(3))], dht=own, **settings))
+        return made[-1]
+
+    yield make
+    for averager in made:
+        averager.shutdown()
+
+
+def test_the_epoch_travels_with_the_request() -> None:
+    gather = MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(7)])
+    assert epoch_of(gather) is None, "a peer of plain hivemind may mean something else"
+    assert epoch_of(marked(gather)) == 7
+    assert is_marked(MSGPackSerializer.loads(marked(gather)))
+
+
+@pytest.mark.parametrize("sent", [b"", b"nonsense", MSGPackSerializer.dumps(5), MSGPackSerializer.dumps([1, 2])])
+def test_what_is_no_request_of_ours_has_no_epoch(sent: bytes) -> None:
+    assert epoch_of(sent) is None
+
+
+def test_peers_at_different_epochs_do_not_meet(dht: DHT, joining_dht: DHT, make_averager: Make) -> None:
+    averagers = [make_averager(own) for own in (dht, joining_dht)]
+    controls = [
+        averager.step(gather=epoch, wait=False, timeout=5.0, allow_retries=False)
+        for epoch, averager in enumerate(averagers, start=3)
+    ]
+    for control in controls:
+        with pytest.raises(AllreduceException):
+            control.result(20)
+
+
+def test_who_gives_up_an_old_epoch_meets_those_of_the_new_one(
+    dht: DHT, joining_dht: DHT, make_averager: Make, eventually: Callable[..., None]
+) -> None:
+    late, ahead = (make_averager(own) for own in (dht, joining_dht))
+    old = late.step(gather=3, wait=False, timeout=60.0)
+    new = ahead.step(gather=4, wait=False, timeout=60.0)
+    eventually(lambda: old.stage is AveragingStage.LOOKING_FOR_GROUP)
+    assert not late.give_up_searches(before=3)
+    assert late.give_up_searches(before=4)
+    assert old.cancelled()
+    assert len(late.step(gather=4, timeout=30.0)) == len(new.result(30)) == 2
+
+
+@pytest.mark.parametrize("gather", [None, 9])
+def test_a_peer_of_plain_hivemind_is_met_at_any_epoch(
+    gather: Any, dht: DHT, joining_dht: DHT, make_averager: Make
+) -> None:
+    plain = make_averager(dht, PlainGradientAverager).step(gather=gather, wait=False, timeout=30.0)
+    ours = make_averager(joining_dht).step(gather=4, wait=False, timeout=30.0)
+    assert len(plain.result(40)) == len(ours.result(40)) == 2
+
+
+async def _matchmaking(own: DHT, run_id: str, target_group_size: int | None = None) -> EpochMatchmaking:
+    return EpochMatchmaking(
+        cast(Any, SimpleNamespace(peer_id=own.peer_id)),
+        b"schema",
+        own,
+        servicer_type=GradientAverager,
+        prefix=run_id,
+        target_group_size=target_group_size,
+        min_group_size=2,
+        min_matchmaking_time=5.0,
+        request_timeout=2.0,
+        client_mode=False,
+    )
+
+
+def test_who_asks_somebody_itself_answers_at_once_that_it_cannot_lead(dht: DHT, joining_dht: DHT, run_id: str) -> None:
+    """Two that ask each other would wait for each other's answer."""
+
+    async def be_asked() -> None:
+        asked, now = await _matchmaking(dht, run_id), get_dht_time()
+        asked.potential_leaders.declared_expiration_time = now + 10.0
+        context = P2PContext(handle_name="", local_id=dht.peer_id, remote_id=joining_dht.peer_id)
+
+        def answer(expiration: float) -> asyncio.Task[averaging_pb2.MessageFromLeader]:
+            request = averaging_pb2.JoinRequest(schema_hash=b"schema", expiration=expiration)
+            return asyncio.ensure_future(anext(asked.rpc_join_group(request, context)))
+
+        async with asked.lock_request_join_group:  # as while it asks somebody
+            earlier, later = answer(now + 5.0), answer(now + 15.0)
+            assert (await asyncio.wait_for(earlier, 10)).code == averaging_pb2.BAD_EXPIRATION_TIME
+            assert not later.done(), "it may lead whoever has begun to look after it"
+        assert (await asyncio.wait_for(later, 10)).code == averaging_pb2.NOT_LOOKING_FOR_GROUP
+
+    asyncio.run(be_asked())
+
+
+@pytest.mark.parametrize(("chosen", "size"), [(None, 3), (4, 4)])
+def test_a_group_is_complete_with_those_who_are_there_or_with_as_many_as_the_user_has_chosen(
+    chosen: int | None, size: int, dht: DHT, run_id: str
+) -> None:
+    async def expect_two() -> int | None:
+        matchmaking = await _matchmaking(dht, run_id, chosen)
+        assert matchmaking.target_group_size == chosen
+        await matchmaking.expect(ExpectedPeers(frozenset({Attendance(b"one", 0, 0), Attendance(b"another", 0, 0)})))
+        return matchmaking.target_group_size
+
+    assert asyncio.run(expect_two()) == size
+
+
+def test_a_group_takes_no_more_than_all_can_begin_with(dht: DHT, run_id: str) -> None:
+    async def expect_too_many() -> list[int | None]:
+        found = []
+        for chosen in (None, 10**6):
+            matchmaking = await _matchmaking(dht, run_id, chosen)
+            await matchmaking.expect(ExpectedPeers(frozenset(Attendance(b"%d" % n, 0, 0) for n in range(1000))))
+            found.append(matchmaking.target_group_size)
+        return found
+
+    assert asyncio.run(expect_too_many()) == [LARGEST_GROUP] * 2
+
+
+@pytest.mark.parametrize("is_given_up", [False, True], ids=["who searches", "who has given up its search"])
+@pytest.mark.parametrize(
+    ("peers", "group"),
+    [((EVIL, OTHER), b"g" * 20), ((OWN, EVIL, EVIL), b"g" * 20), ((OWN, EVIL), b"")],
+    ids=["of others", "somebody twice", "with the id that all others begin with"],
+)
+def test_a_leader_that_announces_no_group_is_blamed(peers: tuple[PeerID, ...], group: bytes, is_given_up: bool) -> None:
+    message = averaging_pb2.MessageFromLeader(
+        code=averaging_pb2.BEGIN_ALLREDUCE,
+        group_id=group,
+        ordered_peer_ids=[peer.to_bytes() for peer in peers],
+        gathered=[gathered() for _ in peers],
+    )
+
+    async def follow() -> list[frozenset[bytes]]:
+        matchmaking, told = anew()._matchmaking, []
+        matchmaking.tell = lambda account: told.append(account.stalled)
+
+        async def join(request: Any) -> Any:
+            if is_given_up:
+                matchmaking.assembled_group.cancel()
+            return stream([averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED), message])
+
+        matchmaking._servicer_type = SimpleNamespace(
+            get_stub=lambda *args, **kwargs: SimpleNamespace(rpc_join_group=join)
+        )
+        async with matchmaking.looking_for_group(step()):
+            assert await matchmaking._request_join_group(EVIL) is None
+        assert not matchmaking._awaiting_trigger
+        return told
+
+    assert run(follow()) == [frozenset({EVIL.to_bytes()})]
+
+
+def test_whoever_comes_unexpectedly_takes_nobodys_place(dht: DHT, joining_dht: DHT, run_id: str) -> None:
+    async def be_joined() -> None:
+        matchmaking = await _matchmaking(dht, run_id)
+        await matchmaking.expect(ExpectedPeers(frozenset({Attendance(joining_dht.peer_id.to_bytes(), 0, 0)})))
+        matchmaking.current_followers[PeerID(b"\x12\x20" + bytes(range(32)))] = averaging_pb2.JoinRequest()
+        assert matchmaking.target_group_size == 3
+        matchmaking.current_followers[joining_dht.peer_id] = averaging_pb2.JoinRequest()
+        assert matchmaking.target_group_size == 3
+
+    asyncio.run(be_joined())
+
+
+def test_a_group_does_not_wait_for_the_dht_to_know_that_it_has_met(
+    dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def be_declared(keys: GroupKeyManager, *args: Any, looking_for_group: bool = True) -> bool:
+        """As long as a node of the DHT does not answer."""
+        await asyncio.sleep(60)
+        return looking_for_group
+
+    async def withdraw() -> None:
+        keys = (await _matchmaking(dht, run_id)).group_key_manager
+        declaration = keys.current_key, dht.peer_id, get_dht_time() + 60.0
+        assert await asyncio.wait_for(keys.declare_averager(*declaration, looking_for_group=False), 10)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(keys.declare_averager(*declaration), 0.1)
+
+    monkeypatch.setattr(GroupKeyManager, "declare_averager", be_declared)
+    asyncio.run(withdraw())
+
+
+def test_whoever_has_gone_is_not_asked_to_lead(
+    dht: DHT, joining_dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[PeerID] = []
+
+    async def be_asked(matchmaking: Matchmaking, leader: PeerID) -> None:
+        asked.append(leader)
+
+    async def search() -> None:
+        matchmaking = await _matchmaking(dht, run_id)
+        await matchmaking._request_join_group(joining_dht.peer_id)
+        await matchmaking.expect(ExpectedPeers(frozenset(), gone=frozenset({joining_dht.peer_id.to_bytes()})))
+        await matchmaking._request_join_group(joining_dht.peer_id)
+
+    monkeypatch.setattr(Matchmaking, "_request_join_group", be_asked)
+    asyncio.run(search())
+    assert asked == [joining_dht.peer_id]
+
+
+@pytest.fixture(params=[False, True], ids=["asked itself", "asked after another one"])
+def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """That a leader was asked, who is to begin some time, and who is heard just when nobody waits for it any more."""
+    was_asked, redirected = asyncio.Event(), iter([request.param, False])
+
+    async def wait_for_the_leader(matchmaking: Matchmaking, leader: PeerID) -> None:
+        if next(redirected):
+            await matchmaking._request_join_group(leader)
+            return
+        was_asked.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(Matchmaking, "_request_join_group", wait_for_the_leader)
+    return was_asked
+
+
+def test_a_search_that_has_ended_asks_nobody_else(
+    dht: DHT, joining_dht: DHT, run_id: str, asked: asyncio.Event
+) -> None:
+    async def end_a_search() -> None:
+        searching = asyncio.create_task((await _matchmaking(dht, run_id))._request_join_group(joining_dht.peer_id))
+        await asked.wait()
+        searching.cancel()
+        await asyncio.wait({searching}, timeout=10)
+        assert searching.cancelled()
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "somebody is still being asked"
+
+    asyncio.run(end_a_search())
+
+
+def test_a_leader_that_has_gone_is_followed_no_longer(
+    dht: DHT, joining_dht: DHT, run_id: str, asked: asyncio.Event
+) -> None:
+    async def follow() -> None:
+        matchmaking = await _matchmaking(dht, run_id)
+        following = asyncio.create_task(matchmaking._request_join_group(joining_dht.peer_id))
+        await asked.wait()
+        await matchmaking.expect(ExpectedPeers(frozenset(), gone=frozenset({b"another"})))
+        assert not (await asyncio.wait({following}, timeout=0.5))[0]
+        await matchmaking.expect(ExpectedPeers(frozenset(), gone=frozenset({joining_dht.peer_id.to_bytes()})))
+        assert await asyncio.wait_for(following, 10) is None
+
+    asyncio.run(follow())
+
+
+def test_it_looks_for_peers_at_a_pace(dht: DHT, run_id: str) -> None:
+    async def look() -> float:
+        keys = (await _matchmaking(dht, run_id)).group_key_manager
+        began = time.monotonic()
+        for _ in range(4):
+            assert await keys.get_averagers(keys.current_key, only_active=True) == []
+        return time.monotonic() - began
+
+    assert asyncio.run(look()) >= 3 * SEARCH_EVERY

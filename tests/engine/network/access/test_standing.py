@@ -1,0 +1,46 @@
+"""A peer whom nobody lets in any more knows why; one whom a single member lies to does not believe it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hivenb.engine.network.access.guard import EXPIRED, REFUSALS_UNTIL, SHOWN_OUT, STRANGER, UNANSWERED_FOR, Standing
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes on by as long as nobody may have answered."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + UNANSWERED_FOR + 1)
+
+
+def refused(reason: str, times: int = REFUSALS_UNTIL) -> Standing:
+    standing = Standing()
+    for _ in range(times):
+        standing.note_refusal(reason)
+    return standing
+
+
+@pytest.mark.parametrize("reason", [SHOWN_OUT, EXPIRED])
+def test_it_is_out_when_all_say_so(request: pytest.FixtureRequest, reason: str) -> None:
+    standing = refused(reason)
+    assert standing.why_out is None, "others may answer yet"
+    request.getfixturevalue("later")
+    assert standing.why_out == reason
+    standing.note_answer()
+    assert standing.why_out is None
+
+
+@pytest.mark.usefixtures("later")
+def test_silence_alone_and_what_strangers_say_is_nothing() -> None:
+    assert Standing().why_out is None
+    assert refused(STRANGER).why_out is None
+    assert refused("").why_out is None
+
+
+def test_one_refusal_is_not_enough(request: pytest.FixtureRequest) -> None:
+    standing = refused(SHOWN_OUT, REFUSALS_UNTIL - 1)
+    request.getfixturevalue("later")
+    assert standing.why_out is None
