@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import hivenb
 
 PACKAGE = Path(hivenb.__file__).parent
@@ -32,21 +30,27 @@ def docstrings(module: str) -> Iterator[tuple[int, str]]:
                 yield node.body[0].lineno, text
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_parameters_results_and_errors_are_fields(module: str) -> None:
-    for line, text in docstrings(module):
-        assert SECTION.search(text) is None, f"{module}:{line} has a section; write :param x:, :returns:, :raises X:"
-        for kind, rest in FIELD.findall(text):
-            assert GOOD_FIELD.match(kind + rest), f"{module}:{line}: :{kind}{rest}"
+def test_parameters_results_and_errors_are_fields() -> None:
+    sections, fields = [], []
+    for module in MODULES:
+        for line, text in docstrings(module):
+            if SECTION.search(text) is not None:
+                sections.append(f"{module}:{line}")
+            fields += [
+                f"{module}:{line}: :{k}{rest}" for k, rest in FIELD.findall(text) if not GOOD_FIELD.match(k + rest)
+            ]
+    assert sections == [], "write :param x:, :returns:, :raises X:"
+    assert fields == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_strings_describe_nothing_but_what_they_are_in(module: str) -> None:
+def test_strings_describe_nothing_but_what_they_are_in() -> None:
     """What is said of a constant or a field stands in a comment before it, or in its class's docstring."""
-    for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
-        body = getattr(node, "body", None)
-        for statement in body[1:] if isinstance(body, list) else ():
-            is_string = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-            assert not (is_string and isinstance(statement.value.value, str)), (
-                f"{module}:{statement.lineno} is a string that does nothing"
-            )
+    idle = []
+    for module in MODULES:
+        for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
+            body = getattr(node, "body", None)
+            for one in body[1:] if isinstance(body, list) else ():
+                is_string = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
+                if is_string and isinstance(one.value.value, str):
+                    idle.append(f"{module}:{one.lineno}")
+    assert idle == [], "a string that does nothing"

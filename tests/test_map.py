@@ -1,4 +1,4 @@
-"""The map, ``hivenb/ARCHITECTURE.md``, tells the truth about threads and locks, and names files that are there."""
+"""The map, ``hivenb/ARCHITECTURE.md``, names files that are there, and ``hivenb/THREADS.md`` tells the truth."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import pytest
 import hivenb
 
 PACKAGE = Path(hivenb.__file__).parent
-MAP = PACKAGE / "ARCHITECTURE.md"
+MAP, THREADS = PACKAGE / "ARCHITECTURE.md", PACKAGE / "THREADS.md"
 WITNESS = Path(__file__).with_name("lock_witness.py")
 
 LOCKS = ("Lock", "RLock", "Condition")
 
 
-def table(heading: str) -> list[list[str]]:
+def table(heading: str, page: Path = THREADS) -> list[list[str]]:
     """The cells of the first table under a heading, without its head."""
-    section = MAP.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    section = page.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip().strip("`") for cell in row] for row in rows[2:]]
 
@@ -79,13 +79,13 @@ def is_inner(call: ast.Call) -> bool:
 
 
 def test_the_floors_name_all_that_lies_in_the_package() -> None:
-    rooms = {room for _, cell, _ in table("Floors") for room in re.findall(r"[\w.]+", cell)}
+    rooms = {room for _, cell, _ in table("Floors", MAP) for room in re.findall(r"[\w.]+", cell)}
     there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert there - {"__init__", "__main__"} <= rooms
 
 
 def test_every_file_on_it_is_there() -> None:
-    named = set(re.findall(r"`([\w/]+\.py)`", MAP.read_text()))
+    named = set(re.findall(r"([\w/]+/\w+\.py)", MAP.read_text() + THREADS.read_text()))
     assert len(named) > 30
     assert {name for name in named if not (PACKAGE / name).exists() and not (PACKAGE.parent / name).exists()} == set()
 
@@ -101,6 +101,6 @@ def test_a_training_with_everything_on_takes_locks_in_that_order_and_has_no_othe
     order = [f"{file} {name}" for name, file, _ in table("Locks")]
     assert len(seen["nested"]) > 5
     assert [(outer, inner) for outer, inner in seen["nested"] if order.index(outer) >= order.index(inner)] == []
-    known = [*re.findall(r"`([^`]+)`", MAP.read_text().partition("\n## Threads\n")[2].partition("\n## ")[0])]
+    known = [*re.findall(r"`([^`]+)`", THREADS.read_text().partition("\n## Threads\n")[2].partition("\n## ")[0])]
     strangers = {name for name in seen["threads"] if not any(fnmatchcase(name, one) for one in known)}
     assert strangers <= {"MainThread"}
