@@ -47,109 +47,10 @@ if TYPE_CHECKING:
     from hivenb.strategy.strategy import HivemindStrategy
 
 
-# -- followed host ---------------------------------------------------------------------------------------------------
-#
-# What a person can do about the host of a run: believe it no more.
-
-
-class FollowsHost:
-    """Mixin for a run whose options change when its host says so."""
-
-    _options: RunOptions
-
-    def depose_host(self) -> str:
-        """Follow the present host no more, and train with this peer's own options until the next host decides.
-
-        What it has decided is not passed on to those who come later. The other peers go on to follow it, unless they
-        depose it as well.
-
-        :returns: id of the peer that was the host
-        :raises OptionsError: if this peer is the host, or there is none
-        """
-        hosting = self._options.hosting
-        if hosting is None:
-            raise OptionsError("the run does not train, and follows nobody")
-        return hosting.depose()
-
-
-# -- shown fit -------------------------------------------------------------------------------------------------------
-#
-# What a person sees of a run's present start, or its last one: what Lightning and the swarm's engine work with.
-
-
-class ShowsFit:
-    """Base of a run: what it trains with, which any thread may read."""
-
-    _fit: Fit | None = None
-    _stage: Stage
-
-    @property
-    def strategy(self) -> HivemindStrategy | None:
-        """The strategy of the present or last start."""
-        return None if self._fit is None else self._fit.strategy
-
-    @property
-    def trainer(self) -> lightning.Trainer | None:
-        """The Trainer of the present or last start."""
-        return None if self._fit is None else self._fit.trainer
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it is at work, or about to be."""
-        return self._stage.state.is_active
-
-    def peers(self) -> tuple[PeerInfo, ...]:
-        """The peers of the run, as last seen while it was active."""
-        return () if self._fit is None or not self.is_active else self._fit.monitor.peers
-
-    @property
-    def _optimizer(self) -> Any:
-        return None if self._fit is None else self._fit.optimizer
-
-
-# -- shown options ---------------------------------------------------------------------------------------------------
-#
-# What a person sees of a run's options: those in force, those on their way, and what went wrong with them.
-
-
-class ShowsOptions:
-    """Base of a run: properties on its options, which any thread may read."""
-
-    _options: RunOptions
-
-    @property
-    def options(self) -> Options:
-        """The options in force."""
-        return self._options.in_force
-
-    @property
-    def pending_options(self) -> Options | None:
-        """Options that were asked for and are not in force yet."""
-        return self._options.pending
-
-    @property
-    def pending_epoch(self) -> int | None:
-        """The epoch of the swarm at which the pending options on which all peers agree come into force, if any do."""
-        return self._options.pending_epoch
-
-    @property
-    def why_not_host(self) -> str | None:
-        """Why what all peers have to agree on cannot be changed here at the moment; ``None`` if it can."""
-        return self._options.why_not_host
-
-    @property
-    def options_error(self) -> Exception | None:
-        """Why the options that were asked for last could not be put in force, if they could not."""
-        return self._options.error
-
-
-# -- training --------------------------------------------------------------------------------------------------------
-
-
 logger = logging.getLogger(__name__)
 
 
-class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
+class TrainingRun:
     """Trains a model with the peers of a swarm, in a background thread, through a real ``lightning.Trainer``.
 
     Nothing happens before :meth:`start`. All methods may be called from any thread. The Trainer trains until it is
@@ -211,6 +112,7 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         if not swarm.is_joined:
             options = options.replace(run_id=swarm.run_names.name_for(experiment, model, goes_on=resume))
         self._stage = Stage()
+        self._fit: Fit | None = None
         self._name = options.run_id
         self._options = RunOptions(options, self._stage, self.history, self._train_with, self._position)
         self._rolling_back = RollingBack(self._stage, self.history)
@@ -384,6 +286,20 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         """
         return self._rolling_back.ask(self.options, wait and not self._is_trainer_thread())
 
+    def depose_host(self) -> str:
+        """Follow the present host no more, and train with this peer's own options until the next host decides.
+
+        What it has decided is not passed on to those who come later. The other peers go on to follow it, unless they
+        depose it as well.
+
+        :returns: id of the peer that was the host
+        :raises OptionsError: if this peer is the host, or there is none
+        """
+        hosting = self._options.hosting
+        if hosting is None:
+            raise OptionsError("the run does not train, and follows nobody")
+        return hosting.depose()
+
     def snapshot(self, device: Any = "cpu", *, timeout: float = 60.0) -> Any:
         """A copy of the model to look at and predict with, with the weights of one moment; at any time, also in a cell
         while the run trains.
@@ -412,6 +328,50 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
         make_room(self)
 
     # -- what a person sees -------------------------------------------------------------------------------------
+
+    @property
+    def options(self) -> Options:
+        """The options in force."""
+        return self._options.in_force
+
+    @property
+    def pending_options(self) -> Options | None:
+        """Options that were asked for and are not in force yet."""
+        return self._options.pending
+
+    @property
+    def pending_epoch(self) -> int | None:
+        """The epoch of the swarm at which the pending options on which all peers agree come into force, if any do."""
+        return self._options.pending_epoch
+
+    @property
+    def why_not_host(self) -> str | None:
+        """Why what all peers have to agree on cannot be changed here at the moment; ``None`` if it can."""
+        return self._options.why_not_host
+
+    @property
+    def options_error(self) -> Exception | None:
+        """Why the options that were asked for last could not be put in force, if they could not."""
+        return self._options.error
+
+    @property
+    def strategy(self) -> HivemindStrategy | None:
+        """The strategy of the present or last start."""
+        return None if self._fit is None else self._fit.strategy
+
+    @property
+    def trainer(self) -> lightning.Trainer | None:
+        """The Trainer of the present or last start."""
+        return None if self._fit is None else self._fit.trainer
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is at work, or about to be."""
+        return self._stage.state.is_active
+
+    def peers(self) -> tuple[PeerInfo, ...]:
+        """The peers of the run, as last seen while it was active."""
+        return () if self._fit is None or not self.is_active else self._fit.monitor.peers
 
     @property
     def experiment(self) -> str:
@@ -608,6 +568,10 @@ class TrainingRun(ShowsOptions, ShowsFit, FollowsHost):
     def _step_aside(self) -> None:
         if (optimizer := self._optimizer) is not None:
             optimizer.step_aside()
+
+    @property
+    def _optimizer(self) -> Any:
+        return None if self._fit is None else self._fit.optimizer
 
     @property
     def _state(self) -> RunState:

@@ -17,7 +17,7 @@ from hivemind.proto import averaging_pb2
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.engine.exchange.runner import FaultTolerantReducer, FaultTolerantRunner
-from hivenb.engine.optimizer.optimizer import StepsWithAverages
+from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.trust.aggregation import CenteredClipping, CheckedParts, NormBound, SenderWeights
 
 #: Of a model that has learned what there is to learn in the epochs of an attempt. It begins with one above 5.
@@ -28,7 +28,7 @@ def take_checks_away() -> None:
     """Let parts and averages of any numbers in, and steps be made with them."""
     FaultTolerantReducer._checked = lambda self, part_index, part, weight: (weight, 0.0)
     CheckedParts.check_part = lambda self, peer_index, part_index, part: None
-    StepsWithAverages._load_averaged_gradients_into_optimizer_ = (
+    Optimizer._load_averaged_gradients_into_optimizer_ = (
         hivemind.Optimizer._load_averaged_gradients_into_optimizer_
     )
 

@@ -10,10 +10,10 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from multiprocessing.sharedctypes import RawArray
-from typing import Any
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl

@@ -28,62 +28,7 @@ from hivenb.engine.optimizer.skipped_batches import LeavesOutBatches
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 
-# -- averaged gradients ----------------------------------------------------------------------------------------------
-#
-# Gradients that a round has averaged: waited for, looked at, and handed to the optimizer that steps with them.
-
-
 logger = get_logger(__name__)
-
-
-class StepsWithAverages(hivemind.Optimizer):
-    """Base to put *before* ``hivemind.Optimizer``: it steps with what a round has averaged, if that is finite.
-
-    Each batch was looked at before, and all that came from others; but sums of finite numbers may be infinite.
-    """
-
-    grad_averager: Any
-    state_averager: Any
-    rounds: AgreedRounds
-
-    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Round | None) -> None:
-        # Replaces the method of hivemind/optim/optimizer.py, which after a failed round steps with zeros, as gradients
-        # were reset when it began. The averager's tensors have this peer's own, and averages wherever those arrived.
-        outcome = self.rounds.average_gradients(maybe_step_control)
-        logger.log(self.status_loglevel, outcome.failed or f"Averaged gradients with {outcome.group_size} peers")
-        self._load_averaged_gradients_into_optimizer_()
-
-    def _load_averaged_gradients_into_optimizer_(self) -> None:
-        with self.grad_averager.get_tensors() as averaged:
-            where = None if are_finite(averaged) else where_not_finite(averaged)
-        if where is not None:
-            self.state_averager.leave_out_step()
-            logger.warning(f"Epoch {self.local_epoch} ends without a step of the optimizer: {where}, as averaged")
-        self._give_gradients()
-        self.grad_averager.notify_used_averaged_gradients()
-
-    def _give_gradients(self) -> None:
-        # Replaces what hivemind/optim/optimizer.py:_load_averaged_gradients_into_optimizer_ does in the stream in which
-        # the model computes, and with all parameters
-        groups = self.state_averager.optimizer.param_groups
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        have_gradients = self.grad_averager.have_gradients()
-        with self.grad_averager.get_tensors() as averaged:
-            if self.offload_optimizer:  # which steps with the averaging buffers themselves
-                for parameter, gradient, has_one in zip(parameters, averaged, have_gradients, strict=True):
-                    parameter.grad = gradient if has_one else None
-                return
-            sources, targets = [], []
-            for parameter, gradient, has_one in zip(parameters, averaged, have_gradients, strict=True):
-                if not has_one:
-                    parameter.grad = None
-                    continue
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-                sources.append(gradient)
-                targets.append(parameter.grad)
-            self.grad_averager.copy_staged(sources, targets)
-
 
 # -- deadlines -------------------------------------------------------------------------------------------------------
 #
@@ -152,39 +97,10 @@ class StepClock:
             self._running_since = None
 
 
-# -- weighed local updates -------------------------------------------------------------------------------------------
-#
-# Epochs of the swarm in which each peer has trained by itself, and counts for as much as it has trained.
-
-
-class WeighsLocalUpdates(hivemind.Optimizer):
-    """Base to put *before* ``hivemind.Optimizer``: what peers average for an outer optimizer is weighed by samples.
-
-    Without one, each peer's parameters count the same, as in ``hivemind``.
-    """
-
-    rounds: Any
-    state_averager: Any
-
-    def _update_global_epoch(self, grad_scaler: GradScaler | None) -> None:
-        averager = self.state_averager
-        if averager.outer is None:
-            super()._update_global_epoch(grad_scaler)
-            return
-        averager.fragments.count(self.local_progress.samples_accumulated)
-        if self.scheduled_state is not None:
-            samples = averager.samples_of_round(self.scheduled_state.epoch)
-            self.scheduled_state.weight = max(NEXT_TO_NOTHING, samples)
-        was_alone = self.rounds.is_alone
-        super()._update_global_epoch(grad_scaler)
-        if was_alone and self.rounds.is_alone and self.local_epoch % self.average_state_every == 0:
-            averager.step_alone()
-
-
 # -- optimizer -------------------------------------------------------------------------------------------------------
 
 
-class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemind.Optimizer):
+class Optimizer(LeavesOutBatches, hivemind.Optimizer):
     """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
 
     Takes the parameters of ``hivemind.Optimizer``
@@ -367,13 +283,28 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
             self.rounds.last = RoundOutcome()
         self.rounds.end_late_searches()
         try:
-            super()._update_global_epoch(grad_scaler)
+            self._end_epoch(grad_scaler)
         except MissedRound:
             self.load_state_from_peers()
             return
         self._catching_up.end()
         if self._on_epoch is not None:
             self._on_epoch(self.rounds.last.report(self.local_epoch, samples, self._clock.restart()))
+
+    def _end_epoch(self, grad_scaler: GradScaler | None) -> None:
+        """As hivemind ends it; but what peers average for an outer optimizer is weighed by their samples."""
+        averager = self.state_averager
+        if averager.outer is None:
+            super()._update_global_epoch(grad_scaler)
+            return
+        averager.fragments.count(self.local_progress.samples_accumulated)
+        if self.scheduled_state is not None:
+            samples = averager.samples_of_round(self.scheduled_state.epoch)
+            self.scheduled_state.weight = max(NEXT_TO_NOTHING, samples)
+        was_alone = self.rounds.is_alone
+        super()._update_global_epoch(grad_scaler)
+        if was_alone and self.rounds.is_alone and self.local_epoch % self.average_state_every == 0:
+            averager.step_alone()
 
     def _skip_missed_rounds(self) -> None:
         """Go on with the others' epoch, as a helper that has come too late and has no state to catch up with."""
@@ -501,6 +432,44 @@ class Optimizer(LeavesOutBatches, StepsWithAverages, WeighsLocalUpdates, hivemin
             # hivemind/optim/optimizer.py:_update_global_epoch would step with the gradients of the last batch alone
             self._load_local_gradients_into_optimizer()
         return began
+
+    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Round | None) -> None:
+        # Replaces the method of hivemind/optim/optimizer.py, which after a failed round steps with zeros, as gradients
+        # were reset when it began. The averager's tensors have this peer's own, and averages wherever those arrived.
+        outcome = self.rounds.average_gradients(maybe_step_control)
+        logger.log(self.status_loglevel, outcome.failed or f"Averaged gradients with {outcome.group_size} peers")
+        self._load_averaged_gradients_into_optimizer_()
+
+    def _load_averaged_gradients_into_optimizer_(self) -> None:
+        with self.grad_averager.get_tensors() as averaged:
+            where = None if are_finite(averaged) else where_not_finite(averaged)
+        if where is not None:
+            self.state_averager.leave_out_step()
+            logger.warning(f"Epoch {self.local_epoch} ends without a step of the optimizer: {where}, as averaged")
+        self._give_gradients()
+        self.grad_averager.notify_used_averaged_gradients()
+
+    def _give_gradients(self) -> None:
+        # Replaces what hivemind/optim/optimizer.py:_load_averaged_gradients_into_optimizer_ does in the stream in which
+        # the model computes, and with all parameters
+        groups = self.state_averager.optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        have_gradients = self.grad_averager.have_gradients()
+        with self.grad_averager.get_tensors() as averaged:
+            if self.offload_optimizer:  # which steps with the averaging buffers themselves
+                for parameter, gradient, has_one in zip(parameters, averaged, have_gradients, strict=True):
+                    parameter.grad = gradient if has_one else None
+                return
+            sources, targets = [], []
+            for parameter, gradient, has_one in zip(parameters, averaged, have_gradients, strict=True):
+                if not has_one:
+                    parameter.grad = None
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                sources.append(gradient)
+                targets.append(parameter.grad)
+            self.grad_averager.copy_staged(sources, targets)
 
     # -- catching up --------------------------------------------------------------------------------------------
 
