@@ -28,9 +28,7 @@ def take_checks_away() -> None:
     """Let parts and averages of any numbers in, and steps be made with them."""
     FaultTolerantReducer._checked = lambda self, part_index, part, weight: (weight, 0.0)
     CheckedParts.check_part = lambda self, peer_index, part_index, part: None
-    Optimizer._load_averaged_gradients_into_optimizer_ = (
-        hivemind.Optimizer._load_averaged_gradients_into_optimizer_
-    )
+    Optimizer._load_averaged_gradients_into_optimizer_ = hivemind.Optimizer._load_averaged_gradients_into_optimizer_
 
 
 def send(averager: type, change: Callable[[torch.Tensor], Any]) -> None:

@@ -46,9 +46,7 @@ def without_checks(*args: Any) -> None:
     """As the strategy, in a process that takes what it is sent for what it should be."""
     FaultTolerantReducer._checked = lambda self, part_index, part, weight: (weight, 0.0)
     CheckedParts.check_part = lambda self, peer_index, part_index, part: None
-    Optimizer._load_averaged_gradients_into_optimizer_ = (
-        hivemind.Optimizer._load_averaged_gradients_into_optimizer_
-    )
+    Optimizer._load_averaged_gradients_into_optimizer_ = hivemind.Optimizer._load_averaged_gradients_into_optimizer_
     gradient_averager.are_finite = lambda tensors: True
     bench_peer.with_strategy(*args)
 

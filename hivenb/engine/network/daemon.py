@@ -22,7 +22,14 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
-from hivenb.engine.network.access.guard import Guard, GuardedClient, LimitsStreams, Standing, WatchfulClient
+from hivenb.engine.network.access.guard import (
+    Guard,
+    GuardedClient,
+    OpenStreams,
+    Standing,
+    StreamHandler,
+    WatchfulClient,
+)
 from hivenb.engine.network.access.identity import identity_file, same_ports
 from hivenb.engine.network.access.revocations import Door
 from hivenb.engine.network.access.tokens import Membership
@@ -76,43 +83,6 @@ async def greet(peer: PeerID, dht: hivemind.DHT, node: DHTNode) -> None:
     await node.protocol.call_ping(peer)
 
 
-class RefusesBlocked(P2P):
-    """Mixin to put *before* ``hivemind``'s ``P2P``, which has no say in who may talk to it."""
-
-    #: whom it refuses; nobody by default
-    blocked: BlockedPeers | frozenset[PeerID] = frozenset()
-
-    def _refuse(self, peer: PeerID) -> None:
-        if peer in self.blocked:
-            raise P2PHandlerError(f"{peer} is blocked")
-
-    async def add_binary_stream_handler(self, name: str, handler: Any, balanced: bool = False) -> None:
-        async def guarded(stream: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if stream.peer_id in self.blocked:
-                writer.close()
-                return
-            await handler(stream, reader, writer)
-
-        await super().add_binary_stream_handler(name, guarded, balanced)
-
-    async def _add_protobuf_unary_handler(
-        self, handle_name: str, handler: Any, input_protobuf_type: Any, balanced: bool = False
-    ) -> None:
-        async def guarded(request: Any, context: Any) -> Any:
-            self._refuse(context.remote_id)
-            return await handler(request, context)
-
-        await super()._add_protobuf_unary_handler(handle_name, guarded, input_protobuf_type, balanced)
-
-    async def call_binary_stream_handler(self, peer_id: PeerID, handler_name: str) -> Any:
-        self._refuse(peer_id)
-        return await super().call_binary_stream_handler(peer_id, handler_name)
-
-    async def _call_unary_protobuf_handler(self, peer_id: PeerID, *args: Any, **kwargs: Any) -> Any:
-        self._refuse(peer_id)
-        return await super()._call_unary_protobuf_handler(peer_id, *args, **kwargs)
-
-
 # -- listening peers -------------------------------------------------------------------------------------------------
 #
 # Where connected peers listen, which their connections do not show: they dial from other ports.
@@ -120,50 +90,6 @@ class RefusesBlocked(P2P):
 
 #: Nanoseconds that the daemon is given. It knows of all who are connected; one that has just gone it would look for.
 _ANSWERS_WITHIN = 10**9
-
-
-class KnowsWhereTheyListen(P2P):
-    """Mixin to put *before* ``hivemind``'s ``P2P``."""
-
-    #: the addresses of connections that were looked up, and what was found, by peers
-    _looked_up: dict[PeerID, tuple[tuple[Multiaddr, ...], tuple[Multiaddr, ...]]] | None = None
-
-    async def listening_peers(self, connected: Sequence[PeerInfo] | None = None) -> list[PeerInfo]:
-        """Who is connected, and where each can be dialled; at the address of its connection if nothing else is known.
-
-        libp2p asks each new peer where it listens (https://github.com/libp2p/specs/blob/master/identify/README.md).
-
-        :param connected: as :meth:`list_peers` has just told; by default it is asked
-        """
-        before, now = self._looked_up or {}, {}
-        found = []
-        for one in await self.list_peers() if connected is None else connected:
-            own = tuple(one.addrs)
-            known, listens = before.get(one.peer_id, ((), ()))
-            if known != own:
-                listens = await self._look_up(one.peer_id, own)
-            if listens:
-                now[one.peer_id] = own, listens
-            found.append(PeerInfo(one.peer_id, listens or own))
-        self._looked_up = now
-        return found
-
-    async def _look_up(self, peer: PeerID, connections: tuple[Multiaddr, ...]) -> tuple[Multiaddr, ...]:
-        kind = p2pd_pb2.DHTRequest.FIND_PEER
-        wanted = p2pd_pb2.DHTRequest(type=kind, peer=peer.to_bytes(), timeout=_ANSWERS_WITHIN)
-        answer: Any = p2pd_pb2.Response()
-        reader, writer = await self._client.control.daemon_connector.open_connection()
-        try:
-            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.DHT, dht=wanted))
-            await read_pbmsg_safe(reader, answer)
-            raise_if_failed(answer)
-        except ControlFailure:
-            return ()
-        finally:
-            writer.close()
-        found = [Multiaddr(address) for address in answer.dht.peer.addrs]
-        is_here = all(is_loopback(str(address)) for address in connections)
-        return tuple(address for address in found if is_here or not is_loopback(str(address)))
 
 
 # -- message limits --------------------------------------------------------------------------------------------------
@@ -210,37 +136,6 @@ class BoundedReader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
-
-
-class LimitsMessages(P2P):
-    """Mixin to put *before* ``hivemind``'s ``P2P``, which reads whatever length another peer announces.
-
-    A thousand megabytes in one message of a stream then cost this peer no memory. What is no stream goes through the
-    daemon, which refuses more than four megabytes by itself.
-    """
-
-    #: bytes that a message of a stream may have
-    longest_message = limit_for(None)
-
-    async def add_binary_stream_handler(self, name: str, handler: Any, balanced: bool = False) -> None:
-        async def bounded(stream: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            def check(count: int) -> None:
-                if count > self.longest_message:
-                    logger.warning(f"{stream.peer_id} wanted to send a message of {count:,} bytes; it was not read")
-                    raise RequestTooLongError(b"", count)
-
-            await handler(stream, BoundedReader(reader, check), writer)
-
-        await super().add_binary_stream_handler(name, bounded, balanced)
-
-    async def call_binary_stream_handler(self, peer_id: PeerID, handler_name: str) -> Any:
-        stream, reader, writer = await super().call_binary_stream_handler(peer_id, handler_name)
-
-        def check(count: int) -> None:
-            if count > self.longest_message:
-                raise P2PHandlerError(f"{peer_id} wanted to answer with a message of {count:,} bytes")
-
-        return stream, BoundedReader(reader, check), writer
 
 
 # -- daemon ----------------------------------------------------------------------------------------------------------
@@ -300,16 +195,31 @@ class _SocketPrefix:
         return f"/unix{socket_folder()}/hivemind-"
 
 
-class TiedP2P(RefusesBlocked, KnowsWhereTheyListen, LimitsMessages, LimitsStreams, P2P):
+class TiedP2P(P2P):
     """A libp2p daemon in a session of its own that dies with the process that started it.
 
     All that a peer sends and receives goes through this class: the DHT makes one, and each averager a replica of it.
+    hivemind's own has no say in who may talk to it, lets anybody open streams until there is no descriptor, and reads
+    whatever length another peer announces; this one answers nobody who is blocked, counts open streams, and reads no
+    message that is too long. What is no stream goes through the daemon, which refuses more than four megabytes itself.
 
     Works around ``hivemind/p2p/p2p_daemon.py``: ``P2P.create`` starts ``p2pd`` in the caller's process group, where
     an interrupt of the notebook can hit it, and leaves it running when the caller is killed.
     """
 
     _UNIX_SOCKET_PREFIX = _SocketPrefix()
+
+    #: whom it refuses; nobody by default
+    blocked: BlockedPeers | frozenset[PeerID] = frozenset()
+
+    #: bytes that a message of a stream may have
+    longest_message = limit_for(None)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open_streams = OpenStreams()
+        #: the addresses of connections that were looked up, and what was found, by peers
+        self._looked_up: dict[PeerID, tuple[tuple[Multiaddr, ...], tuple[Multiaddr, ...]]] = {}
 
     def admit_only(self, membership: Membership | None, door: Door | None = None) -> None:
         """Talk to nobody else from now on; to be called before anything is sent or handled.
@@ -349,14 +259,90 @@ class TiedP2P(RefusesBlocked, KnowsWhereTheyListen, LimitsMessages, LimitsStream
         # other relays than those that it is told of: each daemon is one, most of them for 128 KiB and two minutes.
         return tied_to_parent(P2P._make_process_args(*args, **kwargs, relayDiscovery=False))
 
+    # -- what others ask ----------------------------------------------------------------------------------------
+
+    async def add_binary_stream_handler(self, name: str, handler: StreamHandler, balanced: bool = False) -> None:
+        async def answer(stream: Any, reader: Any, writer: asyncio.StreamWriter) -> None:
+            def check(count: int) -> None:
+                if count > self.longest_message:
+                    logger.warning(f"{stream.peer_id} wanted to send a message of {count:,} bytes; it was not read")
+                    raise RequestTooLongError(b"", count)
+
+            if stream.peer_id in self.blocked:
+                writer.close()
+                return
+            await handler(stream, BoundedReader(reader, check), writer)
+
+        await super().add_binary_stream_handler(name, self._open_streams.counted(answer), balanced)
+
     async def _add_protobuf_unary_handler(
         self, handle_name: str, handler: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any
     ) -> None:
-        async def of_caller(request: Any, context: P2PContext) -> Any:
+        async def answer(request: Any, context: P2PContext) -> Any:
+            self._refuse(context.remote_id)
             caller.set(context.remote_id)  # each request is handled in a task, and a context, of its own
             return await handler(request, context)
 
-        await super()._add_protobuf_unary_handler(handle_name, of_caller, *args, **kwargs)
+        await super()._add_protobuf_unary_handler(handle_name, answer, *args, **kwargs)
+
+    # -- what others are asked ----------------------------------------------------------------------------------
+
+    async def call_binary_stream_handler(self, peer_id: PeerID, handler_name: str) -> Any:
+        self._refuse(peer_id)
+        stream, reader, writer = await super().call_binary_stream_handler(peer_id, handler_name)
+
+        def check(count: int) -> None:
+            if count > self.longest_message:
+                raise P2PHandlerError(f"{peer_id} wanted to answer with a message of {count:,} bytes")
+
+        return stream, BoundedReader(reader, check), writer
+
+    async def _call_unary_protobuf_handler(self, peer_id: PeerID, *args: Any, **kwargs: Any) -> Any:
+        self._refuse(peer_id)
+        return await super()._call_unary_protobuf_handler(peer_id, *args, **kwargs)
+
+    def _refuse(self, peer: PeerID) -> None:
+        if peer in self.blocked:
+            raise P2PHandlerError(f"{peer} is blocked")
+
+    # -- where others listen ------------------------------------------------------------------------------------
+
+    async def listening_peers(self, connected: Sequence[PeerInfo] | None = None) -> list[PeerInfo]:
+        """Who is connected, and where each can be dialled; at the address of its connection if nothing else is known.
+
+        libp2p asks each new peer where it listens (https://github.com/libp2p/specs/blob/master/identify/README.md).
+
+        :param connected: as :meth:`list_peers` has just told; by default it is asked
+        """
+        before, now = self._looked_up, {}
+        found = []
+        for one in await self.list_peers() if connected is None else connected:
+            own = tuple(one.addrs)
+            known, listens = before.get(one.peer_id, ((), ()))
+            if known != own:
+                listens = await self._look_up(one.peer_id, own)
+            if listens:
+                now[one.peer_id] = own, listens
+            found.append(PeerInfo(one.peer_id, listens or own))
+        self._looked_up = now
+        return found
+
+    async def _look_up(self, peer: PeerID, connections: tuple[Multiaddr, ...]) -> tuple[Multiaddr, ...]:
+        kind = p2pd_pb2.DHTRequest.FIND_PEER
+        wanted = p2pd_pb2.DHTRequest(type=kind, peer=peer.to_bytes(), timeout=_ANSWERS_WITHIN)
+        answer: Any = p2pd_pb2.Response()
+        reader, writer = await self._client.control.daemon_connector.open_connection()
+        try:
+            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.DHT, dht=wanted))
+            await read_pbmsg_safe(reader, answer)
+            raise_if_failed(answer)
+        except ControlFailure:
+            return ()
+        finally:
+            writer.close()
+        found = [Multiaddr(address) for address in answer.dht.peer.addrs]
+        is_here = all(is_loopback(str(address)) for address in connections)
+        return tuple(address for address in found if is_here or not is_loopback(str(address)))
 
 
 class SelfishP2P(TiedP2P):

@@ -11,12 +11,12 @@ import contextlib
 import ctypes
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 from hivemind.dht import DHTNode
-from hivemind.p2p import P2P, PeerID
+from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PHandlerError
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
@@ -277,15 +277,25 @@ class TimedReader:
         return getattr(self._reader, name)
 
 
-class LimitsStreams(P2P):
-    """Mixin to put *before* ``hivemind``'s ``P2P``, in which anybody may open streams until there is no descriptor."""
+#: Answers a stream that another peer has opened: what hivemind tells of it, what reads it, what writes to it.
+StreamHandler = Callable[[Any, Any, asyncio.StreamWriter], Awaitable[None]]
+
+
+class OpenStreams:
+    """How many streams each peer has open here: anybody may open them until there is no descriptor, else."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._open: Counter[PeerID] = Counter()
 
-    async def add_binary_stream_handler(self, name: str, handler: Any, balanced: bool = False) -> None:
-        async def limited(stream: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    @property
+    def total(self) -> int:
+        """Of all peers together."""
+        return sum(self._open.values())
+
+    def counted(self, handler: StreamHandler) -> StreamHandler:
+        """The same handler, which closes a stream of a peer that has too many, and waits for none without end."""
+
+        async def answer(stream: Any, reader: Any, writer: asyncio.StreamWriter) -> None:
             peer = stream.peer_id
             if self._open[peer] >= MOST_STREAMS:
                 logger.debug(f"{peer} has {MOST_STREAMS} streams open; one more was closed")
@@ -298,7 +308,7 @@ class LimitsStreams(P2P):
                 self._open[peer] -= 1
                 self._open += Counter()  # forgets those that have none
 
-        await super().add_binary_stream_handler(name, limited, balanced)
+        return answer
 
 
 # -- guarded client --------------------------------------------------------------------------------------------------

@@ -118,11 +118,11 @@ def test_silent_streams_are_few_and_closed_and_do_not_keep_others_out(monkeypatc
             )
             streams = [await silent.call_binary_stream_handler(server.peer_id, "echo") for _ in range(20)]
             await asyncio.sleep(1.0)
-            assert sum(server._open.values()) == 5
+            assert server._open_streams.total == 5
             assert await answered(other, server.peer_id) == [b"hello"]
             for _, reader, _ in streams:
                 assert await asyncio.wait_for(reader.read(), 10) == b""
-            assert not server._open
+            assert server._open_streams.total == 0
             assert await answered(silent, server.peer_id) == [b"hello"]
         finally:
             for p2p in (silent, other, server):
