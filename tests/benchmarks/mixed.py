@@ -1,6 +1,8 @@
 """Measures in how many epochs two peers meet: one of each kind, beside two of plain hivemind, in turns.
 
-python tests/benchmarks/mixed.py --runs 5 --json mixed.json
+All have the same arguments, and epochs of less than half a second of computing, which hardly leave time to meet.
+
+    python tests/benchmarks/mixed.py --runs 5 --json mixed.json
 """
 
 from __future__ import annotations
