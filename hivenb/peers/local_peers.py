@@ -10,8 +10,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -39,36 +38,24 @@ WayIn = Callable[[], tuple[str, ...]]
 LOOK_EVERY = 0.5
 
 
-@dataclass(frozen=True)
-class _Watched:
-    """What a peer is started again with.
-
-    :param run: whose peer it is; it is not kept for its peers
-    :param way_in: of its swarm
-    """
-
-    run: weakref.ref[FollowedRun]
-    way_in: WayIn
-
-
 class LocalPeerRestarts:
     """Watches local peers, in a thread that is there as long as any are watched. Any thread may call.
 
-    :param start_again: starts one in the place of another, with the same run and way in; may take its time, and has the
-      new one watched
+    :param start_again: starts one in the place of another, in the same run; may take its time, and has the new one
+      watched
     """
 
-    def __init__(self, start_again: Callable[[LocalPeer, FollowedRun, WayIn], None]):
+    def __init__(self, start_again: Callable[[LocalPeer, FollowedRun], None]):
         self._start_again = start_again
-        self._watched: dict[LocalPeer, _Watched] = {}
+        self._watched: dict[LocalPeer, weakref.ref[FollowedRun]] = {}
         self._counts: weakref.WeakKeyDictionary[FollowedRun, RestartCount] = weakref.WeakKeyDictionary()
         self._is_closed, self._is_working = False, False
         self._restarting = threading.Condition()
 
-    def watch(self, peers: Iterable[LocalPeer], run: FollowedRun, way_in: WayIn) -> None:
+    def watch(self, peers: Iterable[LocalPeer], run: FollowedRun) -> None:
         """Start these again when they die."""
         with self._restarting:
-            self._watched |= {peer: _Watched(weakref.ref(run), way_in) for peer in peers}
+            self._watched |= {peer: weakref.ref(run) for peer in peers}
             self._counts.setdefault(run, RestartCount())
             if self._watched and not self._is_working and not self._is_closed:
                 self._is_working = True
@@ -100,14 +87,13 @@ class LocalPeerRestarts:
                     self._is_working = False
                     return
                 watched = dict(self._watched)
-            for peer, how in watched.items():
+            for peer, known in watched.items():
                 if peer.state == "left":  # of its own accord: its run has ended
                     self.forget([peer])
                 elif peer.state == "failed":
-                    self._replace(peer, how)
+                    self._replace(peer, known())
 
-    def _replace(self, peer: LocalPeer, how: _Watched) -> None:
-        run = how.run()
+    def _replace(self, peer: LocalPeer, run: FollowedRun | None) -> None:
         with self._restarting:
             if self._watched.pop(peer, None) is None or run is None:  # it was removed meanwhile
                 return
@@ -117,7 +103,7 @@ class LocalPeerRestarts:
             count.add(died)
             run.followers.notify(f"{died}: it is started again")
             logger.warning(f"{died} ({peer.last_words}); it is started again")
-            self._start_again(peer, run, how.way_in)
+            self._start_again(peer, run)
         except HivenbError as e:
             if not self._is_closed:
                 run.followers.notify(f"{died}: it is not started again")
@@ -141,9 +127,12 @@ class LocalPeers:
 
     Peers belong to the thread that adds them until they have started, to the swarm until they are removed, and then to
     the thread that removes them. Nobody holds the lock while waiting for a peer.
+
+    :param way_in: of the swarm
     """
 
-    def __init__(self) -> None:
+    def __init__(self, way_in: WayIn) -> None:
+        self._way_in = way_in
         self._peers: tuple[LocalPeer, ...] = ()
         self._starting: set[LocalPeer] = set()
         self._numbers = itertools.count(1)
@@ -153,37 +142,33 @@ class LocalPeers:
         self._coming: dict[str, ComingBack] = {}
         self._out: weakref.WeakSet[LocalPeer] = weakref.WeakSet()
         self._changed = threading.Condition()
-        self._folder = tempfile.TemporaryDirectory(prefix="hivenb-peers-")
-        # multiprocessing would wait at exit for processes that nobody has told to end
-        atexit.register(self.close)
+        self._logs: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def all(self) -> tuple[LocalPeer, ...]:
         """All that were added and not removed."""
         return self._peers
 
-    def add(self, count: int, run: FollowedRun, way_in: WayIn, *, restart: bool = False) -> tuple[LocalPeer, ...]:
-        """See :meth:`hivenb.Swarm.add_local_peers`.
-
-        :param way_in: of the swarm that they join
-        """
+    def add(self, count: int, run: FollowedRun, *, restart: bool = False) -> tuple[LocalPeer, ...]:
+        """See :meth:`hivenb.Swarm.add_local_peers`."""
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise LocalPeerError(f"cannot add {count!r} peers; give a whole number of at least 1")
+        run.take_name()
         coming = self._coming_to(run)
         with coming.arriving:
             there, too_many = coming.give_way(run, count)
         self._let_go(list(too_many))
         if restart:
-            self._restarts.watch(there, run, way_in)
-        return there + (self._start(count - len(there), run, way_in, restart=restart) if len(there) < count else ())
+            self._restarts.watch(there, run)
+        return there + (self._start(count - len(there), run, restart=restart) if len(there) < count else ())
 
-    def _start(self, count: int, run: FollowedRun, way_in: WayIn, *, restart: bool) -> tuple[LocalPeer, ...]:
+    def _start(self, count: int, run: FollowedRun, *, restart: bool) -> tuple[LocalPeer, ...]:
         new: list[LocalPeer] = []
         with self._working():
             self._require_open()  # from here on, close() waits for this to end
             try:
                 for _ in range(count):
-                    self._launch(run, way_in, new)
+                    self._launch(run, new)
                     with self._changed:
                         self._require_open()  # from here on, close() knows of this one
                         self._starting.add(new[-1])
@@ -194,7 +179,7 @@ class LocalPeers:
                     for peer in new:
                         run.followers.add(peer)
                     if restart:
-                        self._restarts.watch(new, run, way_in)
+                        self._restarts.watch(new, run)
             except BaseException as e:
                 self._give_up(new)
                 if isinstance(e, LocalPeerError):
@@ -202,15 +187,14 @@ class LocalPeers:
                 raise
         return tuple(new)
 
-    def start_again_if_dead(self, are_to: bool, run: FollowedRun, way_in: WayIn) -> None:
-        """Start the peers of a run again when they die, or no longer.
+    def start_again_if_dead(self, run: FollowedRun, are_to: bool) -> None:
+        """Start the peers of a run again when they die, three times a minute at most; or no longer.
 
         :param are_to: whether they are to be started again
-        :param way_in: of the swarm that they join
         """
         meant = [peer for peer in self._peers if peer in run.followers]
         if are_to:
-            self._restarts.watch(meant, run, way_in)
+            self._restarts.watch(meant, run)
         else:
             self._restarts.forget(meant)
 
@@ -233,20 +217,23 @@ class LocalPeers:
             coming.note(run, len(of_it), self._restarts.watches(of_it))
         self._let_go(list(leaving))
 
-    def come_back_with(self, run: FollowedRun, way_in: WayIn) -> None:
-        """Let as many come to a run that begins to train as have left with it, or with what it takes the place of."""
+    def come_back_with(self, run: FollowedRun) -> None:
+        """Let as many come to a run that begins to train as have left with it, or with what it takes the place of.
+
+        Returns at once.
+        """
         coming = self._coming_to(run)
         if coming.begin(run):
-            work = partial(self._bring_back, weakref.ref(run), coming, way_in)
+            work = partial(self._bring_back, weakref.ref(run), coming)
             BackgroundThread(target=work, name="hivenb-local-peers-back").start()
 
-    def _bring_back(self, of: weakref.ref[FollowedRun], coming: ComingBack, way_in: WayIn) -> None:
+    def _bring_back(self, of: weakref.ref[FollowedRun], coming: ComingBack) -> None:
         while (run := of()) is not None:
             with coming.arriving:
                 if not coming.take_one():
                     return
                 try:
-                    coming.note_arrival(self._start(1, run, way_in, restart=coming.restart), run)
+                    coming.note_arrival(self._start(1, run, restart=coming.restart), run)
                 except HivenbError as e:
                     coming.forget()
                     if not self._is_closed:
@@ -262,6 +249,7 @@ class LocalPeers:
         if before.is_of(run):
             with self._changed:
                 self._coming[experiment] = self._coming.pop(_experiment_of(run))
+        run.followers.experiment = experiment
 
     def to_come_to(self, run: FollowedRun) -> int:
         """How many are to come to a run when it starts, or are on their way."""
@@ -303,17 +291,15 @@ class LocalPeers:
         with self._working():
             _end(peers, LEAVE_TIMEOUT)
 
-    def remove(self, count: int | None, these: Container[object] | None = None) -> None:
-        """See :meth:`hivenb.Swarm.remove_local_peers`.
-
-        :param these: of these alone
-        """
+    def remove(self, count: int | None = None, run: FollowedRun | None = None) -> None:
+        """See :meth:`hivenb.Swarm.remove_local_peers`."""
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
             raise LocalPeerError(f"cannot remove {count!r} peers; give a whole number, or None for all")
         with self._changed:
-            meant = [peer for peer in self._peers if these is None or peer in these]
+            meant = [peer for peer in self._peers if run is None or peer in run.followers]
             leaving = meant[0 if count is None else max(0, len(meant) - count) :]
         self._let_go(leaving)
+        self.forget_those_to_come(run, None if count is None else max(0, count - len(meant)))
 
     def _let_go(self, leaving: list[LocalPeer]) -> None:
         if not leaving:
@@ -336,10 +322,11 @@ class LocalPeers:
             starting = tuple(self._starting)
         for peer in starting:
             peer.kill()  # who waits for it takes notice, and ends what it has launched
-        self.remove(None)
+        self._let_go(list(self._peers))
         with self._changed:
             self._changed.wait_for(lambda: self._at_work == 0, LEAVE_TIMEOUT)
-        self._folder.cleanup()
+        if self._logs is not None:
+            self._logs.cleanup()
         atexit.unregister(self.close)
 
     @contextlib.contextmanager
@@ -367,8 +354,8 @@ class LocalPeers:
                 self._starting.difference_update(peers)
                 self._peers = tuple(peer for peer in self._peers if peer not in peers)
 
-    def _start_again(self, dead: LocalPeer, run: FollowedRun, way_in: WayIn) -> None:
-        (new,) = self._start(1, run, way_in, restart=True)
+    def _start_again(self, dead: LocalPeer, run: FollowedRun) -> None:
+        (new,) = self._start(1, run, restart=True)
         with self._changed:
             was_there = dead in self._peers
             self._peers = tuple(peer for peer in self._peers if peer is not dead)
@@ -377,24 +364,32 @@ class LocalPeers:
         else:  # it was removed meanwhile
             self._give_up([new])
 
-    @staticmethod
-    def _ask_for(way_in: WayIn) -> tuple[str, ...]:
+    def _ask_the_way_in(self) -> tuple[str, ...]:
         try:
-            return way_in()
+            return self._way_in()
         except HivenbError:
             raise
         except Exception as e:  # of several libraries: the daemon may just be ending, and is then started anew
             raise LocalPeerError(f"the swarm does not say how it is joined: {e!r}") from e
 
-    def _launch(self, run: FollowedRun, way_in: WayIn, launched: list[LocalPeer]) -> None:
+    def _launch(self, run: FollowedRun, launched: list[LocalPeer]) -> None:
         number = next(self._numbers)
         run_id = run.options.run_id
-        recipe = make_recipe(run, self._ask_for(way_in), seed=number)
-        log_path = Path(self._folder.name) / f"peer-{number}.log"
+        recipe = make_recipe(run, self._ask_the_way_in(), seed=number)
+        log_path = self._folder() / f"peer-{number}.log"
         wait_for_server()
         with interrupts_blocked():  # one in between would leave a peer that is nobody's
             process, connection = fork_peer(f"hivenb-peer-{number}", recipe, log_path)
             launched.append(LocalPeer(number, process, connection, log_path, run_id, run.followers.experiment))
+
+    def _folder(self) -> Path:
+        with self._changed:
+            if self._logs is None:
+                self._require_open()
+                self._logs = tempfile.TemporaryDirectory(prefix="hivenb-peers-")
+                # multiprocessing would wait at exit for processes that nobody has told to end
+                atexit.register(self.close)
+            return Path(self._logs.name)
 
     def _require_open(self) -> None:
         if self._is_closed:

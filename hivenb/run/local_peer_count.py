@@ -75,7 +75,7 @@ class LocalPeerCount:
             wanted, error = self._wanted, self._error
         run = self._run()
         there = 0 if run is None else len(alive(run.local_peers))
-        returning = 0 if run is None or wanted is not None else run.swarm.local_peers_to_come(run)
+        returning = 0 if run is None or wanted is not None else run.swarm.local.to_come_to(run)
         return LocalCount(there, there if wanted is None else wanted, error, self._restart, returning)
 
     def ask_for(self, count: int) -> None:
@@ -84,7 +84,7 @@ class LocalPeerCount:
         :param count: how many peers on this machine, this process not included
         """
         if (run := self._run()) is not None:
-            run.swarm.forget_local_peers_to_come(run)  # this is how many there are to be, however they come
+            run.swarm.local.forget_those_to_come(run)  # this is how many there are to be, however they come
         with self._lock:
             is_working = self._wanted is not None
             self._wanted, self._error = max(0, count), ""
@@ -100,7 +100,7 @@ class LocalPeerCount:
     def restart(self, restart: bool) -> None:
         self._restart = restart
         if (run := self._run()) is not None:
-            run.swarm.restart_local_peers(run, restart)
+            run.swarm.local.start_again_if_dead(run, restart)
 
     def _work(self) -> None:
         added: list[LocalPeer] = []

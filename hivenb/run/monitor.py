@@ -153,7 +153,7 @@ class Monitor:
     def _sample(self) -> None:
         look = self._newest_look()
         names, routes = self._look_for_names(), self._swarm.dht.routes
-        self._swarm.end_local_peers_put_out()
+        self._swarm.local.put_out(self._swarm.shown_the_door)
         self._roster.update(look, self._target_batch_size(), names, self.left_out(), routes)
         peers = self._roster.present
         if self._peers:  # those of the first look were there already

@@ -37,7 +37,7 @@ from hivenb.run.waiting import Goal, wait_with_line
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.agreement.other_runs import OtherRuns
 from hivenb.swarm.roster import Roster
-from hivenb.swarm.swarm import Swarm, adopt
+from hivenb.swarm.swarm import Swarm
 
 if TYPE_CHECKING:
     import lightning
@@ -127,7 +127,7 @@ class TrainingRun:
         self._kept_history = KeptHistory(self.history, folder, kept_as, type(model_of(model)).__qualname__)
         if (earlier := self._kept_history.earlier()) is not None:
             self.history.begin_after(earlier)
-        adopt(swarm, self)
+        swarm.runs.adopt(self)
 
     # -- what a person does -------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class TrainingRun:
             older, former = claim_place(self), before(self)
             self._started_at, self._keeps_local_peers = time.monotonic(), False
             self.swarm.run_names.take(self.experiment, self.options.run_id, self.model)
-            adopt(self.swarm, self)
+            self.swarm.runs.adopt(self)
             self._fit, self._exception, self._origin = fit, None, "new run"
             self._stage.enter(RunState.STARTING)
             self._thread = BackgroundThread(target=self._train, args=(fit, older, former), name="hivenb-trainer")
@@ -486,7 +486,7 @@ class TrainingRun:
             self._options.leave()
             self._rolling_back.leave()
             if not self._keeps_local_peers:
-                self.swarm.local_peers_leave_with(self)
+                self.swarm.local.leave_with(self)
         with self._stage.changed:
             self._stage.do_tasks()  # options that came too late are those of the next start
             self.followers.end()
@@ -533,7 +533,7 @@ class TrainingRun:
         elif self._name != self.experiment and not self.swarm.is_joined:
             self.history.mark("run", f"new run {self._name}")
         self.followers.tell(self.options)
-        self.swarm.local_peers_come_back_with(self)
+        self.swarm.local.come_back_with(self)
 
     def _joined(self, epoch: int) -> None:
         """The state of the others was taken over before the first batch."""
@@ -561,7 +561,7 @@ class TrainingRun:
         """Have the name in the DHT under which this model trains; to be called while it does not."""
         names, now = self.swarm.run_names, self.options.run_id
         if now != self._name:  # it was given another one by hand
-            self.swarm.rename_local_peers(self, now)
+            self.swarm.local.rename(self, now)
         self._name = now if self.swarm.is_joined else names.name_for(self.experiment, self.model, goes_on=self._resumes)
         self._options.rename(self._name)
 

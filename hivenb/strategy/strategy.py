@@ -58,7 +58,7 @@ from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trials import Trials
 from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
 from hivenb.swarm.agreement.rest_record import RestDeclaration
-from hivenb.swarm.swarm import start_dht
+from hivenb.swarm.starting import start_dht
 from hivenb.system.environment import require_linux
 
 # -- one device ------------------------------------------------------------------------------------------------------

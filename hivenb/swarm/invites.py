@@ -1,4 +1,4 @@
-"""Who is let into a swarm: its invites, how long they are good, and whom its door was shown."""
+"""Who is let into a swarm: its invites, how long they are good, whom its door was shown, and whom this peer blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
@@ -14,66 +13,51 @@ from hivemind.utils import get_logger
 from hivenb.engine.network.access.revocation_sync import show_out
 from hivenb.engine.network.access.tokens import Authority, InviteKey, Membership
 from hivenb.engine.network.daemon import greet
+from hivenb.engine.network.dht import reachable_addresses
 from hivenb.engine.network.records import is_peer_id
 from hivenb.errors import SwarmError
 from hivenb.options.options import DEFAULT_RUN_ID
 from hivenb.swarm.invite import encode_invite
-
-if TYPE_CHECKING:
-    from hivenb.engine.network.dht import DHT
-    from hivenb.peers.local_peers import LocalPeers
-
+from hivenb.swarm.runs import Runs
+from hivenb.swarm.starting import RunningDHT
 
 # -- blocking --------------------------------------------------------------------------------------------------------
 #
 # Peers that a person does not want to hear of any more: blocked in this process, and nowhere else.
 
 
-class BlocksPeers:
-    """Base of a swarm."""
+class Blocking:
+    """Whom one peer has blocked. Any thread may call.
 
-    peer_id: str
-    _lock: threading.RLock
-    _dht: DHT | None
+    :param running: the DHT of the peer
+    """
 
-    if TYPE_CHECKING:
-
-        @property
-        def dht(self) -> DHT:
-            """The running DHT."""
+    def __init__(self, running: RunningDHT):
+        self._running = running
+        self._changing = threading.Lock()
 
     @property
     def blocked(self) -> tuple[str, ...]:
-        """Ids of the peers that this one has blocked; none after the swarm is closed."""
-        dht = self._dht
+        """See :attr:`hivenb.Swarm.blocked`."""
+        dht = self._running.unless_closed
         return () if dht is None else tuple(sorted(PeerID(peer).to_base58() for peer in dht.blocked_peers.all))
 
     def block(self, peer_id: str) -> None:
-        """Answer nothing to a peer any more, ask it for nothing, and wait for it in no round.
-
-        For this peer alone: the others, those on this machine too, go on as before. It holds until :meth:`unblock`, or
-        the swarm is closed.
-
-        :param peer_id: as ``swarm.peers()`` tells it
-        :raises SwarmError: if that is no peer's id, or this one's own; if too many are blocked; if the swarm is closed
-        """
-        self._change_blocked(peer_id, is_blocked=True)
+        """See :meth:`hivenb.Swarm.block`."""
+        self._change(peer_id, is_blocked=True)
 
     def unblock(self, peer_id: str) -> None:
-        """Talk to a peer again; without effect if it is not blocked.
+        """See :meth:`hivenb.Swarm.unblock`."""
+        self._change(peer_id, is_blocked=False)
+        self._running.require().run_coroutine(partial(greet, PeerID.from_base58(peer_id)), return_future=True)
 
-        :param peer_id: as :attr:`blocked` tells it
-        :raises SwarmError: if that is no peer's id; if the swarm is closed
-        """
-        self._change_blocked(peer_id, is_blocked=False)
-        self.dht.run_coroutine(partial(greet, PeerID.from_base58(peer_id)), return_future=True)
-
-    def _change_blocked(self, peer_id: str, is_blocked: bool) -> None:
-        if peer_id == self.peer_id:
+    def _change(self, peer_id: str, is_blocked: bool) -> None:
+        dht = self._running.require()
+        if peer_id == dht.peer_id.to_base58():
             raise SwarmError("this peer cannot block itself")
         peer = read_peer_id(peer_id)
-        table = self.dht.blocked_peers
-        with self._lock:
+        table = dht.blocked_peers
+        with self._changing:
             try:
                 table.replace(table.all | {peer} if is_blocked else table.all - {peer})
             except ValueError as e:
@@ -108,72 +92,46 @@ _SHOWN_WITHIN = 60.0
 
 
 class Invites:
-    """Base of a swarm."""
+    """How others come into the swarm of one peer, and out of it. Any thread may call.
 
-    peer_id: str
-    _lock: threading.RLock
-    _dht: DHT | None
-    _local_peers: LocalPeers | None
+    :param running: the DHT of the peer
+    :param runs: of the swarm, of which the newest is the one that others are to join
+    """
 
-    if TYPE_CHECKING:
-
-        @property
-        def dht(self) -> DHT:
-            """The running DHT."""
-
-        @property
-        def newest_run_id(self) -> str:
-            """The name of the run that others are to join."""
-
-        @property
-        def addresses(self) -> tuple[str, ...]:
-            """At which others can reach this peer."""
-
-    def _become_member(self, membership: Membership | None) -> None:
-        """Note why this peer is let in; called once."""
-        self._membership = membership
+    def __init__(self, running: RunningDHT, runs: Runs):
+        self._running, self._runs = running, runs
+        dht = running.require()
+        self._peer_id = dht.peer_id.to_base58()
+        #: why this peer is let in; ``None`` in a swarm that is open to all
+        self.membership: Membership | None = dht.membership
+        self._changing = threading.Lock()
         # peers of this machine come by another one than those who were sent the invite, and with which it is revoked
         self._invite_key, self._local_key = self._new_key(), self._new_key()
 
     def _new_key(self) -> InviteKey | None:
-        membership = self._membership
+        membership = self.membership
         if membership is None or membership.secret is None:
             return None if membership is None else membership.key  # a guest passes on what it was given
         return Authority(membership.secret).new_invite()
 
     @property
-    def is_private(self) -> bool:
-        """Whether only those can join who have the invite, or the secret."""
-        return self._membership is not None
-
-    @property
-    def who_can_join(self) -> str:
-        """The same in words: ``"invited only"`` or ``"anybody can join"``."""
-        return "invited only" if self.is_private else "anybody can join"
-
-    @property
     def can_show_the_door(self) -> bool:
-        """Whether this peer knows the secret, as who opened a private swarm does, and can put others out."""
-        return self._membership is not None and self._membership.secret is not None
+        """See :attr:`hivenb.Swarm.can_show_the_door`."""
+        return self.membership is not None and self.membership.secret is not None
+
+    @property
+    def is_let_in(self) -> bool:
+        """Whether the others let this peer in, as far as it knows."""
+        membership = self.membership
+        return membership is None or not (membership.key.has_expired or self._peer_id in self.shown_the_door)
 
     @property
     def invite(self) -> str:
-        """One word to give to others, for :meth:`join` or ``hivenb join``. Whoever reads it can join, too.
-
-        It holds the addresses, the name of the newest run that trains, or will, and, of a private swarm, a key that its
-        authority has signed.
-        It is good until the swarm is closed; that of a peer that was invited itself, for as long as the one it came by.
-        After :meth:`show_the_door` it is another one, and for the peer that was put out the old one is good no more.
-        """
+        """See :attr:`hivenb.Swarm.invite`."""
         return self._encode(self._invite_key)
 
     def invite_for(self, hours: float) -> str:
-        """An invite that expires: all who came by it are out then.
-
-        :param hours: for how long it is good, from now on
-        :raises SwarmError: if that is no such time, if the swarm is open to all, or if this peer does not know its
-          secret, as one that was invited itself
-        """
+        """See :meth:`hivenb.Swarm.invite_for`."""
         authority = self._authority("an invite that expires")
         if isinstance(hours, bool) or not isinstance(hours, (int, float)) or not 0 < hours <= MOST_HOURS:
             raise SwarmError(
@@ -181,54 +139,49 @@ class Invites:
             )
         return self._encode(authority.new_invite(math.ceil(time.time() + 3600 * hours)))
 
-    def show_the_door(self, peer_id: str) -> None:
-        """Put a peer out of the swarm, for everybody and for good. Takes some seconds until all know.
+    def check_show_out(self, peer_id: str) -> None:
+        """Refuse what :meth:`show_the_door` would.
 
-        Nobody comes in by its invite any more, under whatever id, and :attr:`invite` is another one from now on. Those
-        of whom this peer has heard that came by the same invite stay. A peer on this machine is not started again.
-
-        :param peer_id: as ``swarm.peers()`` tells it
-        :raises SwarmError: if that is no peer's id, or this one's own; if this peer does not know the secret of the
-          swarm, as one that was invited itself; if too many are out; if the swarm is closed
+        :raises SwarmError: if that is no peer's id, or this one's own; if this peer does not know the secret
         """
         self._authority("who is out")
-        if peer_id == self.peer_id:
+        if peer_id == self._peer_id:
             raise SwarmError("this peer cannot show itself the door; close the swarm instead")
-        peer = read_peer_id(peer_id)
-        if self._local_peers is not None:
-            self._local_peers.leave_dead(peer_id)  # before it has died of it
-        future = self.dht.run_coroutine(partial(show_out, peer), return_future=True)
-        revoked = future.result(_SHOWN_WITHIN)
-        with self._lock:
+        read_peer_id(peer_id)
+
+    def show_the_door(self, peer_id: str) -> None:
+        """See :meth:`hivenb.Swarm.show_the_door`; local peers are left to whoever has them."""
+        self.check_show_out(peer_id)
+        show = partial(show_out, read_peer_id(peer_id))
+        revoked = self._running.require().run_coroutine(show, return_future=True).result(_SHOWN_WITHIN)
+        with self._changing:
             self._invite_key = self._new_key()
             if self._local_key is not None and revoked == self._local_key.public:
                 self._local_key = self._new_key()
-        self.end_local_peers_put_out()
         if not revoked:
             logger.warning(f"{peer_id} is out, but not its invite, which is not known: it has never answered this peer")
 
-    def end_local_peers_put_out(self) -> None:
-        """Let peers on this machine end that were shown the door, here or by another authority. Returns at once."""
-        if self._local_peers is not None and (out := self.shown_the_door):
-            self._local_peers.put_out(out)
-
     @property
     def shown_the_door(self) -> tuple[str, ...]:
-        """Ids of the peers that are out; none after the swarm is closed."""
-        dht = self._dht
+        """See :attr:`hivenb.Swarm.shown_the_door`."""
+        dht = self._running.unless_closed
         door = None if dht is None else dht.door
         return () if door is None else tuple(sorted(PeerID(peer).to_base58() for peer in door.list.out))
 
-    def _way_in(self) -> tuple[str, ...]:
-        """What a peer on this machine joins with; it knows the name of its run."""
-        return (encode_invite(self.addresses, self._local_key),)
+    def way_in(self) -> tuple[str, ...]:
+        """What a peer on this machine joins with; it knows the name of its run.
+
+        :raises SwarmError: if the swarm is closed
+        """
+        return (encode_invite(reachable_addresses(self._running.require()), self._local_key),)
 
     def _encode(self, key: InviteKey | None) -> str:
-        run_id = self.newest_run_id
-        return encode_invite(self.addresses, key, None if run_id == DEFAULT_RUN_ID else run_id)
+        run_id = self._runs.newest_run_id
+        addresses = reachable_addresses(self._running.require())
+        return encode_invite(addresses, key, None if run_id == DEFAULT_RUN_ID else run_id)
 
     def _authority(self, what: str) -> Authority:
-        membership = self._membership
+        membership = self.membership
         if membership is None:
             raise SwarmError(f"this swarm is open to all, and nobody decides {what}; open a private one with Swarm()")
         if membership.secret is None:

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import errno
 import html
 import logging
 import os
-import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from hivenb._fresh_locks import free_in_children
-from hivenb._lazy import require_working_directory
 from hivenb._signatures import OwnSignature, keywords_of, with_keywords
-from hivenb.engine.network.access.tokens import InviteKey, Secret, as_secret
-from hivenb.engine.network.addresses import LOOPBACK, is_loopback, public_addresses, read_maddrs
+from hivenb.engine.network.access.tokens import Secret
+from hivenb.engine.network.addresses import is_loopback
 from hivenb.engine.network.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
-from hivenb.errors import NotInvitedError, PlatformError, SwarmError
-from hivenb.options.options import DEFAULT_RUN_ID, Options, did_you_mean
+from hivenb.errors import SwarmError
+from hivenb.options.options import DEFAULT_RUN_ID
 from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peers import LocalPeers
-from hivenb.swarm.invite import check_together, read_addresses, read_invite
-from hivenb.swarm.invites import BlocksPeers, Invites
-from hivenb.swarm.run_names import RunNames
+from hivenb.swarm.invite import read_addresses, read_invite
+from hivenb.swarm.invites import Blocking, Invites
+from hivenb.swarm.runs import RunNames, Runs
+from hivenb.swarm.starting import RunningDHT, Settings, read_settings, start_dht
 from hivenb.system.environment import detect, require_linux
 from hivenb.system.logs import collect_logs
 
@@ -64,194 +62,6 @@ class Onlookers:
         self._onlookers.clear()
 
 
-# -- settings --------------------------------------------------------------------------------------------------------
-#
-# What a swarm is started with.
-
-
-#: What says how one gets into a swarm.
-_WAY_IN = frozenset({"secret", "invite_key", "initial_peers"})
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a swarm is started with; two cells that ask for the same get the same swarm.
-
-    The fields are the parameters of :class:`hivenb.Swarm`, and the key and the name of the run that an invite holds.
-    """
-
-    public: bool = False
-    open: bool = False
-    secret: Secret | None = None
-    invite_key: InviteKey | None = None
-    host_maddrs: tuple[str, ...] = ()
-    announce_maddrs: tuple[str, ...] = ()
-    initial_peers: tuple[str, ...] = ()
-    identity_path: str | None = None
-    client_mode: bool | None = None
-    public_name: str | None = None
-    relay_service: bool | None = None
-    startup_timeout: float = STARTUP_TIMEOUT
-    run_id: str | None = field(default=None, compare=False)
-
-    def difference(self, other: Settings) -> str:
-        """In which settings another one differs, in words; how one gets in is told without what is secret in it."""
-        names = [name for name in self._differing(other) if name not in _WAY_IN]
-        told = [f"{name}={getattr(other, name)!r} instead of {getattr(self, name)!r}" for name in names]
-        ways = [] if self._leads_to(other) else [self._other_way(other)]
-        return "; ".join([*ways, *(["with " + ", ".join(told)] if told else [])])
-
-    def is_same_swarm(self, other: Settings) -> bool:
-        """Whether another one leads into the same swarm, be it by another invite, with all else as here."""
-        return self._leads_to(other) and not set(self._differing(other)) - _WAY_IN
-
-    def _differing(self, other: Settings) -> list[str]:
-        return [f.name for f in fields(self) if f.compare and getattr(self, f.name) != getattr(other, f.name)]
-
-    def _leads_to(self, other: Settings) -> bool:
-        mine, theirs = ({name: getattr(one, name) for name in _WAY_IN} for one in (self, other))
-        if mine == theirs:
-            return True
-        if not (self.initial_peers and other.initial_peers) or self.secret != other.secret:
-            return False
-        if self.invite_key is not None and other.invite_key is not None:
-            return self.invite_key.authority == other.invite_key.authority
-        # addresses alone: those of one peer at least are the same
-        ids = [{one.rpartition("/p2p/")[2] for one in settings.initial_peers} for settings in (self, other)]
-        return self.invite_key is other.invite_key and bool(ids[0] & ids[1])
-
-    def _other_way(self, other: Settings) -> str:
-        """How another one came into a swarm that is not this one's, in words."""
-        if not (self.initial_peers or other.initial_peers):
-            return "opened here with another secret"
-        if self.initial_peers and other.initial_peers:
-            return f"{other._way_in}, which leads into another swarm than the one that is given now"
-        return f"{other._way_in}, and not {self._way_in}"
-
-    @property
-    def _way_in(self) -> str:
-        """How one came into a swarm, in words."""
-        if not self.initial_peers:
-            return "opened here"
-        return f"joined by {'an invite' if self.invite_key is not None else 'addresses'}"
-
-    @property
-    def is_on_network(self) -> bool:
-        """Whether others than this machine can reach this peer: those of a swarm that is joined there have to."""
-        return self.public or not all(map(is_loopback, self.initial_peers))
-
-    def credential(self) -> Secret | InviteKey | None:
-        """What lets this peer into its swarm: a new secret, unless something was given or the swarm is open to all."""
-        given = self.secret or self.invite_key
-        return given if given is not None or self.open or self.initial_peers else Secret.random()
-
-    def dht_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments of the DHT, but for what lets it in."""
-        kwargs: dict[str, Any] = {
-            "host_maddrs": list(self.host_maddrs or (public_addresses() if self.is_on_network else LOOPBACK)),
-            "initial_peers": list(self.initial_peers) or None,
-            "client_mode": self.client_mode,
-            "is_walled": not detect().reachable,
-            "relay_service": self.relay_service,
-            "startup_timeout": self.startup_timeout,
-        }
-        if self.announce_maddrs:
-            kwargs["announce_maddrs"] = list(self.announce_maddrs)
-        if self.identity_path is not None:
-            kwargs["identity_path"] = self.identity_path
-        if not self.is_on_network:
-            kwargs |= {"nat_port_map": False, "auto_nat": False}  # nothing on this machine alone to be found out
-        return kwargs
-
-
-def read_settings(settings: Mapping[str, Any]) -> Settings:
-    """Settings out of the keyword arguments of a swarm.
-
-    :raises TypeError: if there is no such setting
-    :raises InviteError: if an invite or address cannot be read
-    :raises SwarmError: if they do not go together, or an address of this peer cannot be read
-    """
-    given = dict(settings)
-    names = [f.name for f in fields(Settings) if f.name not in ("invite_key", "run_id")]
-    if unknown := sorted(set(given) - set(names)):
-        raise TypeError(
-            f"Swarm has no setting {', '.join(unknown)}. {did_you_mean(unknown, names)}There are name, "
-            f"{', '.join(names)}"
-        )
-    for name in ("host_maddrs", "announce_maddrs"):
-        given[name] = read_maddrs(name, given.get(name))
-    if given.get("identity_path") is not None:
-        given["identity_path"] = os.fspath(given["identity_path"])
-    invite = read_invite(given.get("initial_peers"))
-    secret = as_secret(given.get("secret"))
-    check_together(secret, invite)
-    if given.get("open") and (secret or invite.key) is not None:
-        where = "the invite is to a private swarm" if invite.key else "a swarm with a secret is private"
-        raise SwarmError(f"{where}, which open=True does not make open; leave one of them out")
-    found = {"initial_peers": invite.addresses, "secret": secret, "invite_key": invite.key, "run_id": invite.run_id}
-    return Settings(**given | found)
-
-
-# -- starting --------------------------------------------------------------------------------------------------------
-#
-# Starts a DHT, and says what went wrong in the words of somebody who wants to join a swarm.
-
-
-#: Seconds for which a DHT is waited for beyond those that its daemon is given.
-_GRACE = 30.0
-
-
-def start_dht(settings: Mapping[str, Any]) -> DHT:
-    """A DHT that runs.
-
-    :param settings: keyword arguments of :class:`hivenb.engine.network.dht.DHT`
-    :raises NotInvitedError: if the initial peers do not let it in
-    :raises PlatformError: if this machine lacks what it needs
-    :raises SwarmError: if it cannot be started, or none of the initial peers answers
-    """
-    require_working_directory()
-    dht = None
-    try:
-        dht = DHT(start=False, **settings)
-        dht.run_in_background(await_ready=True, timeout=settings.get("startup_timeout", STARTUP_TIMEOUT) + _GRACE)
-    except BaseException as e:
-        if dht is not None and dht.pid is not None:
-            dht.terminate()
-        if isinstance(e, Exception):
-            if isinstance(e, (NotInvitedError, PlatformError)):
-                raise
-            if isinstance(e, OSError) and e.errno == errno.ENOSPC:
-                raise PlatformError(_no_room()) from e
-            peers, listens_at = settings.get("initial_peers") or (), settings.get("host_maddrs") or ()
-            raise SwarmError(_start_failed(e, peers, listens_at)) from e
-        raise
-    return dht
-
-
-def _no_room() -> str:
-    folder = tempfile.gettempdir()
-    return (
-        f"the disk is full at {folder}, where a peer keeps its key while it starts. Make room there, or name another "
-        "folder for temporary files before Python starts: export TMPDIR=/some/folder"
-    )
-
-
-def _start_failed(error: Exception, initial_peers: Sequence[str], host_maddrs: Sequence[str]) -> str:
-    what = str(error) or type(error).__name__
-    if "address already in use" in what:
-        return (
-            f"the port is in use: {what}. Leave the port to the system with .../tcp/0, or end what listens at "
-            f"{', '.join(host_maddrs)}"
-        )
-    if initial_peers and ("bootstrap" in what or "initial_peers" in what):
-        return (
-            f"none of the peers answers: {', '.join(initial_peers)} ({what}). Is the swarm still open there, "
-            "and can this machine reach it? A swarm that was not opened with public=True is reachable from its own "
-            "machine only"
-        )
-    return f"the DHT could not be started: {what}"
-
-
 # -- swarm -----------------------------------------------------------------------------------------------------------
 
 
@@ -270,26 +80,7 @@ _NO_ADDRESS = (
 )
 
 
-class Trains(Protocol):
-    """What trains in a swarm."""
-
-    @property
-    def options(self) -> Options:
-        """The options in force, with its name."""
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it is at work, or about to be."""
-
-    @property
-    def exception(self) -> BaseException | None:
-        """What has ended it, if that was an error."""
-
-    def stop(self) -> None:
-        """End training; returns when it has ended."""
-
-
-class Swarm(BlocksPeers, Invites):
+class Swarm:
     """The DHT of this process, where peers find each other. Starts at once, and runs until :meth:`close`.
 
     There is one swarm of a name in each process: running the same cell twice gives the same swarm.
@@ -331,7 +122,7 @@ class Swarm(BlocksPeers, Invites):
         with cls._registry_lock:
             existing = cls._open.get(name)
             if existing is not None and existing.is_open and existing._owner_pid == os.getpid():
-                is_in = existing._settings == wanted or existing._is_let_in
+                is_in = existing._settings == wanted or existing._invites.is_let_in
                 if is_in and existing._settings.is_same_swarm(wanted):
                     existing._follow_invite(wanted)
                     return existing
@@ -398,27 +189,27 @@ class Swarm(BlocksPeers, Invites):
         self.name = name
         self._settings = settings
         self._owner_pid = os.getpid()
-        self._lock = threading.RLock()
-        self._adopting = threading.Lock()  # not the one that is held while runs are stopped
-        self._runs: tuple[weakref.ref[Trains], ...] = ()
-        self._local_peers: LocalPeers | None = None
-        self._dht: DHT | None = None
-        self._known_run_id = settings.run_id or DEFAULT_RUN_ID
+        self._closing = threading.RLock()
         self.logs, self.onlookers = collect_logs(), Onlookers()
+        #: what trains here
+        self.runs = Runs(settings.run_id or DEFAULT_RUN_ID)
         #: under which names models train here; of a swarm that was joined, the names are those of the others
         self.run_names = RunNames()
         if settings.public and not settings.initial_peers and not detect().reachable:
             warnings.warn(_NOBODY_CAN_JOIN, stacklevel=3)  # of the cell: a log is looked at when it is too late
-        self._dht = start_dht(settings.dht_kwargs() | {"secret": settings.credential()})
+        dht = start_dht(settings.dht_kwargs() | {"secret": settings.credential()})
         try:
             is_first = settings.public and not settings.initial_peers and detect().reachable
-            if is_first and all(map(is_loopback, reachable_addresses(self._dht))):
+            if is_first and all(map(is_loopback, reachable_addresses(dht))):
                 warnings.warn(_NO_ADDRESS, stacklevel=3)
-            self.peer_id = self._dht.peer_id.to_base58()
-            self._become_member(self._dht.membership)
+            self.peer_id = dht.peer_id.to_base58()
+            self._running = RunningDHT(name, dht)
+            self._blocking, self._invites = Blocking(self._running), Invites(self._running, self.runs)
+            #: the peers on this machine, as those deal with them whose run they follow
+            self.local = LocalPeers(self._invites.way_in)
             self._open[name] = self
         except BaseException:  # interrupted: nobody else knows of it, and a traceback would keep it alive
-            self._dht.shutdown()
+            dht.shutdown()
             raise
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -426,7 +217,7 @@ class Swarm(BlocksPeers, Invites):
     @property
     def is_open(self) -> bool:
         """Whether the DHT runs."""
-        dht = self._dht
+        dht = self._running.unless_closed
         return dht is not None and dht.is_usable
 
     @property
@@ -435,12 +226,7 @@ class Swarm(BlocksPeers, Invites):
 
         :raises SwarmError: after :meth:`close`, or if its process has died
         """
-        dht = self._dht  # once: another thread may be closing the swarm
-        if dht is None:
-            raise SwarmError(f"the swarm {self.name!r} is closed; open one with hivenb.Swarm({self.name!r})")
-        if not dht.is_usable:
-            raise SwarmError(f"the DHT process of the swarm {self.name!r} has ended; close it and open it anew")
-        return dht
+        return self._running.require()
 
     @property
     def is_joined(self) -> bool:
@@ -449,8 +235,8 @@ class Swarm(BlocksPeers, Invites):
 
     def revive(self) -> None:
         """Start the DHT anew, as the same peer, if that has been given up; a run that is started does so."""
-        if self._dht is not None:
-            self._dht.revive()
+        if (dht := self._running.unless_closed) is not None:
+            dht.revive()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -467,27 +253,19 @@ class Swarm(BlocksPeers, Invites):
         """The name of a run, if the newest invite has said one with which this swarm was joined."""
         return self._settings.run_id
 
-    @property
-    def _is_let_in(self) -> bool:
-        """Whether the others let this peer in, as far as it knows."""
-        membership = self._membership
-        return membership is None or not (membership.key.has_expired or self.peer_id in self.shown_the_door)
-
     def _follow_invite(self, wanted: Settings) -> None:
         """Be in the run that the newest invite names; what trains already goes on in its own."""
         before, now = self._settings.run_id or DEFAULT_RUN_ID, wanted.run_id or DEFAULT_RUN_ID
         self._settings = replace(self._settings, run_id=wanted.run_id)
         if wanted.initial_peers and now != before:
-            self._known_run_id = now
+            self.runs.lead_to(now)
             logger.info(f"The invite leads to the run {now!r} of this swarm, which the next TrainingRun joins")
 
     @property
     def newest_run_id(self) -> str:
         """The name of the newest run here that trains; or else of the newest that is about to, or has ended without
         an error; before the first, of that to which the invite leads."""
-        runs = [run for run in (known() for known in reversed(self._runs)) if run is not None]
-        usable = [run for run in runs if run.is_active] or [run for run in runs if run.exception is None]
-        return usable[0].options.run_id if usable else self._known_run_id
+        return self.runs.newest_run_id
 
     def peers(self, run_id: str | None = None) -> tuple[PeerInfo, ...]:
         """Peers that have put samples into a run within the last seconds; this one first, then by id.
@@ -497,6 +275,87 @@ class Swarm(BlocksPeers, Invites):
         :raises SwarmError: if the swarm is closed, or the DHT does not answer
         """
         return read_peers(self.dht, self.newest_run_id if run_id is None else run_id)
+
+    # -- who is let in ------------------------------------------------------------------------------------------
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only those can join who have the invite, or the secret."""
+        return self._invites.membership is not None
+
+    @property
+    def who_can_join(self) -> str:
+        """The same in words: ``"invited only"`` or ``"anybody can join"``."""
+        return "invited only" if self.is_private else "anybody can join"
+
+    @property
+    def can_show_the_door(self) -> bool:
+        """Whether this peer knows the secret, as who opened a private swarm does, and can put others out."""
+        return self._invites.can_show_the_door
+
+    @property
+    def invite(self) -> str:
+        """One word to give to others, for :meth:`join` or ``hivenb join``. Whoever reads it can join, too.
+
+        It holds the addresses, the name of the newest run that trains, or will, and, of a private swarm, a key that its
+        authority has signed.
+        It is good until the swarm is closed; that of a peer that was invited itself, for as long as the one it came by.
+        After :meth:`show_the_door` it is another one, and for the peer that was put out the old one is good no more.
+        """
+        return self._invites.invite
+
+    def invite_for(self, hours: float) -> str:
+        """An invite that expires: all who came by it are out then.
+
+        :param hours: for how long it is good, from now on
+        :raises SwarmError: if that is no such time, if the swarm is open to all, or if this peer does not know its
+          secret, as one that was invited itself
+        """
+        return self._invites.invite_for(hours)
+
+    def show_the_door(self, peer_id: str) -> None:
+        """Put a peer out of the swarm, for everybody and for good. Takes some seconds until all know.
+
+        Nobody comes in by its invite any more, under whatever id, and :attr:`invite` is another one from now on. Those
+        of whom this peer has heard that came by the same invite stay. A peer on this machine is not started again.
+
+        :param peer_id: as ``swarm.peers()`` tells it
+        :raises SwarmError: if that is no peer's id, or this one's own; if this peer does not know the secret of the
+          swarm, as one that was invited itself; if too many are out; if the swarm is closed
+        """
+        self._invites.check_show_out(peer_id)
+        self.local.leave_dead(peer_id)  # before it has died of it
+        self._invites.show_the_door(peer_id)
+        self.local.put_out(self.shown_the_door)
+
+    @property
+    def shown_the_door(self) -> tuple[str, ...]:
+        """Ids of the peers that are out; none after the swarm is closed."""
+        return self._invites.shown_the_door
+
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """Ids of the peers that this one has blocked; none after the swarm is closed."""
+        return self._blocking.blocked
+
+    def block(self, peer_id: str) -> None:
+        """Answer nothing to a peer any more, ask it for nothing, and wait for it in no round.
+
+        For this peer alone: the others, those on this machine too, go on as before. It holds until :meth:`unblock`, or
+        the swarm is closed.
+
+        :param peer_id: as ``swarm.peers()`` tells it
+        :raises SwarmError: if that is no peer's id, or this one's own; if too many are blocked; if the swarm is closed
+        """
+        self._blocking.block(peer_id)
+
+    def unblock(self, peer_id: str) -> None:
+        """Talk to a peer again; without effect if it is not blocked.
+
+        :param peer_id: as :attr:`blocked` tells it
+        :raises SwarmError: if that is no peer's id; if the swarm is closed
+        """
+        self._blocking.unblock(peer_id)
 
     # -- peers on this machine ----------------------------------------------------------------------------------
 
@@ -511,17 +370,8 @@ class Swarm(BlocksPeers, Invites):
         :raises LocalPeerError: if one cannot be started, or the swarm is closed before they all have
         :raises SwarmError: if the swarm is closed
         """
-        with self._lock:
-            self._way_in()  # refused once the swarm is closed
-            local_peers = self._local_peers = self._local_peers or LocalPeers()
-        # without the lock: it takes its time, and close() may end it
-        run.take_name()
-        return local_peers.add(count, run, self._way_in, restart=restart)
-
-    def restart_local_peers(self, run: FollowedRun, restart: bool = True) -> None:
-        """Start the peers of a run on this machine again when they die, three times a minute at most; or no longer."""
-        if self._local_peers is not None:
-            self._local_peers.start_again_if_dead(restart, run, self._way_in)
+        _ = self.dht  # refused once the swarm is closed
+        return self.local.add(count, run, restart=restart)
 
     def remove_local_peers(self, count: int | None = None, run: FollowedRun | None = None) -> None:
         """Let peers on this machine leave, the newest first. An interrupt ends those at once that have not left.
@@ -530,45 +380,12 @@ class Swarm(BlocksPeers, Invites):
         :param run: of this run alone
         :raises LocalPeerError: if that is no number of peers
         """
-        if self._local_peers is not None:
-            there = [peer for peer in self.local_peers if run is None or peer in run.followers]
-            self._local_peers.remove(count, None if run is None else run.followers)
-            self._local_peers.forget_those_to_come(run, None if count is None else max(0, count - len(there)))
-
-    def local_peers_leave_with(self, run: FollowedRun) -> None:
-        """Let the local peers of a run leave that trains no more; they come back with its next start."""
-        if self._local_peers is not None:
-            self._local_peers.leave_with(run)
-
-    def local_peers_come_back_with(self, run: FollowedRun) -> None:
-        """Let those local peers come back that have left with a run that begins to train. Returns at once."""
-        if self._local_peers is not None:
-            self._local_peers.come_back_with(run, self._way_in)
-
-    def local_peers_to_come(self, run: FollowedRun) -> int:
-        """How many local peers come with a run when it starts, or are on their way."""
-        return 0 if self._local_peers is None else self._local_peers.to_come_to(run)
-
-    def forget_local_peers_to_come(self, run: FollowedRun) -> None:
-        """Let no local peers come by themselves to a run."""
-        if self._local_peers is not None:
-            self._local_peers.forget_those_to_come(run)
-
-    def rename_local_peers(self, run: FollowedRun, experiment: str) -> None:
-        """Let the local peers of a run be those of another experiment, as the run is of one."""
-        if self._local_peers is not None:
-            self._local_peers.rename(run, experiment)
-        run.followers.experiment = experiment
-
-    def remove_left_behind(self, run: FollowedRun) -> None:
-        """Let peers on this machine leave that an earlier run of the same experiment has added, be it gone or not."""
-        if self._local_peers is not None:
-            self._local_peers.leave_behind(run)
+        self.local.remove(count, run)
 
     @property
     def local_peers(self) -> tuple[LocalPeer, ...]:
         """The peers on this machine that were added and not removed, whether they still run or not."""
-        return () if self._local_peers is None else self._local_peers.all
+        return self.local.all
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -579,19 +396,10 @@ class Swarm(BlocksPeers, Invites):
         """
         if self._owner_pid != os.getpid():
             return
-        with self._lock:
-            for known in self._runs:
-                if (run := known()) is not None:
-                    run.stop()
-            if self._local_peers is not None:
-                self._local_peers.close()
-            if self._dht is not None:
-                dht, self._dht = self._dht, None
-                try:
-                    dht.shutdown()
-                except BaseException:  # interrupted: nobody else knows of it
-                    dht.terminate()
-                    raise
+        with self._closing:
+            self.runs.stop()
+            self.local.close()
+            self._running.close()
         with self._registry_lock:
             if self._open.get(self.name) is self:
                 del self._open[self.name]
@@ -631,18 +439,6 @@ class Swarm(BlocksPeers, Invites):
 _settings_to_join = keywords_of(Swarm.__init__, but=("name", "initial_peers"))
 _join: Any = vars(Swarm)["join"].__func__
 _join.__signature__ = with_keywords(_join, _settings_to_join)
-
-
-def adopt(swarm: Swarm, run: Trains) -> None:
-    """Let a swarm stop a run before it closes, unless nobody holds the run by then. For :class:`hivenb.TrainingRun`.
-
-    :param swarm: an open one
-    :param run: the newest one of the swarm from now on
-    """
-    with swarm._adopting:
-        known = tuple(one for one in swarm._runs if one() is not None and one() is not run)
-        swarm._runs = (*known, weakref.ref(run))
-        swarm._known_run_id = run.options.run_id
 
 
 def _close_all() -> None:

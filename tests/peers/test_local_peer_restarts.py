@@ -13,7 +13,7 @@ import hivenb
 from hivenb.engine.process.watched import MOST_RESTARTS
 from hivenb.options import Options
 from hivenb.peers.followed_run import Followers
-from hivenb.peers.local_peers import LocalPeerRestarts, WayIn
+from hivenb.peers.local_peers import LocalPeerRestarts
 from hivenb.run.local_peer_count import LocalPeerCount
 from hivenb.training import TrainingRun
 
@@ -39,15 +39,15 @@ class Peer:
 def test_one_that_dies_again_and_again_is_given_up(eventually: Callable[..., None], caplog: Any) -> None:
     run, started = Run(), []
 
-    def start_again(dead: Any, run: Any, way_in: WayIn) -> None:
-        started.append((dead.number, way_in()))
-        restarts.watch([Peer(dead.number + 1, "failed")], run, way_in)  # type: ignore[list-item]
+    def start_again(dead: Any, run: Any) -> None:
+        started.append(dead.number)
+        restarts.watch([Peer(dead.number + 1, "failed")], run)  # type: ignore[list-item]
 
     restarts = LocalPeerRestarts(start_again)
     with caplog.at_level(logging.WARNING):
-        restarts.watch([Peer(1, "failed")], run, lambda: ("/ip4/127.0.0.1",))  # type: ignore[list-item, arg-type]
+        restarts.watch([Peer(1, "failed")], run)  # type: ignore[list-item, arg-type]
         eventually(lambda: run.said and "not started" in run.said[-1], 20.0)
-    assert started == [(number, ("/ip4/127.0.0.1",)) for number in range(1, MOST_RESTARTS + 1)]
+    assert started == list(range(1, MOST_RESTARTS + 1))
     assert run.said[0] == "local peer 1 has died: it is started again"
     assert "MemoryError" in caplog.text
     eventually(lambda: not restarts._is_working)
@@ -57,7 +57,7 @@ def test_one_that_dies_again_and_again_is_given_up(eventually: Callable[..., Non
 def test_one_that_was_to_go_is_not_started_again(eventually: Callable[..., None], end: str) -> None:
     run, one = Run(), Peer(1)
     restarts = LocalPeerRestarts(lambda *args: pytest.fail("started again"))
-    restarts.watch([one], run, tuple)  # type: ignore[list-item, arg-type]
+    restarts.watch([one], run)  # type: ignore[list-item, arg-type]
     if end == "left":
         one.state = "left"
     elif end == "removed":
@@ -90,7 +90,7 @@ def test_one_that_is_killed_comes_back_and_trains(swarm: hivenb.Swarm, eventuall
     count.restart = False
     second.kill()
     eventually(lambda: run.local_peers[0].state == "failed", PATIENCE)
-    eventually(lambda: not swarm._local_peers._restarts._is_working, PATIENCE)  # type: ignore[union-attr]
+    eventually(lambda: not swarm.local._restarts._is_working, PATIENCE)
     assert run.local_peers == (second,)
     swarm.remove_local_peers()
     run.stop()

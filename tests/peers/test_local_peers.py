@@ -206,10 +206,10 @@ def test_a_swarm_whose_daemon_is_just_ending_is_an_error_of_ours(run, error, wor
     def way_in():
         raise error
 
-    peers = local_peers.LocalPeers()
+    peers = local_peers.LocalPeers(way_in)
     try:
         with pytest.raises(HivenbError, match=words):
-            peers.add(1, run, way_in)
+            peers.add(1, run)
         assert peers.all == ()
     finally:
         peers.close()

@@ -155,7 +155,7 @@ def test_a_peer_that_nobody_knows_of_yet_when_the_swarm_closes_is_ended(swarm, m
         made = fork_peer(*args)
         forked.append(made[0])
         launched.set()
-        eventually(lambda: swarm._local_peers._is_closed, PATIENCE)
+        eventually(lambda: swarm.local._is_closed, PATIENCE)
         return made
 
     monkeypatch.setattr(local_peers, "fork_peer", fork_and_dawdle)

@@ -64,7 +64,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forked]:
 
 @pytest.fixture
 def peers(forked: Forked) -> Iterator[LocalPeers]:
-    made = LocalPeers()
+    made = LocalPeers(tuple)
     yield made
     for process in forked.processes:  # which would not leave otherwise
         process.kill()
@@ -77,9 +77,12 @@ class RunStandIn:
     def __init__(self) -> None:
         self.followers, self.options = Followers(), Options(target_batch_size=1)
 
+    def take_name(self) -> None:
+        pass
+
 
 def add(peers: LocalPeers, count: int, **kwargs: Any) -> tuple[LocalPeer, ...]:
-    return peers.add(count, cast(FollowedRun, RunStandIn()), lambda: (), **kwargs)
+    return peers.add(count, cast(FollowedRun, RunStandIn()), **kwargs)
 
 
 def interrupting_first(method: Callable[..., Any], interrupt: Callable[[], None]) -> Callable[..., Any]:

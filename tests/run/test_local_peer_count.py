@@ -33,14 +33,18 @@ class SlowSwarm:
         self.local_peers += new
         return new
 
-    def restart_local_peers(self, run, restart):
+    def start_again_if_dead(self, run, restart):
         self.restart = restart
 
-    def local_peers_to_come(self, run):
+    def to_come_to(self, run):
         return 0
 
-    def forget_local_peers_to_come(self, run):
+    def forget_those_to_come(self, run):
         pass
+
+    @property
+    def local(self):
+        return self
 
     def remove_local_peers(self, count, run):
         self.local_peers = self.local_peers[: len(self.local_peers) - count]

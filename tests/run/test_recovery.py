@@ -174,7 +174,7 @@ def test_what_ends_while_the_run_is_paused_is_started_anew_when_it_goes_on(swarm
     run.wait_for(RunState.PAUSED, PATIENCE)
     pid = swarm.dht.pid
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: swarm._dht.pid not in (pid, None))
+    eventually(lambda: swarm.dht.pid not in (pid, None))
     assert run.status.state is RunState.PAUSED
     run.resume()
     assert run.wait(epochs=2, timeout=PATIENCE)

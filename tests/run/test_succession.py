@@ -190,13 +190,13 @@ def test_local_peers_stop_with_their_run_and_come_back_with_it(make, home, event
     eventually(lambda: len(run.peers()) == 3, PATIENCE)
     run.stop()
     assert [peer.state for peer in first] == ["left", "left"]
-    assert (run.local_peers, home.local_peers_to_come(run)) == ((), 2)
+    assert (run.local_peers, home.local.to_come_to(run)) == ((), 2)
     run.start()
     eventually(lambda: len(run.peers()) == 3 and len(run.local_peers) == 2, PATIENCE)
-    assert home.local_peers_to_come(run) == 0
+    assert home.local.to_come_to(run) == 0
     run.stop()
     home.remove_local_peers(1, run)
-    assert home.local_peers_to_come(run) == 1
+    assert home.local.to_come_to(run) == 1
     home.remove_local_peers(run=run)
     run.start()
     assert run.wait(epochs=2, timeout=PATIENCE)

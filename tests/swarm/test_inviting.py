@@ -53,8 +53,8 @@ def group(run: hivenb.TrainingRun) -> float | None:
 
 
 def key_of(swarm: hivenb.Swarm) -> InviteKey:
-    assert swarm._membership is not None
-    return swarm._membership.key
+    assert swarm._invites.membership is not None
+    return swarm._invites.membership.key
 
 
 def record_of(writer: hivenb.Swarm, reader: hivenb.Swarm) -> bool:
@@ -234,18 +234,18 @@ class TestTheDoor:
             hivenb.Swarm.join(encode_invite(swarm.addresses, key_of(bad)), "bad again")
 
     def test_peers_of_this_machine_come_by_another_invite(self, swarm: hivenb.Swarm, join: Join) -> None:
-        local = read_invite(swarm._way_in()).key
+        local = read_invite(swarm._invites.way_in()).key
         bad = join(swarm.invite, "bad")
         assert local not in (None, key_of(bad), key_of(swarm))
         swarm.show_the_door(bad.peer_id)
-        assert read_invite(swarm._way_in()).key == local
-        assert record_of(swarm, join(swarm._way_in(), "local"))
+        assert read_invite(swarm._invites.way_in()).key == local
+        assert record_of(swarm, join(swarm._invites.way_in(), "local"))
         swarm.show_the_door(hivenb.Swarm.get("local").peer_id)
-        assert read_invite(swarm._way_in()).key != local
+        assert read_invite(swarm._invites.way_in()).key != local
 
     def test_a_second_who_knows_the_secret_goes_on_with_the_same_list(self, swarm: hivenb.Swarm, join: Join) -> None:
-        assert swarm._membership is not None
-        secret = swarm._membership.secret
+        assert swarm._invites.membership is not None
+        secret = swarm._invites.membership.secret
         assert secret is not None
         with hivenb.Swarm.join(swarm.addresses, "second", secret=secret) as second:
             first_bad, second_bad = (join(swarm.invite_for(1), name) for name in ("first bad", "second bad"))

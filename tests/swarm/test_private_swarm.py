@@ -18,7 +18,7 @@ from hivenb.engine.network.access.tokens import Authority, Secret
 from hivenb.errors import NotInvitedError, SwarmError
 from hivenb.options import Options
 from hivenb.swarm.invite import encode_invite, read_invite
-from hivenb.swarm.swarm import read_settings
+from hivenb.swarm.starting import read_settings
 from hivenb.training import TrainingRun
 
 SECRET, OTHER = Secret.random(), Secret.random()
@@ -33,9 +33,9 @@ def home() -> Iterator[hivenb.Swarm]:
 
 
 def secret_of(swarm: hivenb.Swarm) -> Secret:
-    assert swarm._membership is not None
-    assert swarm._membership.secret is not None
-    return swarm._membership.secret
+    assert swarm._invites.membership is not None
+    assert swarm._invites.membership.secret is not None
+    return swarm._invites.membership.secret
 
 
 def test_a_swarm_is_private_and_its_invite_leads_in(home: hivenb.Swarm) -> None:

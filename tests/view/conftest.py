@@ -56,8 +56,7 @@ class Scene:
             can_show_the_door=False,
             newest_run_id="hivenb",
             shown_the_door=(),
-            local_peers_to_come=lambda run: 0,
-            forget_local_peers_to_come=lambda run: None,
+            local=SimpleNamespace(to_come_to=lambda run: 0, forget_those_to_come=lambda run: None),
         )
         self.trainer: Any = None
         self.local_peers: tuple[Any, ...] = ()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import ipywidgets
@@ -196,10 +197,7 @@ def test_a_run_without_a_swarm_can_still_be_looked_at(scene: Any) -> None:
     class Closed:
         local_peers, is_open, who_can_join, blocked, can_show_the_door = (), False, "invited only", (), True
         onlookers, newest_run_id, shown_the_door = Onlookers(), "hivenb", ()
-
-        @staticmethod
-        def local_peers_to_come(run: Any) -> int:
-            return 0
+        local = SimpleNamespace(to_come_to=lambda run: 0)
 
         @property
         def invite(self) -> str:

@@ -196,7 +196,7 @@ def test_a_swarm_without_a_run_comes_back_too(eventually):
     with Swarm("comes-back") as swarm:
         invite, before = swarm.invite, swarm.dht.pid
         os.kill(before, signal.SIGKILL)
-        eventually(lambda: swarm._dht.pid not in (before, None), BACK_WITHIN)
+        eventually(lambda: swarm.dht.pid not in (before, None), BACK_WITHIN)
         assert swarm.is_open
         assert Swarm("comes-back") is swarm
         eventually(lambda: _asks(swarm), BACK_WITHIN)
