@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Any, Protocol
 
 from hivenb._fresh_locks import free_in_children
@@ -186,6 +187,7 @@ class Swarm:
 
     def _start(self, name: str, settings: Settings) -> None:
         require_linux()
+        _close_all_at_exit()
         self.name = name
         self._settings = settings
         self._owner_pid = os.getpid()
@@ -447,6 +449,8 @@ def _close_all() -> None:
         swarm.close()
 
 
-# Not atexit: before its handlers run, Python waits for the threads of all executors, and those of hivemind's progress
-# tracker end only when the run does.
-threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+@cache
+def _close_all_at_exit() -> None:
+    # Not atexit: before its handlers run, Python waits for the threads of all executors, and those of hivemind's
+    # progress tracker end only when the run does.
+    threading._register_atexit(_close_all)  # type: ignore[attr-defined]

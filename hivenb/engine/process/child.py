@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from hivemind.utils import get_logger
 from hivemind.utils.asyncio import _AsyncContextWrapper
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
@@ -193,7 +194,13 @@ _FORCE_SECONDS = 1.0
 #: Answers (hivemind/utils/mpfuture.py:SharedBytes) for which a process asks torch's shared memory manager once.
 #: hivemind asks for 16 at a time, several times in an epoch: whoever asks while the manager does not answer within a
 #: second, on a machine that swaps or that has slept, is ended by torch.
-os.environ.setdefault("HIVEMIND_SHM_BUFFER_SIZE", str(2**16 - 64))  # the manager takes 64 for itself
+_ANSWERS = 2**16 - 64  # the manager takes 64 for itself
+
+#: How many of them are left when a process asks for more.
+_FEW_ANSWERS = 2**10
+
+#: Where hivemind looks up how many it asks for. The environment of a kernel or a script is not ours to change.
+_ANSWERS_VARIABLE = "HIVEMIND_SHM_BUFFER_SIZE"
 
 #: Where children that are forked from now on write what they print, as a file descriptor; ``None`` for where their
 #: parent writes. In a notebook that would be whichever cell ran last.
@@ -210,6 +217,7 @@ def settle_as_child(parent_pid: int | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what its parent does then
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.environ.setdefault(_ANSWERS_VARIABLE, str(_ANSWERS))
     raise_no_warnings()
     if parent_pid is None:
         # not getppid(), if there is a choice: the parent may have been killed in between
@@ -255,9 +263,32 @@ def prepare_answers() -> None:
     with interrupts_blocked(), sockets_of_torch():
         free_abandoned(shared_locks())
         try:
+            make_room_for_answers()
             MPFuture()
         except RuntimeError as e:  # torch's
             raise too_little(e) from e
+
+
+def make_room_for_answers() -> None:
+    """Let this process have shared memory for many answers, if little is left, whatever hivemind would ask for.
+
+    Without effect where somebody has said how many hivemind is to ask for.
+    """
+    if _has_room_for_answers() or _ANSWERS_VARIABLE in os.environ:
+        return
+    if SharedBytes._lock.acquire(block=False):  # whoever has it is taking an answer, or is ending a process
+        try:
+            if not _has_room_for_answers():
+                buffer = torch.empty([_ANSWERS], dtype=torch.uint8).share_memory_()
+                SharedBytes._pid, SharedBytes._buffer, SharedBytes._index = os.getpid(), buffer, 0
+        finally:
+            SharedBytes._lock.release()
+
+
+def _has_room_for_answers() -> bool:
+    buffer = SharedBytes._buffer
+    is_own = buffer is not None and SharedBytes._pid == os.getpid()
+    return is_own and len(buffer) - SharedBytes._index >= _FEW_ANSWERS
 
 
 class ChildProcess(mp.process.BaseProcess):

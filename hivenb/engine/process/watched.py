@@ -17,7 +17,7 @@ from typing import Any
 from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.mpfuture import UpdateType
 
-from hivenb.engine.process.child import ChildProcess, free_abandoned, shared_locks
+from hivenb.engine.process.child import ChildProcess, free_abandoned, make_room_for_answers, shared_locks
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.known_process import wait_for_exit
 from hivenb.errors import ProcessEndedError
@@ -55,6 +55,7 @@ class AnsweredPipe:
 
     def send(self, message: tuple[str, Any, dict[str, Any]]) -> None:
         """Send a message. What waits for an answer to it fails if there will be none."""
+        make_room_for_answers()
         for name, value in message[2].items():
             if isinstance(value, MPFuture):
                 self.expect(value, name)
