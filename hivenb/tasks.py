@@ -60,7 +60,9 @@ class Task:
 class _Classifier(LightningModule):
     """What both models share: cross-entropy in nats, accuracy as a share, and AdamW."""
 
-    learning_rate: float
+    def __init__(self, learning_rate: float) -> None:
+        super().__init__()
+        self.learning_rate = learning_rate
 
     def predict_and_target(self, batch: Any) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -113,10 +115,9 @@ class DigitsModel(_Classifier):
     """
 
     def __init__(self, hidden: int = 32, blocks: int = 2, learning_rate: float = 1e-3) -> None:
-        super().__init__()
+        super().__init__(learning_rate)
         self.hidden = hidden
         self.blocks = blocks
-        self.learning_rate = learning_rate
         first = [nn.Conv2d(1, hidden, kernel_size=3, padding=1), *(_Residual(hidden) for _ in range(blocks))]
         wider = nn.Conv2d(hidden, 2 * hidden, kernel_size=3, padding=1)
         second = [wider, *(_Residual(2 * hidden) for _ in range(blocks)), nn.GroupNorm(4, 2 * hidden), nn.ReLU()]
@@ -168,12 +169,11 @@ class TextModel(_Classifier):
     def __init__(
         self, context: int = 64, width: int = 64, layers: int = 2, heads: int = 4, learning_rate: float = 5e-3
     ) -> None:
-        super().__init__()
+        super().__init__(learning_rate)
         self.context = context
         self.width = width
         self.layers = layers
         self.heads = heads
-        self.learning_rate = learning_rate
         self.characters = nn.Embedding(VOCABULARY_SIZE, width)
         self.positions = nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)), nn.LayerNorm(width))

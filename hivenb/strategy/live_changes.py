@@ -12,7 +12,7 @@ from hivenb.compression import codec
 from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
 from hivenb.engine.averaging.module_rest import ModuleRest
 from hivenb.engine.averaging.torch_state import group_settings, restore_group_settings
-from hivenb.engine.network.dht import Restarting
+from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.checkpoint import EpochSchedulers
 from hivenb.engine.optimizer.handover import LIVE_SETTINGS, release, set_live, take_over, what_has_ended
 from hivenb.engine.optimizer.optimizer import Optimizer, default_next_chunk_timeout
@@ -198,7 +198,7 @@ def _require(dht: hivemind.DHT, ended: ProcessEndedError) -> None:
     :param ended: what has ended
     :raises ProcessEndedError: if the DHT could not be started anew, or is not one that is
     """
-    if isinstance(dht, Restarting):
+    if isinstance(dht, DHT):
         dht.require()
     elif not dht.is_alive():
         raise ProcessEndedError(f"{ended}. It belongs to a DHT of plain hivemind's (dht=...), which only you can start")

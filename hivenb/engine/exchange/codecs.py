@@ -42,7 +42,12 @@ class _PlainWhenBetter(CompressionBase):
     mixing is safe.
     """
 
+    #: whether it takes only a tensor whose numbers lie one after the other
+    _takes_contiguous = False
+
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> Any:
+        if self._takes_contiguous:
+            tensor = tensor.contiguous()
         if tensor.is_floating_point() and self._accepts(tensor):
             return super().compress(tensor, info, allow_inplace=allow_inplace)
         return _PLAIN.compress(tensor, info, allow_inplace=allow_inplace)
@@ -52,6 +57,10 @@ class _PlainWhenBetter(CompressionBase):
 
     def extract(self, serialized_tensor: Any) -> torch.Tensor:
         check_message(serialized_tensor)
+        return self._decode(serialized_tensor)
+
+    def _decode(self, serialized_tensor: Any) -> torch.Tensor:
+        """The tensor of a message that holds what it says."""
         return super().extract(serialized_tensor)
 
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
@@ -119,9 +128,8 @@ class _EightBits(_PlainWhenBetter, upstream_quantization.Quantization):
             table[regular:] = torch.tensor(_NON_FINITE)
         return indices.reshape(tensor.shape).numpy(), table.numpy()
 
-    def extract(self, serialized_tensor: Any) -> torch.Tensor:
+    def _decode(self, serialized_tensor: Any) -> torch.Tensor:
         """Decode; ``quantization.py:41`` calls int() on an array of length 1, a TypeError since numpy 2.4."""
-        check_message(serialized_tensor)
         buffer = memoryview(serialized_tensor.buffer)
         table_end = 8 + _count_at(buffer, 0) * np.dtype(self.codebook_dtype).itemsize
         table = np.frombuffer(buffer[8:table_end], dtype=self.codebook_dtype)
@@ -165,21 +173,20 @@ class Quantile8BitQuantization(_EightBits, upstream_quantization.Quantile8BitQua
 class BlockwiseQuantization(_PlainWhenBetter, upstream_quantization.BlockwiseQuantization):
     """One byte per parameter, scaled in blocks of 4096, by the package bitsandbytes."""
 
+    _takes_contiguous = True
+
     def _accepts(self, tensor: torch.Tensor) -> bool:
         blocks = -(-tensor.numel() // upstream_quantization._BLOCKWISE_QUANTIZATION_BLOCKSIZE)
         smaller = tensor.numel() + 16 + 4 * (self.n_bins + blocks) < tensor.numel() * tensor.element_size()
         return smaller and bool(tensor.detach().isfinite().all()) and _is_single(tensor)
 
-    def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> Any:
-        return super().compress(tensor.contiguous(), info, allow_inplace=allow_inplace)
-
-    def extract(self, serialized_tensor: Any) -> torch.Tensor:
+    def _decode(self, serialized_tensor: Any) -> torch.Tensor:
         """Decode; ``quantization.py:185`` has the same int() of an array as the other two.
 
         :raises DamagedTensorError: if it is not what it says
         :raises MissingDependencyError: if bitsandbytes is not installed
         """
-        check_message(serialized_tensor)  # before a message of others has that imported, which takes seconds
+        # after the check: a message of others is not to have that imported, which takes seconds
         try:
             from bitsandbytes.functional import dequantize_blockwise
         except ImportError as error:

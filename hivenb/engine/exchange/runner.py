@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import time
@@ -291,12 +292,18 @@ class FaultTolerantRunner(AllReduceRunner):
         self._ending = asyncio.create_task(_exhaust(differences))
 
     async def run(self) -> AsyncIterator[torch.Tensor]:
-        looking = asyncio.create_task(self._leave_out_the_gone())
-        try:
-            async for delta in super().run():
-                yield delta
-        finally:
-            looking.cancel()
+        async with self._sending():
+            looking = asyncio.create_task(self._leave_out_the_gone())
+            try:
+                async for delta in super().run():
+                    yield delta
+            finally:
+                looking.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _sending(self) -> AsyncGenerator[None, None]:
+        """What is sent beside what hivemind exchanges: nothing."""
+        yield
 
     def _get_peer_stub(self, peer: PeerID) -> StubBase:
         stub = super()._get_peer_stub(peer)
@@ -334,7 +341,11 @@ class FaultTolerantRunner(AllReduceRunner):
                 await self._ban_sender(peer_id)
             raise
         finally:
-            self._pace.leave(peer_id)
+            self._has_ended_with(peer_id)
+
+    def _has_ended_with(self, peer_id: PeerID) -> None:
+        """Nothing more is exchanged with a peer."""
+        self._pace.leave(peer_id)
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         receiver = self.ordered_peer_ids[peer_index]
@@ -487,11 +498,11 @@ class AllGather(FaultTolerantRunner):
     def _count_for(self, peer: PeerID) -> int:
         return self.tensor_part_reducer.num_parts
 
-    async def run(self) -> AsyncIterator[torch.Tensor]:
+    @contextlib.asynccontextmanager
+    async def _sending(self) -> AsyncGenerator[None, None]:
         sending = [asyncio.create_task(self._communicate_with_peer(peer)) for peer in self._copied]
         try:
-            async for difference in super().run():
-                yield difference
+            yield
         except BaseException:
             for one in sending:
                 one.cancel()
@@ -499,13 +510,11 @@ class AllGather(FaultTolerantRunner):
         finally:
             await asyncio.gather(*sending, return_exceptions=True)  # they are in the notes
 
-    async def _communicate_with_peer(self, peer_id: PeerID) -> None:
-        try:
-            await super()._communicate_with_peer(peer_id)
-        finally:
-            # not where it is sent: of one who has left before, that never begins
-            for _ in range(self._count_for(peer_id) if peer_id in self._copied else 0):
-                self._copied[peer_id].release()
+    def _has_ended_with(self, peer_id: PeerID) -> None:
+        super()._has_ended_with(peer_id)
+        # not where it is sent: of one who has left before, that never begins
+        for _ in range(self._count_for(peer_id) if peer_id in self._copied else 0):
+            self._copied[peer_id].release()
 
     async def _exchange_with(self, peer_id: PeerID) -> None:
         if peer_id != self.peer_id:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import ChainMap
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
@@ -108,7 +108,7 @@ def _packed(arguments: Any) -> bytes:
 
 # -- restarts --------------------------------------------------------------------------------------------------------
 #
-# A DHT that is started anew when its process or its daemon has ended, as the same peer and the same object.
+# What a DHT that is started anew has to know, and who ends with it.
 
 
 logger = get_logger(__name__)
@@ -117,167 +117,30 @@ logger = get_logger(__name__)
 RESTART_TIMEOUT = 30.0
 
 
-class Restarting(WatchedProcess):
-    """Mixin to put *before* ``hivemind.DHT``.
+class Neighbours:
+    """With whom a DHT is connected, as seen some seconds ago."""
 
-    While it is started anew, whoever asks it for something waits. What was asked before fails.
-    """
-
-    title = "the process of the DHT"
-
-    _daemon_listen_maddr: Any
-    run_coroutine: Callable[..., Any]
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        self._works = threading.Event()
-        self._works.set()
-        self._restarts = RestartCount()
-        self._restarting = threading.Lock()
-        self._restarter: threading.Thread | None = None
-        self._daemon = DaemonRecord()
-        self._earlier: Earlier | None = None
-        self._neighbours: MPFuture | None = None
+    def __init__(self) -> None:
+        #: what it was asked last, until it has answered: addresses of connections, and at which the others listen
+        self.answer: MPFuture | None = None
         #: addresses of connections to other peers, and those at which these listen
-        self._last_neighbours: tuple[str, ...] = ()
-        self._last_listeners: tuple[str, ...] = ()
-        self._dependents: weakref.WeakSet[WatchedProcess] = weakref.WeakSet()
-        super().__init__(*args, **kwargs)
-
-    # -- for whoever uses it --------------------------------------------------------------------------------------
+        self.connected: tuple[str, ...] = ()
+        self.listeners: tuple[str, ...] = ()
 
     @property
-    def is_usable(self) -> bool:
-        """Whether it works, or is just being started anew."""
-        is_being_restarted = not self._works.is_set()
-        return not self._is_dismissed and (self.ended is None or is_being_restarted)
+    def is_asked(self) -> bool:
+        """Whether an answer is waited for."""
+        return self.answer is not None
 
-    def require(self) -> None:
-        """Wait until it works, if it is just being started anew.
-
-        :raises ProcessEndedError: if it could not be
-        """
-        self._works.wait()
-        if self.ended is not None:
-            raise self.ended
-
-    def revive(self) -> None:
-        """Start it anew once more, after all that was tried in vain; otherwise without effect.
-
-        :raises ProcessEndedError: if that fails as well
-        """
-        self._works.wait()  # for what is tried at present
-        if (error := self.ended) is not None:
-            self._works.clear()
-            self._restart(error, was_given_up=True)
-        self.require()
-
-    def support(self, process: WatchedProcess, pid: int | None) -> None:
-        """Let a process end with this one, through which it talks to others.
-
-        :param process: that has been started
-        :param pid: of this one when that was
-        """
-        self._dependents.add(process)
-        if pid != self.pid or not self._works.is_set():  # it has ended meanwhile, and knew nothing of the other
-            process.end_with(ProcessEndedError(f"{self.title} (process {pid}) {how_it_ended(None)}"))
-
-    def shutdown(self) -> None:
-        self._is_dismissed = True
-        with self._restarting:  # if it is being started anew, that is given up
-            super().shutdown()  # type: ignore[misc]
-
-    @property
-    def _outer_pipe(self) -> Any:
-        if threading.current_thread() is not self._restarter:
-            self._works.wait()
-        return self._pipe
-
-    @_outer_pipe.setter
-    def _outer_pipe(self, pipe: Any) -> None:
-        self._pipe = RequestPipe(pipe)
-
-    # -- when it has ended ----------------------------------------------------------------------------------------
-
-    def _look(self) -> None:
-        """Note with whom it is connected, to find them again."""
-        if self._neighbours is not None and self._neighbours.done():
-            with contextlib.suppress(Exception):
-                neighbours, listeners = self._neighbours.result()
-                self._last_neighbours = neighbours or self._last_neighbours
-                self._last_listeners = listeners or self._last_listeners
-            self._neighbours = None
-        if self._neighbours is None and self._daemon.pid:
-            # it is being closed; or torch's manager of shared memory does not answer, as on an overloaded machine
-            with contextlib.suppress(OSError, RuntimeError):
-                self._neighbours = self.run_coroutine(_list_neighbours, return_future=True)
-
-    def _describe_end(self) -> ProcessEndedError:
-        if (code := self._daemon.exit_code) is None:
-            return super()._describe_end()
-        title = "p2pd, the daemon of the DHT"
-        return ProcessEndedError(f"{title} (process {self._daemon.pid}), {how_it_ended(code)}", title)
-
-    def _has_ended(self, error: ProcessEndedError) -> None:
-        self._restarter = threading.current_thread()
-        self._works.clear()
-        try:
-            self._conclude(error)
-            self._daemon.remove_sockets()
-            for process in list(self._dependents):
-                process.end_with(error)
-        finally:
-            self._restart(error)
-
-    def _restart(self, error: ProcessEndedError, was_given_up: bool = False) -> None:
-        with self._restarting:
-            self._restarter = threading.current_thread()
-            try:
-                if self._is_dismissed or (was_given_up and self.ended is not error):  # another thread has revived it
-                    return
-                if was_given_up:
-                    self._restarts.forget()
-                self._restarts.add(error)
-                logger.warning(f"{error}. It is started anew, as the same peer")
-                self._start_anew()
-                self.ended = None
-            except Exception as e:
-                self.ended = e if isinstance(e, ProcessEndedError) else _not_started_anew(error, e)
-                self._pipe.end(self.ended)
-                if not self._is_dismissed:
-                    logger.error(str(self.ended))
-            finally:
-                self._restarter = None
-                self._works.set()
-
-    def _start_anew(self) -> None:
-        got = tuple(self._ready.result(0) or ()) if self._earlier is None else self._earlier.addresses
-        try:
-            self._start_as(Earlier(got, self._last_listeners))
-        except Exception as e:
-            if self._is_dismissed:
-                raise
-            logger.warning(f"The DHT could not be started anew at its ports: {e}")
-            self._start_as(Earlier((), self._last_listeners))
-            self._earlier = Earlier(tuple(self._ready.result(0) or ()), self._last_listeners)
-
-    def _start_as(self, earlier: Earlier) -> None:
-        """Start the process again, which no process of multiprocessing's is meant for."""
-        mp.process.BaseProcess.__init__(self, name=self.name, daemon=True)
-        self._earlier, self._daemon, self._neighbours = earlier, DaemonRecord(), None
-        self._inner_pipe, self._outer_pipe = mp.Pipe(duplex=False)
-        self._ready = MPFuture()
-        self._p2p_replica = None
-        self.start()
-        deadline = time.monotonic() + RESTART_TIMEOUT
-        while True:
-            with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
-                self._ready.result(0.2)
-                return
-            if self._is_dismissed or time.monotonic() > deadline:
-                was_dismissed = self._is_dismissed
-                self.kill()
-                self._is_dismissed = was_dismissed
-                raise TimeoutError(f"it does not answer within {RESTART_TIMEOUT:.0f} s")
+    def note(self) -> None:
+        """Take in what it has answered, if it has; what it does not know any more stays."""
+        if self.answer is None or not self.answer.done():
+            return
+        with contextlib.suppress(Exception):  # it may have ended meanwhile
+            connected, listeners = self.answer.result()
+            self.connected = connected or self.connected
+            self.listeners = listeners or self.listeners
+        self.answer = None
 
 
 @contextlib.contextmanager
@@ -287,7 +150,7 @@ def ending_with(dht: hivemind.DHT, process: WatchedProcess) -> Iterator[None]:
     :param dht: of ours, or one of plain hivemind's, which is not started anew
     :raises ProcessEndedError: if that has ended already
     """
-    if isinstance(dht, Restarting):
+    if isinstance(dht, DHT):
         dht.require()
         pid = dht.pid
         yield
@@ -301,7 +164,7 @@ def ending_with(dht: hivemind.DHT, process: WatchedProcess) -> Iterator[None]:
 
 
 def _end_with_plain(reference: weakref.ref[WatchedProcess], dht_pid: int) -> None:
-    parts = {dht_pid: Restarting.title, **dict.fromkeys(_daemons_of(dht_pid), "p2pd, the daemon of the DHT")}
+    parts = {dht_pid: DHT.title, **dict.fromkeys(_daemons_of(dht_pid), "p2pd, the daemon of the DHT")}
     while not (ended := [pid for pid in parts if wait_for_exit(pid, LOOK_EVERY / len(parts))]):
         process = reference()
         if process is None or not process.is_alive():
@@ -346,13 +209,14 @@ RELAY_GOMAXPROCS = "1"
 _NOBODY = "the swarm does not let this peer in"
 
 
-class DHT(Restarting, hivemind.DHT):
+class DHT(WatchedProcess, hivemind.DHT):
     """``hivemind.DHT`` for a notebook kernel. Parameters and methods are those of ``hivemind.DHT``, and two more.
 
     It signs its records with a key of its own, :attr:`private_key`. hivemind has one key for each process instead,
     and two peers in one process count as one.
 
     When its process or its daemon ends by itself, both are started anew, as the same peer with the same object.
+    Meanwhile, whoever asks it for something waits. What was asked before fails.
 
     :param secret: of a private swarm, or the key of an invite to it: this peer, and the averagers which use it, talk to
       members of that alone. Without one, they talk to everybody, as plain hivemind does
@@ -362,6 +226,8 @@ class DHT(Restarting, hivemind.DHT):
       in a private swarm between its members alone. By default as plain hivemind does where there is no secret
     :param is_walled: whether it is known, where that is to be found out, that nobody reaches this machine by itself
     """
+
+    title = "the process of the DHT"
 
     _p2p_replica: P2P | None
     _parent_pid = None  # hivemind/dht/dht.py:__del__ asks for it, also of one whose making was interrupted
@@ -396,6 +262,15 @@ class DHT(Restarting, hivemind.DHT):
         #: to which nothing is answered, here and in the averagers that use this DHT
         self.blocked_peers = BlockedPeers()
         self._standing = Standing()
+        self._works = threading.Event()
+        self._works.set()
+        self._restarts = RestartCount()
+        self._restarting = threading.Lock()
+        self._restarter: threading.Thread | None = None
+        self._daemon = DaemonRecord()
+        self._earlier: Earlier | None = None
+        self._neighbours = Neighbours()
+        self._dependents: weakref.WeakSet[WatchedProcess] = weakref.WeakSet()
         super().__init__(
             *args,
             startup_timeout=startup_timeout,
@@ -431,7 +306,7 @@ class DHT(Restarting, hivemind.DHT):
     @property
     def routes(self) -> dict[str, Reach]:
         """How this peer is connected to others, and others to it, by their ids; as seen some seconds ago."""
-        return routes(self._last_neighbours) | {self.peer_id.to_base58(): self.reach}
+        return routes(self._neighbours.connected) | {self.peer_id.to_base58(): self.reach}
 
     def require_invited(self) -> None:
         """Go on only while the others let this peer in.
@@ -442,6 +317,139 @@ class DHT(Restarting, hivemind.DHT):
             raise NotInvitedError(has_expired(self.membership.key))
         if (reason := self._standing.why_out) is not None:
             raise NotInvitedError(f"{_NOBODY}: {reason}. Ask for a new invite")
+
+    # -- restarts --------------------------------------------------------------------------------------
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it works, or is just being started anew."""
+        is_being_restarted = not self._works.is_set()
+        return not self._is_dismissed and (self.ended is None or is_being_restarted)
+
+    def require(self) -> None:
+        """Wait until it works, if it is just being started anew.
+
+        :raises ProcessEndedError: if it could not be
+        """
+        self._works.wait()
+        if self.ended is not None:
+            raise self.ended
+
+    def revive(self) -> None:
+        """Start it anew once more, after all that was tried in vain; otherwise without effect.
+
+        :raises ProcessEndedError: if that fails as well
+        """
+        self._works.wait()  # for what is tried at present
+        if (error := self.ended) is not None:
+            self._works.clear()
+            self._restart(error, was_given_up=True)
+        self.require()
+
+    def support(self, process: WatchedProcess, pid: int | None) -> None:
+        """Let a process end with this one, through which it talks to others.
+
+        :param process: that has been started
+        :param pid: of this one when that was
+        """
+        self._dependents.add(process)
+        if pid != self.pid or not self._works.is_set():  # it has ended meanwhile, and knew nothing of the other
+            process.end_with(ProcessEndedError(f"{self.title} (process {pid}) {how_it_ended(None)}"))
+
+    def shutdown(self) -> None:
+        self._is_dismissed = True
+        with self._restarting:  # if it is being started anew, that is given up
+            super().shutdown()
+
+    @property
+    def _outer_pipe(self) -> Any:
+        if threading.current_thread() is not self._restarter:
+            self._works.wait()
+        return self._pipe
+
+    @_outer_pipe.setter
+    def _outer_pipe(self, pipe: Any) -> None:
+        self._pipe = RequestPipe(pipe)
+
+    # -- when it has ended ----------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Note with whom it is connected, to find them again."""
+        self._neighbours.note()
+        if not self._neighbours.is_asked and self._daemon.pid:
+            # it is being closed; or torch's manager of shared memory does not answer, as on an overloaded machine
+            with contextlib.suppress(OSError, RuntimeError):
+                self._neighbours.answer = self.run_coroutine(_list_neighbours, return_future=True)
+
+    def _describe_end(self) -> ProcessEndedError:
+        if (code := self._daemon.exit_code) is None:
+            return super()._describe_end()
+        title = "p2pd, the daemon of the DHT"
+        return ProcessEndedError(f"{title} (process {self._daemon.pid}), {how_it_ended(code)}", title)
+
+    def _has_ended(self, error: ProcessEndedError) -> None:
+        self._restarter = threading.current_thread()
+        self._works.clear()
+        try:
+            self._conclude(error)
+            self._daemon.remove_sockets()
+            for process in list(self._dependents):
+                process.end_with(error)
+        finally:
+            self._restart(error)
+
+    def _restart(self, error: ProcessEndedError, was_given_up: bool = False) -> None:
+        with self._restarting:
+            self._restarter = threading.current_thread()
+            try:
+                if self._is_dismissed or (was_given_up and self.ended is not error):  # another thread has revived it
+                    return
+                if was_given_up:
+                    self._restarts.forget()
+                self._restarts.add(error)
+                logger.warning(f"{error}. It is started anew, as the same peer")
+                self._start_anew()
+                self.ended = None
+            except Exception as e:
+                self.ended = e if isinstance(e, ProcessEndedError) else _not_started_anew(error, e)
+                self._pipe.end(self.ended)
+                if not self._is_dismissed:
+                    logger.error(str(self.ended))
+            finally:
+                self._restarter = None
+                self._works.set()
+
+    def _start_anew(self) -> None:
+        got = tuple(self._ready.result(0) or ()) if self._earlier is None else self._earlier.addresses
+        try:
+            self._start_as(Earlier(got, self._neighbours.listeners))
+        except Exception as e:
+            if self._is_dismissed:
+                raise
+            logger.warning(f"The DHT could not be started anew at its ports: {e}")
+            self._start_as(Earlier((), self._neighbours.listeners))
+            self._earlier = Earlier(tuple(self._ready.result(0) or ()), self._neighbours.listeners)
+
+    def _start_as(self, earlier: Earlier) -> None:
+        """Start the process again, which no process of multiprocessing's is meant for."""
+        mp.process.BaseProcess.__init__(self, name=self.name, daemon=True)
+        self._earlier, self._daemon, self._neighbours.answer = earlier, DaemonRecord(), None
+        self._inner_pipe, self._outer_pipe = mp.Pipe(duplex=False)
+        self._ready = MPFuture()
+        self._p2p_replica = None
+        self.start()
+        deadline = time.monotonic() + RESTART_TIMEOUT
+        while True:
+            with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+                self._ready.result(0.2)
+                return
+            if self._is_dismissed or time.monotonic() > deadline:
+                was_dismissed = self._is_dismissed
+                self.kill()
+                self._is_dismissed = was_dismissed
+                raise TimeoutError(f"it does not answer within {RESTART_TIMEOUT:.0f} s")
+
+    # -- in its process ------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and

@@ -367,21 +367,21 @@ caller: contextvars.ContextVar[PeerID | None] = contextvars.ContextVar("caller",
 class Protocol(DHTProtocol):
     """``hivemind``'s ``DHTProtocol`` that passes over single bad records, instead of all that stand beside them."""
 
-    #: by its id, what each peer has brought: under which keys, which records, and until when they stand
-    _brought: dict[bytes, dict[bytes, dict[Any, float]]]
-    _taken: dict[bytes, frozenset[Any]]
-    #: how long the last answers of the others took
-    patience: Patience
-
     @classmethod
     def take_over(cls, made: DHTProtocol) -> None:
         """Make one of ours of hivemind's, which has stored nothing yet."""
         # hivemind/dht/node.py:create makes one of its own class
         made.__class__ = cls
-        made.record_validator = CheckedOnce(getattr(made.record_validator, "_validators", ()))
-        made.storage, made.cache = (Storage(size, made._is_known) for size in (None, made.cache.maxsize))
-        made._brought, made._taken = {}, {}
-        made.patience = Patience()
+        cast(Protocol, made)._begin()
+
+    def _begin(self) -> None:
+        self.record_validator = CheckedOnce(getattr(self.record_validator, "_validators", ()))
+        self.storage, self.cache = (Storage(size, self._is_known) for size in (None, self.cache.maxsize))
+        #: by its id, what each peer has brought: under which keys, which records, and until when they stand
+        self._brought: dict[bytes, dict[bytes, dict[Any, float]]] = {}
+        self._taken: dict[bytes, frozenset[Any]] = {}
+        #: how long the last answers of the others took
+        self.patience = Patience()
 
     def get_stub(self, peer: PeerID) -> PatientStub:
         return PatientStub(super().get_stub(peer), peer, self.patience)

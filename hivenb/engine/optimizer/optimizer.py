@@ -261,7 +261,7 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
         self.tracker.is_waited_for = self.use_gradient_averaging and not self.delay_grad_averaging
         self.tracker.gone_after = GONE_WITHIN * self.next_chunk_timeout
         with self._clock.running():
-            result = super().step(self._clock.paused(closure), *args, **kwargs)
+            result = self.step_on_batch(self._clock.paused(closure), *args, **kwargs)
         self.left_out.note(True)  # the step may have averaged or downloaded what the next batch must not spoil
         return result
 

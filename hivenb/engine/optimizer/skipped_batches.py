@@ -107,9 +107,10 @@ class LeavesOutBatches(hivemind.Optimizer):
         self._unjudged: Unjudged | None = None
         super().__init__(**kwargs)
 
-    def step(
+    def step_on_batch(
         self, closure: Callable[[], Any] | None = None, batch_size: int | None = None, grad_scaler: Any = None
     ) -> Any:
+        """As the step of ``hivemind.Optimizer``, but for a batch that counts for nothing."""
         if self.auxiliary or self.use_gradient_averaging:
             return super().step(closure, batch_size, grad_scaler)
         # with local updates, hivemind/optim/optimizer.py:step goes from the closure right to the step of the optimizer

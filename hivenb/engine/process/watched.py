@@ -175,9 +175,11 @@ class WatchedProcess(ChildProcess):
     _is_dismissed = False
 
     _watcher: Any = None
-    _outer_pipe: Any
-    _popen: Any
-    _ready: Any
+    #: a future that is done as soon as it works; hivemind makes one in each of its processes
+    _ready: Any = None
+
+    #: the way into it, by the time it is started an :class:`AnsweredPipe`
+    _outer_pipe: Any = None
 
     def start(self) -> None:
         if not isinstance(self._outer_pipe, AnsweredPipe):

@@ -93,10 +93,6 @@ class CheckedParts(TensorPartContainer):
     A reducer whose average was refused counts as one that has failed: this peer's own numbers stay.
     """
 
-    on_refused: Callable[[int, str], None]
-    _check: Callable[[int, float], None] | None
-    _trusted: set[int]
-
     @classmethod
     def of(
         cls,
@@ -113,10 +109,18 @@ class CheckedParts(TensorPartContainer):
         :param own_index: place of this peer, whose own averages are made of what was looked at
         """
         made.__class__ = cls
-        made.on_refused, made._check = on_refused, check
-        made._trusted = set() if own_index is None else {own_index}
         checked: CheckedParts = made
+        checked._begin(on_refused, check, own_index)
         return checked
+
+    def _begin(
+        self,
+        on_refused: Callable[[int, str], None],
+        check: Callable[[int, float], None] | None,
+        own_index: int | None,
+    ) -> None:
+        self.on_refused, self._check = on_refused, check
+        self._trusted = set() if own_index is None else {own_index}
 
     def check_part(self, peer_index: int, part_index: int, part: torch.Tensor) -> None:
         """See whether a part can be the difference between an average and what this peer has sent.

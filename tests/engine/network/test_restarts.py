@@ -72,7 +72,7 @@ def find_each_other(first: DHT, second: DHT) -> None:
 def test_it_is_the_same_peer_again(two_dhts, eventually, part, which):
     victim, other = two_dhts[which], two_dhts[1 - which]
     peer_id, addresses = victim.peer_id, reachable_addresses(victim)
-    eventually(lambda: victim._last_listeners, BACK_WITHIN)  # those it had met by then
+    eventually(lambda: victim._neighbours.listeners, BACK_WITHIN)  # those it had met by then
     kill(victim, part, eventually)
     find_each_other(victim, other)
     assert victim.is_usable
@@ -93,7 +93,7 @@ def test_another_port_will_do_where_the_former_one_is_taken(two_dhts, eventually
     victim, other = two_dhts
     (address,) = reachable_addresses(victim)
     port = int(address.split("/")[4])
-    eventually(lambda: victim._last_listeners, BACK_WITHIN)
+    eventually(lambda: victim._neighbours.listeners, BACK_WITHIN)
     os.kill(victim.pid, signal.SIGSTOP)  # it dies as soon as it goes on, and its port is taken by then
     daemon = daemon_of(victim)
     os.kill(daemon, signal.SIGKILL)

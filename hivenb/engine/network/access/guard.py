@@ -344,11 +344,26 @@ class WatchfulClient(Client):
         self.standing: Standing | None = None
 
     async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
+        request = self._request_to(peer_id, data)
         try:
-            return bytes(await super().call_unary_handler(peer_id, proto, data))
+            answer = bytes(await super().call_unary_handler(peer_id, proto, request))
         except P2PHandlerError as e:
             self._note(next((reason for reason in REFUSALS if reason in str(e)), ""))
+            self.met_stranger |= self._is_of_stranger(e)
             raise
+        return self._answer_of(peer_id, answer)
+
+    def _request_to(self, peer_id: PeerID, data: bytes) -> bytes:
+        """What is sent to ask for something."""
+        return data
+
+    def _answer_of(self, peer_id: PeerID, answer: bytes) -> bytes:
+        """What has come of it."""
+        return answer
+
+    def _is_of_stranger(self, error: P2PHandlerError) -> bool:
+        """Whether somebody who is in no private swarm has refused to answer."""
+        return False
 
     def _note(self, reason: str) -> None:
         if reason in (SHOWN_OUT, EXPIRED) and reason != self.refusal:
@@ -370,13 +385,14 @@ class GuardedClient(WatchfulClient):
         self.guard = guard
         self._unproven = UnprovenStreams()
 
-    async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
+    def _request_to(self, peer_id: PeerID, data: bytes) -> bytes:
         self._require(peer_id)
-        try:
-            answer = await super().call_unary_handler(peer_id, proto, self.guard.own_pass + data)
-        except P2PHandlerError as e:
-            self.met_stranger |= UNREADABLE in str(e)
-            raise
+        return self.guard.own_pass + data
+
+    def _is_of_stranger(self, error: P2PHandlerError) -> bool:
+        return UNREADABLE in str(error)
+
+    def _answer_of(self, peer_id: PeerID, answer: bytes) -> bytes:
         if reason := self.guard.why_not(answer[:PASS_BYTES], peer_id):
             self.met_stranger |= reason == STRANGER
             raise _not_admitted(peer_id, reason)

@@ -287,7 +287,7 @@ async def downloaded(addresses: list[str], secret: Secret | None) -> list[Any]:
 def test_a_dht_that_is_started_anew_has_its_secret_still(opened: Any, eventually: Any, part: str) -> None:
     first = opened(DHT(start=True, secret=SECRET, **LOOPBACK))
     second = opened(join(first, secret=SECRET))
-    eventually(lambda: first._last_neighbours)
+    eventually(lambda: first._neighbours.connected)
     before = first.pid
     daemon = next(child.pid for child in psutil.Process(before).children() if child.name() == "p2pd")
     os.kill(daemon if part == "daemon" else before, signal.SIGKILL)
