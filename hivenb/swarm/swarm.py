@@ -372,7 +372,7 @@ class Swarm:
         :raises LocalPeerError: if one cannot be started, or the swarm is closed before they all have
         :raises SwarmError: if the swarm is closed
         """
-        _ = self.dht  # refused once the swarm is closed
+        self._running.require()
         return self.local.add(count, run, restart=restart)
 
     def remove_local_peers(self, count: int | None = None, run: FollowedRun | None = None) -> None:

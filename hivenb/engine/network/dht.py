@@ -318,7 +318,7 @@ class DHT(WatchedProcess, hivemind.DHT):
         if (reason := self._standing.why_out) is not None:
             raise NotInvitedError(f"{_NOBODY}: {reason}. Ask for a new invite")
 
-    # -- restarts --------------------------------------------------------------------------------------
+    # -- restarts -------------------------------------------------------------------------------------------------
 
     @property
     def is_usable(self) -> bool:
@@ -449,7 +449,7 @@ class DHT(WatchedProcess, hivemind.DHT):
                 self._is_dismissed = was_dismissed
                 raise TimeoutError(f"it does not answer within {RESTART_TIMEOUT:.0f} s")
 
-    # -- in its process ------------------------------------------------------------------------------------------
+    # -- in its process -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and
