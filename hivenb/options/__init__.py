@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from hivenb._lazy import lazy_face
 
 if TYPE_CHECKING:
-    from hivenb.options.options import FIELD_NAMES, FIELDS, FieldInfo, Options
+    from hivenb.options.declarations import Option
+    from hivenb.options.options import FIELD_NAMES, FIELDS, Options
 
 __all__ = [
     "FIELDS",
     "FIELD_NAMES",
-    "FieldInfo",
+    "Option",
     "Options",
 ]
 
@@ -21,7 +22,7 @@ __getattr__, __dir__ = lazy_face(
     {
         "FIELDS": "hivenb.options.options",
         "FIELD_NAMES": "hivenb.options.options",
-        "FieldInfo": "hivenb.options.options",
+        "Option": "hivenb.options.declarations",
         "Options": "hivenb.options.options",
     },
 )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hivenb.compression import CODECS, codec_code, public_home
 from hivenb.errors import OptionsError
-from hivenb.options.checks import CODEC_FIELDS
 
 _COMPRESSION = "hivenb.compression"
 
@@ -18,6 +17,12 @@ _COMPRESSION = "hivenb.compression"
 class NoTextError(Exception):
     """A value cannot be written as Python; the message says what it is."""
 
+
+#: Python that makes a value, and the modules of the names to import for it.
+Expression = tuple[dict[str, str], str]
+
+#: Keyword arguments by name, each with what writes it as Python.
+Arguments = Mapping[str, tuple[Any, Callable[[Any], Expression]]]
 
 #: What data is called of which nothing else is known; and so a pair of it, for training and validation, will do.
 _ANY = "data"
@@ -28,7 +33,7 @@ _TRAINER = {"accelerator": "auto", "devices": 1}
 
 
 def strategy_script(
-    arguments: Mapping[str, Any],
+    arguments: Arguments,
     *,
     model: str,
     data: str,
@@ -37,7 +42,7 @@ def strategy_script(
 ) -> str:
     """A script that trains with `hivenb.HivemindStrategy`.
 
-    :param arguments: the strategy's keyword arguments; codecs by name or as objects
+    :param arguments: the strategy's keyword arguments, each with what writes its value as Python
     :param model: the Python expression for the LightningModule
     :param data: the Python expression(s) for what follows it in ``trainer.fit``
     :param trainer: keyword arguments of the Trainer
@@ -45,7 +50,9 @@ def strategy_script(
     :returns: valid Python; an argument that has no text is a comment that asks for it
     """
     imports, lines = _arguments(arguments, {})
-    imports, of_trainer = _arguments(_TRAINER if trainer is None else trainer, imports)
+    imports, of_trainer = _arguments(
+        {name: (value, expression) for name, value in (_TRAINER if trainer is None else trainer).items()}, imports
+    )
     is_module, named = data.startswith("datamodule="), data.removeprefix("datamodule=").removeprefix("*")
     trained = f"copy.deepcopy({model})" if copies else model
     given = f"datamodule=copy.deepcopy({named})" if copies and is_module else data
@@ -76,12 +83,12 @@ def strategy_script(
     )
 
 
-def _arguments(arguments: Mapping[str, Any], imports: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+def _arguments(arguments: Arguments, imports: dict[str, str]) -> tuple[dict[str, str], list[str]]:
     """Keyword arguments, each on a line of its own, and the names to import for them and what came before."""
     lines = []
-    for name, value in arguments.items():
+    for name, (value, write) in arguments.items():
         try:
-            needed, text = codec_expression(value) if name in CODEC_FIELDS else expression(value)
+            needed, text = write(value)
             if type(value) is str and text == f"'{value}'" and '"' not in value:
                 text = f'"{value}"'  # as the rest of the script
             imports = _together(imports, needed)
@@ -100,7 +107,7 @@ def _trainer_lines(arguments: Sequence[str]) -> list[str]:
     return ["trainer = lightning.Trainer(", "    strategy=strategy,", *arguments, ")"]
 
 
-def codec_expression(value: Any) -> tuple[dict[str, str], str]:
+def codec_expression(value: Any) -> Expression:
     """Python that makes a codec, and the modules of the names to import for it."""
     try:
         names, text = codec_code(value)
@@ -109,7 +116,7 @@ def codec_expression(value: Any) -> tuple[dict[str, str], str]:
     return dict.fromkeys(names, _COMPRESSION), text
 
 
-def expression(value: Any) -> tuple[dict[str, str], str]:
+def expression(value: Any) -> Expression:
     """Python that makes a value, and the modules of the names to import for it.
 
     :raises NoTextError: when there is none
@@ -150,7 +157,7 @@ def describe(value: Any) -> str:
         return f"<{reason}>"
 
 
-def _imported(value: Any) -> tuple[dict[str, str], str]:
+def _imported(value: Any) -> Expression:
     """A class or function by the name it has in its module."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -76,36 +76,6 @@ def outer_optimizer_factory(chosen: str | Callable[..., Any] | None) -> Callable
     import torch
 
     return functools.partial(torch.optim.SGD, **_NESTEROV_SETTINGS)
-
-
-def wrong_outer_optimizer(values: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with it among some options, each with value and remedy."""
-    chosen, fragments = values["outer_optimizer"], values["outer_fragments"]
-    if isinstance(fragments, int) and fragments > 1:
-        if chosen is None:
-            yield (
-                f"outer_fragments={fragments} without an outer_optimizer, which alone synchronizes a model in pieces: "
-                f"set outer_optimizer={NESTEROV!r} as well, or leave it at 1."
-            )
-        if values["average_state_every"] != 1:
-            yield (
-                f"outer_fragments={fragments} with average_state_every={values['average_state_every']}: some pieces "
-                "would never have their turn. Set average_state_every=1, and target_batch_size to as many samples as "
-                "there should be between two exchanges."
-            )
-    if chosen is None:
-        return
-    shown = repr(chosen)[:60]
-    if chosen != NESTEROV and (isinstance(chosen, str) or not callable(chosen)):
-        yield (
-            f"outer_optimizer={shown}: give {NESTEROV!r}, or what makes an optimizer from parameters, such as "
-            "functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)."
-        )
-    if (values["averager_opts"] or {}).get("reuse_tensors") is True:
-        yield (
-            f"averager_opts['reuse_tensors']=True does not go with outer_optimizer={shown}: parameters and their "
-            "differences cannot be in the same memory; drop one of them."
-        )
 
 
 # -- gradient averager choice ----------------------------------------------------------------------------------------

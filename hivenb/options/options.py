@@ -8,19 +8,36 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hivenb._signatures import OwnSignature, keywords_of, unchanged, with_keywords
-from hivenb.compression import codec, codec_key
 from hivenb.errors import OptionsError
 from hivenb.options.as_code import describe, strategy_script
-from hivenb.options.checks import CODEC_FIELDS, PREREQUISITES, find_problems, normalized
+from hivenb.options.checks import checked
+from hivenb.options.declarations import Declaration, Option, Place, TakesEffect, declared_in, prerequisites
+from hivenb.options.kinds import (
+    AGGREGATIONS,
+    AVERAGER_OPTS,
+    FROZEN_PARAMETERS,
+    TRACKER_OPTS,
+    AveragerFactory,
+    Compression,
+    Count,
+    Flag,
+    Names,
+    OneOf,
+    OuterOptimizer,
+    RunName,
+    Scheduler,
+    Seconds,
+    Settings,
+    Share,
+)
 
 # -- spelling --------------------------------------------------------------------------------------------------------
 #
@@ -39,220 +56,6 @@ def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
     return f"Did you mean {', '.join(close)}? " if close else ""
 
 
-# -- texts -----------------------------------------------------------------------------------------------------------
-#
-# What people should know about each option: in words, with unit, cost and gain.
-
-
-@dataclass(frozen=True)
-class About:
-    """What a person should know about one option.
-
-    :param label: its name in words
-    :param help: what it costs and gains, one sentence
-    :param group: "overlap", "memory", "compression" or "rounds"
-    :param unit: of a number: "samples", "seconds", "epochs" or "pieces"
-    :param swarm_wide: whether all peers of a run must agree on it
-    """
-
-    label: str
-    help: str
-    group: str
-    unit: str | None = None
-    swarm_wide: bool = False
-
-
-#: By the option's name in code, which is the same everywhere.
-ABOUT: Mapping[str, About] = MappingProxyType(
-    {
-        "target_batch_size": About(
-            "target batch size",
-            "Samples that all peers gather before an update: more means less traffic, and fewer updates.",
-            "rounds",
-            unit="samples",
-            swarm_wide=True,
-        ),
-        "run_id": About(
-            "run name",
-            "Peers with the same run name train together; anybody else in the swarm is left alone.",
-            "rounds",
-            swarm_wide=True,
-        ),
-        "batch_size": About(
-            "batch size",
-            "Samples in one batch of this peer; found in the data unless given.",
-            "rounds",
-            unit="samples",
-        ),
-        "delay_state_averaging": About(
-            "state averaging in background",
-            "Training goes on while parameters are averaged; the result is applied a little later.",
-            "overlap",
-        ),
-        "delay_optimizer_step": About(
-            "optimizer step in background",
-            "Training goes on during the step and the averaging of parameters, with those of before the step.",
-            "overlap",
-        ),
-        "delay_grad_averaging": About(
-            "gradient averaging in background",
-            "Training goes on while gradients are averaged, which then arrive up to one epoch late: no wait, but less "
-            "is learned from as many samples (three peers on digits: accuracy 0.9 instead of 0.99).",
-            "overlap",
-        ),
-        "offload_optimizer": About(
-            "optimizer in main memory",
-            "Keeps the optimizer's state off the GPU: saves its memory, and costs a copy each update.",
-            "memory",
-        ),
-        "reuse_grad_buffers": About(
-            "reuse gradient buffers",
-            "Sums gradients where the model keeps them: saves memory, but rules out zero_grad.",
-            "memory",
-        ),
-        "scheduler_fn": About(
-            "learning rate schedule",
-            "Makes the scheduler from the optimizer; it steps once per swarm epoch, alike on all peers.",
-            "rounds",
-        ),
-        "matchmaking_time": About(
-            "matchmaking time",
-            "How long a round waits for peers: too short leaves some out, too long holds the others up.",
-            "rounds",
-            unit="seconds",
-        ),
-        "averaging_timeout": About(
-            "averaging timeout",
-            "A longer round is given up: too short loses slow peers, too long waits for lost ones.",
-            "rounds",
-            unit="seconds",
-        ),
-        "allreduce_timeout": About(
-            "exchange timeout",
-            "Limit for one exchange of data within a group; the averaging timeout unless given.",
-            "rounds",
-            unit="seconds",
-        ),
-        "next_chunk_timeout": About(
-            "chunk timeout",
-            "A peer silent for so long is left out of the round; the matchmaking time unless given.",
-            "rounds",
-            unit="seconds",
-        ),
-        "load_state_timeout": About(
-            "state download timeout",
-            "How long a peer that joins tries to download the others' state before it starts over.",
-            "rounds",
-            unit="seconds",
-        ),
-        "shutdown_timeout": About(
-            "goodbye timeout", "How long a peer that leaves may take to say so.", "rounds", unit="seconds"
-        ),
-        "grad_compression": About(
-            "gradients", "How gradients are sent: less traffic, for some precision.", "compression"
-        ),
-        "state_averaging_compression": About(
-            "parameters",
-            "How parameters are sent when they are averaged: less traffic, but peers agree less exactly.",
-            "compression",
-        ),
-        "load_state_compression": About(
-            "newcomers' state",
-            "How the state is sent to peers that join: quicker to join, from a less exact start.",
-            "compression",
-        ),
-        "grad_averager_factory": About(
-            "gradient averager",
-            "Replaces the way gradients are averaged, for example by PowerSGD, which sends far less.",
-            "compression",
-            swarm_wide=True,
-        ),
-        "average_state_every": About(
-            "epochs between averagings",
-            "How often parameters are averaged: more rarely saves traffic, and peers drift apart.",
-            "rounds",
-            unit="epochs",
-            swarm_wide=True,
-        ),
-        "average_opt_statistics": About(
-            "averaged optimizer statistics",
-            "Averages these statistics of the optimizer too, such as exp_avg: closer peers, more traffic.",
-            "rounds",
-            swarm_wide=True,
-        ),
-        "average_buffers": About(
-            "averaged buffers",
-            "Averages BatchNorm's statistics and other buffers with the parameters; off, each peer has its own.",
-            "rounds",
-            swarm_wide=True,
-        ),
-        "frozen_parameters": About(
-            "frozen layers",
-            "Who joins compares what the optimizer was not given: up to 32 MB that differ, it downloads; more are an "
-            "error, unless it is to download them, too, or to have its own.",
-            "rounds",
-        ),
-        "keep_state_every": About(
-            "epochs between kept states",
-            "How often a good state is copied into main memory, to return to; none is kept without a number.",
-            "memory",
-            unit="epochs",
-        ),
-        "roll_back": About(
-            "roll back by itself",
-            "When the loss explodes, all peers return to their last good state: some epochs are lost, not the run.",
-            "rounds",
-            swarm_wide=True,
-        ),
-        "robust_aggregation": About(
-            "robust averages",
-            "Against members who send garbage: a bound on norms, or centered clipping, for some time and memory.",
-            "rounds",
-            swarm_wide=True,
-        ),
-        "use_local_updates": About(
-            "local updates",
-            "Each peer updates after every batch, and only parameters are averaged: no wait, less exact.",
-            "overlap",
-            swarm_wide=True,
-        ),
-        "outer_optimizer": About(
-            "outer optimizer",
-            "With local updates: peers send how far they have come, rarely, and step all together (DiLoCo).",
-            "overlap",
-            swarm_wide=True,
-        ),
-        "outer_fragments": About(
-            "pieces sent in turn",
-            "Each update of the outer optimizer sends one of so many pieces of the model: the line's peak falls.",
-            "overlap",
-            unit="pieces",
-            swarm_wide=True,
-        ),
-        "client_mode": About(
-            "client only",
-            "Accepts no connections, for machines behind a firewall; others carry its share.",
-            "rounds",
-        ),
-        "auxiliary": About("helper only", "Helps the others to average without training itself.", "rounds"),
-        "averager_opts": About(
-            "averager settings", "More settings for hivemind's averagers, by their names there.", "rounds"
-        ),
-        "tracker_opts": About(
-            "progress settings",
-            "More settings for hivemind's progress tracker, by their names there.",
-            "rounds",
-        ),
-        "performance_ema_alpha": About(
-            "speed smoothing",
-            "Weight of the newest measurement in the estimate of speed: higher follows changes faster.",
-            "rounds",
-        ),
-        "verbose": About("detailed log", "Logs every round, which helps to find out what holds peers up.", "rounds"),
-    }
-)
-
-
 # -- options ---------------------------------------------------------------------------------------------------------
 
 
@@ -265,31 +68,11 @@ if TYPE_CHECKING:
 #: Of Lightning's documentation.
 DEFAULT_RUN_ID = "lightning_run"
 
+#: Seconds for which a peer may look for others at a time: no record may stand longer (engine/network/records.py).
+MOST_MATCHMAKING = 590
 
-@dataclass(frozen=True, kw_only=True)
-class FieldInfo(About):
-    """What is known about one option: what people should know, and what code needs.
-
-    :param name: the option's name, the same everywhere in code
-    :param default: its value unless given; `dataclasses.MISSING` where it must be given
-    :param requires: options that must be on as well for this one to be on
-    """
-
-    name: str
-    default: Any
-    requires: tuple[str, ...]
-
-    @property
-    def facts(self) -> str:
-        """Its default and unit, whether all peers share it, and what it needs, in a line of reStructuredText."""
-        facts = ["must be given" if self.default is dataclasses.MISSING else f"default: ``{self.default!r}``"]
-        if self.unit:
-            facts.append(f"in {self.unit}")
-        if self.swarm_wide:
-            facts.append("the same at all peers")
-        if self.requires:
-            facts.append("needs " + " and ".join(f"``{name}``" for name in self.requires))
-        return "; ".join(facts)
+#: By which factor a number that all peers agree on may become larger or smaller at once.
+LARGEST_FACTOR = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -307,57 +90,431 @@ class Options:
     :raises OptionsError: when a value, or a combination, cannot work; the message names every problem at once
     """
 
-    target_batch_size: int
-    run_id: str = DEFAULT_RUN_ID
-    batch_size: int | None = None
-    delay_state_averaging: bool = False
-    delay_optimizer_step: bool | None = None
-    delay_grad_averaging: bool = False
-    offload_optimizer: bool | None = None
-    reuse_grad_buffers: bool = False
-    scheduler_fn: Callable[[Any], Any] | None = None
-    matchmaking_time: float = 5.0
-    averaging_timeout: float = 30.0
-    allreduce_timeout: float | None = None
-    next_chunk_timeout: float | None = None
-    load_state_timeout: float = 600.0
-    shutdown_timeout: float = 5.0
-    grad_compression: Codec = "none"
-    state_averaging_compression: Codec = "none"
-    load_state_compression: Codec = "none"
-    grad_averager_factory: Callable[..., Any] | None = None
-    average_state_every: int = 1
-    average_opt_statistics: tuple[str, ...] = ()
-    average_buffers: bool = True
-    frozen_parameters: str = "compare"
-    robust_aggregation: str = "norm_bound"
-    keep_state_every: int | None = 10
-    roll_back: bool = False
-    use_local_updates: bool = False
-    outer_optimizer: str | Callable[..., Any] | None = None
-    outer_fragments: int = 1
-    client_mode: bool | None = None
-    auxiliary: bool = False
-    averager_opts: dict[str, Any] | None = None
-    tracker_opts: dict[str, Any] | None = None
-    performance_ema_alpha: float = 0.1
-    verbose: bool = False
+    target_batch_size: int = field(
+        metadata=Declaration(
+            kind=Count("samples"),
+            label="target batch size",
+            help="Samples that all peers gather before an update: more means less traffic, and fewer updates.",
+            group="rounds",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("all peers", 0),
+            swarm_wide=True,
+            largest_factor=LARGEST_FACTOR,
+        ).metadata,
+    )
+    run_id: str = field(
+        default=DEFAULT_RUN_ID,
+        metadata=Declaration(
+            kind=RunName(),
+            label="run name",
+            help="Peers with the same run name train together; anybody else in the swarm is left alone.",
+            group="rounds",
+            takes_effect=TakesEffect.NEXT_START,
+            swarm_wide=True,
+        ).metadata,
+    )
+    batch_size: int | None = field(
+        default=None,
+        metadata=Declaration(
+            kind=Count("samples", takes_none=True),
+            label="batch size",
+            help="Samples in one batch of this peer; found in the data unless given.",
+            group="rounds",
+            takes_effect=TakesEffect.NEXT_BATCH,
+            instead="that of the data",
+        ).metadata,
+    )
+    delay_state_averaging: bool = field(
+        default=False,
+        metadata=Declaration(
+            kind=Flag(),
+            label="state averaging in background",
+            help="Training goes on while parameters are averaged; the result is applied a little later.",
+            group="overlap",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("overlap", 0),
+        ).metadata,
+    )
+    delay_optimizer_step: bool | None = field(
+        default=None,
+        metadata=Declaration(
+            kind=Flag(takes_none=True),
+            label="optimizer step in background",
+            help=("Training goes on during the step and the averaging of parameters, with those of before the step."),
+            group="overlap",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("overlap", 1),
+            requires=("offload_optimizer", "delay_state_averaging"),
+            instead="off",
+        ).metadata,
+    )
+    delay_grad_averaging: bool = field(
+        default=False,
+        metadata=Declaration(
+            kind=Flag(),
+            label="gradient averaging in background",
+            help=(
+                "Training goes on while gradients are averaged, which then arrive up to one epoch late: no "
+                "wait, but less is learned from as many samples (three peers on digits: accuracy 0.9 instead "
+                "of 0.99)."
+            ),
+            group="overlap",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("overlap", 2),
+            requires=("delay_optimizer_step",),
+        ).metadata,
+    )
+    offload_optimizer: bool | None = field(
+        default=None,
+        metadata=Declaration(
+            kind=Flag(takes_none=True),
+            label="optimizer in main memory",
+            help="Keeps the optimizer's state off the GPU: saves its memory, and costs a copy each update.",
+            group="memory",
+            takes_effect=TakesEffect.REBUILD,
+            place=Place("memory", 0),
+            instead="off",
+        ).metadata,
+    )
+    reuse_grad_buffers: bool = field(
+        default=False,
+        metadata=Declaration(
+            kind=Flag(),
+            label="reuse gradient buffers",
+            help="Sums gradients where the model keeps them: saves memory, but rules out zero_grad.",
+            group="memory",
+            takes_effect=TakesEffect.REBUILD,
+            place=Place("memory", 1),
+        ).metadata,
+    )
+    scheduler_fn: Callable[[Any], Any] | None = field(
+        default=None,
+        metadata=Declaration(
+            kind=Scheduler(takes_none=True),
+            label="learning rate schedule",
+            help="Makes the scheduler from the optimizer; it steps once per swarm epoch, alike on all peers.",
+            group="rounds",
+            takes_effect=TakesEffect.NEXT_BATCH,
+            instead="the module's own",
+        ).metadata,
+    )
+    matchmaking_time: float = field(
+        default=5.0,
+        metadata=Declaration(
+            kind=Seconds(most=MOST_MATCHMAKING),
+            label="matchmaking time",
+            help="How long a round waits for peers: too short leaves some out, too long holds the others up.",
+            group="rounds",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("rounds", 0),
+        ).metadata,
+    )
+    averaging_timeout: float = field(
+        default=30.0,
+        metadata=Declaration(
+            kind=Seconds(),
+            label="averaging timeout",
+            help="A longer round is given up: too short loses slow peers, too long waits for lost ones.",
+            group="rounds",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("rounds", 1),
+        ).metadata,
+    )
+    allreduce_timeout: float | None = field(
+        default=None,
+        metadata=Declaration(
+            kind=Seconds(takes_none=True),
+            label="exchange timeout",
+            help="Limit for one exchange of data within a group; the averaging timeout unless given.",
+            group="rounds",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("rounds", 2),
+            instead="as averaging timeout",
+        ).metadata,
+    )
+    next_chunk_timeout: float | None = field(
+        default=None,
+        metadata=Declaration(
+            kind=Seconds(takes_none=True),
+            label="chunk timeout",
+            help="A peer silent for so long is left out of the round; the matchmaking time unless given.",
+            group="rounds",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("rounds", 3),
+            instead="as matchmaking time",
+        ).metadata,
+    )
+    load_state_timeout: float = field(
+        default=600.0,
+        metadata=Declaration(
+            kind=Seconds(),
+            label="state download timeout",
+            help="How long a peer that joins tries to download the others' state before it starts over.",
+            group="rounds",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("other", 4),
+        ).metadata,
+    )
+    shutdown_timeout: float = field(
+        default=5.0,
+        metadata=Declaration(
+            kind=Seconds(),
+            label="goodbye timeout",
+            help="How long a peer that leaves may take to say so.",
+            group="rounds",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("other", 5),
+        ).metadata,
+    )
+    grad_compression: Codec = field(
+        default="none",
+        metadata=Declaration(
+            kind=Compression(),
+            label="gradients",
+            help="How gradients are sent: less traffic, for some precision.",
+            group="compression",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("compression", 0),
+        ).metadata,
+    )
+    state_averaging_compression: Codec = field(
+        default="none",
+        metadata=Declaration(
+            kind=Compression(),
+            label="parameters",
+            help="How parameters are sent when they are averaged: less traffic, but peers agree less exactly.",
+            group="compression",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("compression", 1),
+        ).metadata,
+    )
+    load_state_compression: Codec = field(
+        default="none",
+        metadata=Declaration(
+            kind=Compression(),
+            label="newcomers' state",
+            help="How the state is sent to peers that join: quicker to join, from a less exact start.",
+            group="compression",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("other", 3),
+        ).metadata,
+    )
+    grad_averager_factory: Callable[..., Any] | None = field(
+        default=None,
+        metadata=Declaration(
+            kind=AveragerFactory(takes_none=True),
+            label="gradient averager",
+            help="Replaces the way gradients are averaged, for example by PowerSGD, which sends far less.",
+            group="compression",
+            takes_effect=TakesEffect.REBUILD,
+            place=Place("all peers", 2),
+            swarm_wide=True,
+            instead="all-reduce",
+        ).metadata,
+    )
+    average_state_every: int = field(
+        default=1,
+        metadata=Declaration(
+            kind=Count("epochs"),
+            label="epochs between averagings",
+            help="How often parameters are averaged: more rarely saves traffic, and peers drift apart.",
+            group="rounds",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("all peers", 1),
+            swarm_wide=True,
+            largest_factor=LARGEST_FACTOR,
+        ).metadata,
+    )
+    average_opt_statistics: tuple[str, ...] = field(
+        default=(),
+        metadata=Declaration(
+            kind=Names(),
+            label="averaged optimizer statistics",
+            help="Averages these statistics of the optimizer too, such as exp_avg: closer peers, more traffic.",
+            group="rounds",
+            takes_effect=TakesEffect.REBUILD,
+            swarm_wide=True,
+        ).metadata,
+    )
+    average_buffers: bool = field(
+        default=True,
+        metadata=Declaration(
+            kind=Flag(),
+            label="averaged buffers",
+            help=("Averages BatchNorm's statistics and other buffers with the parameters; off, each peer has its own."),
+            group="rounds",
+            takes_effect=TakesEffect.REBUILD,
+            place=Place("other", 1),
+            swarm_wide=True,
+        ).metadata,
+    )
+    frozen_parameters: str = field(
+        default="compare",
+        metadata=Declaration(
+            kind=OneOf(choices=FROZEN_PARAMETERS),
+            label="frozen layers",
+            help=(
+                "Who joins compares what the optimizer was not given: up to 32 MB that differ, it downloads; "
+                "more are an error, unless it is to download them, too, or to have its own."
+            ),
+            group="rounds",
+            takes_effect=TakesEffect.NEXT_START,
+            place=Place("other", 2),
+        ).metadata,
+    )
+    robust_aggregation: str = field(
+        default="norm_bound",
+        metadata=Declaration(
+            kind=OneOf(choices=AGGREGATIONS),
+            label="robust averages",
+            help=(
+                "Against members who send garbage: a bound on norms, or centered clipping, for some time and memory."
+            ),
+            group="rounds",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("rounds", 4),
+            swarm_wide=True,
+        ).metadata,
+    )
+    keep_state_every: int | None = field(
+        default=10,
+        metadata=Declaration(
+            kind=Count("epochs", takes_none=True),
+            label="epochs between kept states",
+            help=("How often a good state is copied into main memory, to return to; none is kept without a number."),
+            group="memory",
+            takes_effect=TakesEffect.NEXT_BATCH,
+            place=Place("peer", 0),
+        ).metadata,
+    )
+    roll_back: bool = field(
+        default=False,
+        metadata=Declaration(
+            kind=Flag(),
+            label="roll back by itself",
+            help=(
+                "When the loss explodes, all peers return to their last good state: some epochs are lost, not the run."
+            ),
+            group="rounds",
+            takes_effect=TakesEffect.NEXT_BATCH,
+            place=Place("other", 0),
+            swarm_wide=True,
+        ).metadata,
+    )
+    use_local_updates: bool = field(
+        default=False,
+        metadata=Declaration(
+            kind=Flag(),
+            label="local updates",
+            help="Each peer updates after every batch, and only parameters are averaged: no wait, less exact.",
+            group="overlap",
+            takes_effect=TakesEffect.REBUILD,
+            place=Place("all peers", 3),
+            swarm_wide=True,
+        ).metadata,
+    )
+    outer_optimizer: str | Callable[..., Any] | None = field(
+        default=None,
+        metadata=Declaration(
+            kind=OuterOptimizer(takes_none=True),
+            label="outer optimizer",
+            help=("With local updates: peers send how far they have come, rarely, and step all together (DiLoCo)."),
+            group="overlap",
+            takes_effect=TakesEffect.REBUILD,
+            place=Place("all peers", 4),
+            swarm_wide=True,
+            requires=("use_local_updates",),
+        ).metadata,
+    )
+    outer_fragments: int = field(
+        default=1,
+        metadata=Declaration(
+            kind=Count("pieces"),
+            label="pieces sent in turn",
+            help=(
+                "Each update of the outer optimizer sends one of so many pieces of the model: the line's peak falls."
+            ),
+            group="overlap",
+            takes_effect=TakesEffect.REBUILD,
+            place=Place("rounds", 5),
+            swarm_wide=True,
+        ).metadata,
+    )
+    client_mode: bool | None = field(
+        default=None,
+        metadata=Declaration(
+            kind=Flag(takes_none=True),
+            label="client only",
+            help="Accepts no connections, for machines behind a firewall; others carry its share.",
+            group="rounds",
+            takes_effect=TakesEffect.REBUILD,
+            place=Place("peer", 1),
+            instead="as the network needs it",
+        ).metadata,
+    )
+    auxiliary: bool = field(
+        default=False,
+        metadata=Declaration(
+            kind=Flag(),
+            label="helper only",
+            help="Helps the others to average without training itself.",
+            group="rounds",
+            takes_effect=TakesEffect.REBUILD,
+            place=Place("peer", 2),
+        ).metadata,
+    )
+    averager_opts: dict[str, Any] | None = field(
+        default=None,
+        metadata=Declaration(
+            kind=Settings(known=AVERAGER_OPTS, takes_none=True),
+            label="averager settings",
+            help="More settings for hivemind's averagers, by their names there.",
+            group="rounds",
+            takes_effect=TakesEffect.REBUILD,
+        ).metadata,
+    )
+    tracker_opts: dict[str, Any] | None = field(
+        default=None,
+        metadata=Declaration(
+            kind=Settings(known=TRACKER_OPTS, takes_none=True),
+            label="progress settings",
+            help="More settings for hivemind's progress tracker, by their names there.",
+            group="rounds",
+            takes_effect=TakesEffect.REBUILD,
+        ).metadata,
+    )
+    performance_ema_alpha: float = field(
+        default=0.1,
+        metadata=Declaration(
+            kind=Share(),
+            label="speed smoothing",
+            help="Weight of the newest measurement in the estimate of speed: higher follows changes faster.",
+            group="rounds",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("other", 6),
+        ).metadata,
+    )
+    verbose: bool = field(
+        default=False,
+        metadata=Declaration(
+            kind=Flag(),
+            label="detailed log",
+            help="Logs every round, which helps to find out what holds peers up.",
+            group="rounds",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("peer", 3),
+        ).metadata,
+    )
 
     __signature__ = OwnSignature(lambda: inspect.Signature(keywords_of(Options.__init__)))
 
     def __new__(cls, *args: Any, **values: Any) -> Options:
-        _check_names(values)  # before the dataclass's own __init__, whose TypeError suggests nothing
+        _check_names(values.keys())  # before the dataclass's own __init__, whose TypeError suggests nothing
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        values = normalized({name: getattr(self, name) for name in FIELD_NAMES})
-        for name, value in values.items():
+        for name, value in checked(vars(self), FIELDS).items():
             object.__setattr__(self, name, value)
-        problems = find_problems(values)
-        if len(problems) == 1:
-            raise OptionsError(problems[0])
-        if problems:
-            raise OptionsError("\n- ".join([f"{len(problems)} problems:", *problems]))
 
     def replace(self, **changes: Any) -> Options:
         """The same options with some changed.
@@ -365,8 +522,7 @@ class Options:
         :param changes: new values by option name
         :raises OptionsError: for an unknown name, or when the result cannot work
         """
-        _check_names(changes)
-        return Options(**{**self._values(), **changes})
+        return type(self)(**{**vars(self), **changes})
 
     def with_prerequisites(self, **changes: Any) -> Options:
         """Like `replace`, but switches on what an option needs with it, and off what needs it.
@@ -377,14 +533,14 @@ class Options:
         :param changes: new values by option name
         :raises OptionsError: for an unknown name, or when the result cannot work
         """
-        _check_names(changes)
+        _check_names(changes.keys())
         wanted = dict(changes)
         for name, value in changes.items():
-            if name in PREREQUISITES and value not in (None, False):
-                for needed in _all_prerequisites(name):
+            if value not in (None, False):
+                for needed in prerequisites(FIELDS, name):
                     wanted.setdefault(needed, True)
-            for dependent in PREREQUISITES:
-                if name in _all_prerequisites(dependent) and value is False and getattr(self, dependent):
+            for dependent in FIELDS:
+                if name in prerequisites(FIELDS, dependent) and value is False and getattr(self, dependent):
                     wanted.setdefault(dependent, FIELDS[dependent].default)
         if wanted.get("outer_optimizer", self.outer_optimizer) is None:
             wanted.setdefault("outer_fragments", FIELDS["outer_fragments"].default)
@@ -392,18 +548,19 @@ class Options:
 
     def difference(self, other: Options) -> dict[str, tuple[Any, Any]]:
         """What differs from these options to others: option name -> (value here, value there)."""
-        mine, theirs = self._comparable(), other._comparable()
-        return {name: (getattr(self, name), getattr(other, name)) for name in FIELD_NAMES if mine[name] != theirs[name]}
+        found: dict[str, tuple[Any, Any]] = {}
+        for name, value in vars(self).items():
+            theirs, key = getattr(other, name), FIELDS[name].kind.key
+            if value is not theirs and key(value) != key(theirs):
+                found[name] = (value, theirs)
+        return found
 
     def to_strategy_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for `hivenb.HivemindStrategy`: what is not the default, codecs as objects.
 
         :raises MissingDependencyError: when a codec needs a package that has been removed since
         """
-        return {
-            name: codec(value) if name in CODEC_FIELDS else dict(value) if isinstance(value, dict) else value
-            for name, value in self._changed().items()
-        }
+        return {name: FIELDS[name].kind.argument(value) for name, value in self._changed().items()}
 
     def to_code(
         self,
@@ -425,27 +582,21 @@ class Options:
         :param trainer: keyword arguments of the Trainer; by default those for one device of whatever kind there is
         :param copies: whether to train a copy of the model, since something else is training it
         """
-        return strategy_script(self._changed(), model=model, data=data, trainer=trainer, copies=copies)
-
-    def _values(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in FIELD_NAMES}
-
-    def _comparable(self) -> dict[str, Hashable]:
-        return {name: _comparable(value, is_codec=name in CODEC_FIELDS) for name, value in self._values().items()}
+        written = {name: (value, FIELDS[name].kind.expression) for name, value in self._changed().items()}
+        return strategy_script(written, model=model, data=data, trainer=trainer, copies=copies)
 
     def _changed(self) -> dict[str, Any]:
-        comparable = self._comparable()
         return {
             name: value
-            for name, value in self._values().items()
-            if FIELDS[name].default is dataclasses.MISSING or comparable[name] != FIELDS[name].default
+            for name, value in vars(self).items()
+            if FIELDS[name].default is dataclasses.MISSING or FIELDS[name].kind.key(value) != FIELDS[name].default
         }
 
     def __eq__(self, other: object) -> bool:
-        return self._comparable() == other._comparable() if isinstance(other, Options) else NotImplemented
+        return not self.difference(other) if isinstance(other, Options) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(tuple(self._comparable().values()))
+        return hash(tuple(FIELDS[name].kind.key(value) for name, value in vars(self).items()))
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={describe(value)}' for name, value in self._changed().items())})"
@@ -455,20 +606,13 @@ for _changing in (Options.replace, Options.with_prerequisites):
     _shown = with_keywords(_changing, unchanged(keywords_of(Options.__init__)))
     _changing.__signature__ = _shown  # type: ignore[attr-defined]
 
-FIELD_NAMES = tuple(option.name for option in dataclasses.fields(Options))
+#: What is declared of each, which :data:`FIELDS` lets others read.
+_DECLARED = declared_in(Options)
 
 #: What is known about each option, by its name, in the order in which people should see them.
-FIELDS: Mapping[str, FieldInfo] = MappingProxyType(
-    {
-        option.name: FieldInfo(
-            name=option.name,
-            default=option.default,
-            requires=PREREQUISITES.get(option.name, ()),
-            **vars(ABOUT[option.name]),
-        )
-        for option in dataclasses.fields(Options)
-    }
-)
+FIELDS: Mapping[str, Option] = MappingProxyType(_DECLARED)
+
+FIELD_NAMES = tuple(FIELDS)
 
 
 def _explained(text: str) -> str:
@@ -482,28 +626,9 @@ def _explained(text: str) -> str:
 Options.__doc__ = _explained(Options.__doc__ or "")
 
 
-def _check_names(changes: Mapping[str, Any]) -> None:
-    unknown = [name for name in changes if name not in FIELDS]
+def _check_names(names: Iterable[str]) -> None:
+    unknown = [name for name in names if name not in FIELDS]
     if unknown:
         raise OptionsError(
-            f"No such option: {', '.join(unknown)}. {did_you_mean(unknown, FIELD_NAMES)}There are "
-            f"{', '.join(FIELD_NAMES)}."
+            f"No such option: {', '.join(unknown)}. {did_you_mean(unknown, FIELDS)}There are {', '.join(FIELDS)}."
         )
-
-
-def _all_prerequisites(name: str) -> set[str]:
-    direct = PREREQUISITES.get(name, ())
-    return set(direct).union(*(_all_prerequisites(needed) for needed in direct))
-
-
-def _comparable(value: Any, is_codec: bool = False) -> Hashable:
-    """A hashable picture of an option's value, equal for values that configure the same."""
-    if is_codec and not isinstance(value, str):
-        return codec_key(value)
-    if isinstance(value, functools.partial):
-        return (_comparable(value.func), _comparable(value.args), _comparable(value.keywords))
-    if isinstance(value, Mapping):
-        return frozenset((key, _comparable(part)) for key, part in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(_comparable(part) for part in value)
-    return value if isinstance(value, Hashable) else repr(value)

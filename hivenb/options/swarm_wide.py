@@ -7,11 +7,11 @@ and timeouts are each peer's own: hivenb's peers average with different ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import MISSING
 from typing import Any
 
-from hivenb.options.choices import averager_factory, describe_averager, describe_outer_optimizer, outer_optimizer
-from hivenb.options.options import FIELDS, Options
+from hivenb.options.options import FIELDS, LARGEST_FACTOR, Options
 
 #: The setting among ``averager_opts`` on which all peers have to agree, too.
 PART_SIZE = "part_size_bytes"
@@ -24,29 +24,28 @@ Shared = Mapping[str, Any]
 
 def shared_part(options: Options) -> dict[str, Any]:
     """What of some options all peers need alike: plain values by name, equal where peers can work together."""
-    shared = {name: getattr(options, name) for name in SHARED_FIELDS}
-    shared["average_opt_statistics"] = list(options.average_opt_statistics)
-    shared["grad_averager_factory"] = describe_averager(options.grad_averager_factory)
-    shared["outer_optimizer"] = describe_outer_optimizer(options.outer_optimizer)
+    shared = {name: FIELDS[name].kind.pack(getattr(options, name)) for name in SHARED_FIELDS}
     shared[PART_SIZE] = (options.averager_opts or {}).get(PART_SIZE)
     return shared
 
 
-def with_shared_part(options: Options, shared: Shared, offered: Callable[..., Any] | None = None) -> Options:
+def with_shared_part(options: Options, shared: Shared, offered: Options | None = None) -> Options:
     """The same options with that part of them as in the swarm. Names that are not known here are passed over.
 
     :param options: of this peer
     :param shared: what :func:`shared_part` gave at another one
-    :param offered: a ``grad_averager_factory`` to take if that is the one meant
+    :param offered: other options, whose value of one that not every peer can make is taken if it is the one meant
     :raises OptionsError: if the two do not go together, or this peer cannot make the swarm's averager
     """
     own = shared_part(options)
-    changes = {name: shared[name] for name in SHARED_FIELDS if name in shared and shared[name] != own[name]}
-    if "grad_averager_factory" in changes:
-        is_offered = offered is not None and describe_averager(offered) == changes["grad_averager_factory"]
-        changes["grad_averager_factory"] = offered if is_offered else averager_factory(changes["grad_averager_factory"])
-    if "outer_optimizer" in changes:
-        changes["outer_optimizer"] = outer_optimizer(changes["outer_optimizer"])
+    theirs = None if offered is None else shared_part(offered)
+    changes = {
+        name: FIELDS[name].kind.unpack(shared[name])
+        if theirs is None or theirs[name] != shared[name]
+        else getattr(offered, name)
+        for name in SHARED_FIELDS
+        if name in shared and shared[name] != own[name]
+    }
     if PART_SIZE in shared and shared[PART_SIZE] != own[PART_SIZE]:
         settings = {**(options.averager_opts or {}), PART_SIZE: shared[PART_SIZE]}
         changes["averager_opts"] = {name: value for name, value in settings.items() if name != PART_SIZE or value}
@@ -64,11 +63,15 @@ def labels_of(before: Shared, after: Shared) -> list[str]:
 # How far options on which all peers agree may change at once: a host that goes mad, or is none, is not followed.
 
 
-#: By which factor a number may become larger or smaller at once.
-LARGEST_FACTOR = 8
-
-#: Numbers for which that holds, with what they are unless they are given.
-_BOUNDED: Mapping[str, Any] = {"target_batch_size": None, "average_state_every": 1, PART_SIZE: 2**19}
+#: Numbers for which that holds, with their factors, and with what they are unless they are given.
+_BOUNDED: Mapping[str, tuple[int, Any]] = {
+    **{
+        name: (info.largest_factor, None if info.default is MISSING else info.default)
+        for name, info in FIELDS.items()
+        if info.largest_factor is not None
+    },
+    PART_SIZE: (LARGEST_FACTOR, 2**19),
+}
 
 
 def too_large_a_change(before: Shared, after: Shared) -> str | None:
@@ -77,9 +80,9 @@ def too_large_a_change(before: Shared, after: Shared) -> str | None:
     :param before: what :func:`hivenb.options.swarm_wide.shared_part` gave
     :param after: the same of what is to come
     """
-    for name, default in _BOUNDED.items():
+    for name, (factor, default) in _BOUNDED.items():
         old, new = before.get(name) or default, after.get(name) or default
-        if old and new and max(old, new) > LARGEST_FACTOR * min(old, new):
+        if old and new and max(old, new) > factor * min(old, new):
             label = FIELDS[name].label if name in FIELDS else "size of parts"
-            return f"{label} from {old} to {new}, which is more than {LARGEST_FACTOR} times as much or as little"
+            return f"{label} from {old} to {new}, which is more than {factor} times as much or as little"
     return None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import OptionsError
-from hivenb.options.in_words import value_in_words
 from hivenb.options.options import FIELDS, Options
 from hivenb.options.swarm_wide import Shared, labels_of, shared_part, with_shared_part
 from hivenb.run.status import RunState
@@ -30,11 +30,12 @@ class OptionsChange:
     """Options that were asked for, and what became of them.
 
     :param options: all of them
-    :param is_shared: whether they change what all peers have to agree on
+    :param shared: the part of them that all peers need alike
+    :param is_shared: whether they change that part
     """
 
-    def __init__(self, options: Options, is_shared: bool):
-        self.options, self.is_shared = options, is_shared
+    def __init__(self, options: Options, shared: Shared, is_shared: bool):
+        self.options, self.shared, self.is_shared = options, shared, is_shared
         #: what of them waits for an epoch to come, by name
         self.rest: dict[str, Any] = {}
         self.error: Exception | None = None
@@ -77,7 +78,7 @@ class RunOptions:
         self.hosting: Hosting | None = None
         self._changes: tuple[OptionsChange, ...] = ()
         self._refused: tuple[Shared, Options] | None = None
-        self._offered: Callable[..., Any] | None = None
+        self._offered: Options | None = None
         #: why the options that were asked for last could not be put in force
         self.error: Exception | None = None
 
@@ -126,9 +127,9 @@ class RunOptions:
             if is_shared:
                 self._check_host(labels_of(present, wanted))
             self.error = None
-            change = OptionsChange(new, is_shared)
+            change = OptionsChange(new, wanted, is_shared)
             self._changes += (change,)
-            self._stage.hand_in(lambda: self._carry_out(change))
+            self._stage.hand_in(partial(self._carry_out, change))
             if wait:
                 self._wait_for(change)
         return new
@@ -141,12 +142,12 @@ class RunOptions:
         :raises Exception: whatever goes wrong with them; the old ones stay
         """
         with self._stage.changed:
-            self._offered, self._refused = options.grad_averager_factory, None
+            self._offered, self._refused = options, None
             if not self._stage.state.is_active:
                 self._put_in_force(options)
                 return
-            change = OptionsChange(options, is_shared=False)
-            self._stage.hand_in(lambda: self._obey(change))
+            change = OptionsChange(options, shared_part(options), is_shared=False)
+            self._stage.hand_in(partial(self._obey, change))
             self._wait_for(change)
         self._step_if_due()
 
@@ -217,18 +218,18 @@ class RunOptions:
     def _carry_out(self, change: OptionsChange) -> None:
         hosting, before = self.hosting, self._in_force
         try:
-            if hosting is None:
+            if hosting is None or (not change.is_shared and change.shared == shared_part(before)):
                 self._go_on_with(change.options)
             elif not change.is_shared:
                 self._go_on_with(self._as_now(change))
             else:
-                wanted, (epoch, seconds_left) = shared_part(change.options), self._position()
-                self._check_host(labels_of(shared_part(before), wanted))
+                epoch, seconds_left = self._position()
+                self._check_host(labels_of(shared_part(before), change.shared))
                 if hosting.is_alone:
-                    hosting.decide_at_once(wanted, epoch)
+                    hosting.decide_at_once(change.shared, epoch)
                     self._go_on_with(change.options)
                 else:
-                    hosting.decide(wanted, epoch, seconds_left)
+                    hosting.decide(change.shared, epoch, seconds_left)
                     self._go_on_with(self._as_now(change))
         except Exception as e:  # surfaces in apply() and in the panel
             change.rest = {}
@@ -254,7 +255,7 @@ class RunOptions:
         if hosting is None or hosting.plan is None or wanted is None:
             return
         waiting = self._waiting()
-        ours = [change for change in waiting if shared_part(change.options) == wanted]
+        ours = [change for change in waiting if change.shared == wanted]
         try:
             if ours:
                 self._go_on_with(before.replace(**ours[-1].rest))
@@ -283,7 +284,7 @@ class RunOptions:
             hosting.decide_at_once(shared, self._position()[0])
 
     def _go_on_with(self, options: Options) -> None:
-        if options != self._in_force:
+        if self._in_force.difference(options):
             self._train_with(options)
             with self._stage.changed:
                 self._put_in_force(options)
@@ -305,7 +306,7 @@ class RunOptions:
         wanted = self._wanted()
         if wanted is None:
             return
-        has_waited = any(shared_part(change.options) == wanted for change in self._waiting())
+        has_waited = any(change.shared == wanted for change in self._waiting())
         is_due = wanted != shared_part(self._in_force) and self._refused != (wanted, self._in_force)
         if is_due or has_waited:
             self._stage.hand_in(self._take_step)
@@ -321,7 +322,7 @@ class RunOptions:
             now = self._with_present(change.options)
         except OptionsError:
             plan = self._plan
-            if plan is None or plan.newest != shared_part(change.options):
+            if plan is None or plan.newest != change.shared:
                 raise
             now = self._in_force  # its parts need each other
         if now is self._in_force or change.is_shared:
@@ -329,7 +330,7 @@ class RunOptions:
         return now
 
     def _with_present(self, options: Options) -> Options:
-        return with_shared_part(options, shared_part(self._in_force), self._in_force.grad_averager_factory)
+        return with_shared_part(options, shared_part(self._in_force), self._in_force)
 
     def _as_agreed(self, options: Options) -> Options:
         hosting, plan = self.hosting, self._plan
@@ -369,7 +370,7 @@ class RunOptions:
 
     def _put_in_force(self, options: Options) -> None:
         for name, values in self._in_force.difference(options).items():
-            before, after = (value_in_words(name, value) for value in values)
+            before, after = map(FIELDS[name].words, values)
             # one that is on as needed may be called off, or left to itself, without anything to see
             if before != after and self._stage.state is not RunState.READY:
                 self._history.mark("option", f"{FIELDS[name].label}: {after}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import hivemind
@@ -14,17 +14,25 @@ from hivenb.engine.averaging.module_rest import ModuleRest
 from hivenb.engine.averaging.torch_state import group_settings, restore_group_settings
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.checkpoint import EpochSchedulers
-from hivenb.engine.optimizer.handover import LIVE_SETTINGS, release, set_live, take_over, what_has_ended
+from hivenb.engine.optimizer.handover import release, set_live, take_over, what_has_ended
 from hivenb.engine.optimizer.optimizer import Optimizer, default_next_chunk_timeout
 from hivenb.engine.process.watched import RestartCount
 from hivenb.errors import OptionsError, ProcessEndedError
-from hivenb.options.checks import CODEC_FIELDS
 from hivenb.options.choices import outer_optimizer_factory
+from hivenb.options.declarations import TakesEffect
+from hivenb.options.kinds import Compression
 from hivenb.options.options import FIELDS, Options
 from hivenb.strategy.checks import SUMS_BY_HAND
 
-#: Options of which the engine's optimizer knows nothing.
-_NOT_THE_ENGINES = ("batch_size", "scheduler_fn", "keep_state_every", "roll_back", "frozen_parameters")
+#: Options that the engine's optimizer takes.
+_ENGINES = tuple(
+    name
+    for name, info in FIELDS.items()
+    if name == "run_id" or info.takes_effect in (TakesEffect.IN_PLACE, TakesEffect.REBUILD)
+)
+
+#: Those of them that are codecs.
+_CODECS = frozenset(name for name in _ENGINES if isinstance(FIELDS[name].kind, Compression))
 
 #: Where the classes of a codec must come from, so that the process of an averager that runs already knows them.
 _KNOWN_HOMES = ("hivemind.", "hivenb.")
@@ -32,8 +40,8 @@ _KNOWN_HOMES = ("hivemind.", "hivenb.")
 
 def engine_settings(options: Options) -> dict[str, Any]:
     """Keyword arguments of the engine's optimizer; all of them, because its defaults are not the documented ones."""
-    settings = {name: getattr(options, name) for name in FIELDS if name not in _NOT_THE_ENGINES}
-    for name in CODEC_FIELDS:
+    settings = {name: getattr(options, name) for name in _ENGINES}
+    for name in _CODECS:
         settings[name] = codec(settings[name])
     if settings["allreduce_timeout"] is None:
         settings["allreduce_timeout"] = options.averaging_timeout
@@ -93,19 +101,29 @@ def check_change(before: Options, after: Options, strategy: Any = None) -> None:
 
 
 def reconfigured(
-    optimizer: Optimizer, before: Options, after: Options, make: Callable[..., Optimizer]
+    optimizer: Optimizer,
+    before: Options,
+    after: Options,
+    differing: Collection[str],
+    make: Callable[..., Optimizer],
 ) -> tuple[Optimizer, Exception | None]:
     """The optimizer with other options, to be called between two of its steps.
 
     :param optimizer: as it trains with the options ``before``
+    :param differing: names of the options that differ
     :param make: makes an optimizer from keyword arguments
     :returns: the same optimizer, where all that changes can be set in it, otherwise its successor; and ``None``, or
       what went wrong with the new options: then it has the old ones
     """
     old, new = engine_settings(before), engine_settings(after)
-    differing = before.difference(after)
     changed = {name for name in new if name in differing or (name.endswith("_timeout") and old[name] != new[name])}
-    if _can_be_set(changed, after, new):
+    can_be_set = (
+        all(FIELDS[name].takes_effect is TakesEffect.IN_PLACE for name in changed)
+        # with local updates, hivemind averages differences then, in other tensors
+        and not (after.use_local_updates and "delay_state_averaging" in changed)
+        and all(type(new[name]).__module__.startswith(_KNOWN_HOMES) for name in changed & _CODECS)
+    )
+    if can_be_set:
         try:
             set_live(optimizer, {name: new[name] for name in changed})
         except Exception as e:
@@ -148,13 +166,6 @@ def set_scheduler(
         raise
     optimizer.state_averager.scheduler = scheduler
     return put_back
-
-
-def _can_be_set(changed: set[str], after: Options, new: dict[str, Any]) -> bool:
-    if after.use_local_updates and "delay_state_averaging" in changed:
-        return False  # hivemind averages differences then, in other tensors
-    codecs = (new[name] for name in changed & set(CODEC_FIELDS))
-    return changed <= LIVE_SETTINGS and all(type(one).__module__.startswith(_KNOWN_HOMES) for one in codecs)
 
 
 # -- recovery --------------------------------------------------------------------------------------------------------

@@ -367,11 +367,11 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         if self._optimizer is None or self._hooks is None or not is_training:
             self.options = options
             return
-        put_scheduler_back = None
-        if "scheduler_fn" in before.difference(options):
+        put_scheduler_back, differing = None, before.difference(options)
+        if "scheduler_fn" in differing:
             make = None if options.scheduler_fn is None else scheduler_maker(options.scheduler_fn)
             put_scheduler_back = set_scheduler(self._optimizer, make)
-        self._optimizer, error = reconfigured(self._optimizer, before, options, self._make_optimizer)
+        self._optimizer, error = reconfigured(self._optimizer, before, options, differing, self._make_optimizer)
         if error is None:
             self.options = options
         elif put_scheduler_back is not None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb.compression import CODECS, missing_package
 from hivenb.figures.predicted_traffic import encoded_size, epoch_bytes
-from hivenb.options.checks import AGGREGATIONS, CODEC_FIELDS, FROZEN_PARAMETERS, MAY_BE_NONE
 from hivenb.options.choices import NESTEROV, PowerSGD, power_sgd
+from hivenb.options.kinds import Count, OneOf
 from hivenb.options.options import FIELDS
 from hivenb.view import words
 from hivenb.view.closed_dashboard import close
@@ -34,17 +34,8 @@ if TYPE_CHECKING:
 #: Stands for a codec or an averager that was made in code.
 OWN_OBJECT = "an object of your own"
 
-#: What is sent in each epoch, whose codec is chosen.
-SENT = ("grad_compression", "state_averaging_compression")
-
 #: Ranks of PowerSGD to choose from.
 _RANKS = (1, 4, 32)
-
-#: What counts where a number is not given.
-_INSTEAD = {"allreduce_timeout": "averaging_timeout", "next_chunk_timeout": "matchmaking_time"}
-
-#: What hivenb counts in, so that a fraction of it means nothing.
-_WHOLE = ("samples", "epochs", "pieces")
 
 Shapes = Sequence[Sequence[int]]
 
@@ -78,26 +69,10 @@ def field(name: str, shapes: Shapes = ()) -> Field:
     :param name: of the option
     :param shapes: of the model's tensors, from which follows what each codec sends; none if unknown
     """
-    if name in CODEC_FIELDS:
-        return _codec(name, [math.prod(shape) for shape in shapes])
-    if name == "grad_averager_factory":
-        return _averager(name, shapes)
-    if name == "outer_optimizer":
-        return _outer_optimizer(name)
-    if name == "robust_aggregation":
-        return _rule(name, AGGREGATIONS)
-    if name == "frozen_parameters":
-        return _rule(name, FROZEN_PARAMETERS)
-    info = FIELDS[name]
-    return _number(name) if info.unit is not None or isinstance(info.default, float) else _switch(name)
+    return _MAKERS[FIELDS[name].kind.control](name, shapes)
 
 
-def _rule(name: str, rules: Mapping[str, str]) -> Field:
-    menu = _menu(name, [(label, rule) for rule, label in rules.items()])
-    return Field(menu, str, lambda entry: entry)
-
-
-def _switch(name: str) -> Field:
+def _switch(name: str, shapes: Shapes) -> Field:
     widgets = require_ipywidgets()
     box = widgets.Checkbox(
         description=FIELDS[name].label,
@@ -108,13 +83,13 @@ def _switch(name: str) -> Field:
     return Field(box, bool, lambda entry: entry)
 
 
-def _number(name: str) -> Field:
+def _number(name: str, shapes: Shapes) -> Field:
     widgets = require_ipywidgets()
     info = FIELDS[name]
-    kind = int if info.unit in _WHOLE else float
+    number = int if isinstance(info.kind, Count) else float
     text = widgets.Text(
         description=info.label if info.unit is None or info.unit in info.label else f"{info.label}, {info.unit}",
-        placeholder=f"as {FIELDS[_INSTEAD[name]].label}" if name in _INSTEAD else "",
+        placeholder=info.instead or "",
         continuous_update=False,
         style={"description_width": "initial"},
         layout=widgets.Layout(width="auto", margin="1px 24px 1px 2px"),
@@ -129,17 +104,24 @@ def _number(name: str) -> Field:
         return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
     def value(entry: str) -> Any:
-        if entry == "" and name in MAY_BE_NONE:
+        if entry == "" and info.kind.takes_none:
             return None
         try:
-            return kind(entry)
+            return number(entry)
         except ValueError:
             return entry
 
     return Field(text, entry, value, is_written=True)
 
 
-def _codec(name: str, sizes: Sequence[int]) -> Field:
+def _choice(name: str, shapes: Shapes) -> Field:
+    kind = FIELDS[name].kind
+    choices = kind.choices if isinstance(kind, OneOf) else {}
+    return Field(_menu(name, [(label, choice) for choice, label in choices.items()]), str, lambda entry: entry)
+
+
+def _codec(name: str, shapes: Shapes) -> Field:
+    sizes = [math.prod(shape) for shape in shapes]
     known = [info for info in CODECS.values() if missing_package(info.name) is None]
     menu = _menu(name, [(_with_bytes(encoded_size(sizes, info.name), info.label), info.name) for info in known])
     offered = {info.name for info in known}
@@ -170,7 +152,7 @@ def _averager(name: str, shapes: Shapes) -> Field:
     return Field(menu, entry, lambda key: offered[key].factory() if key in offered else None)
 
 
-def _outer_optimizer(name: str) -> Field:
+def _outer_optimizer(name: str, shapes: Shapes) -> Field:
     menu = _menu(name, [("none", "none"), ("Nesterov's momentum, as DiLoCo", NESTEROV)])
 
     def entry(chosen: Any) -> str:
@@ -185,10 +167,21 @@ def _menu(name: str, choices: Sequence[tuple[str, str]]) -> Any:
         description=FIELDS[name].label,
         options=choices,
         # those of codecs are short, and what they offer is long
-        style={"description_width": "76px" if name in SENT else "120px"},
+        style={"description_width": "76px" if _is_in(_SENT, name) else "120px"},
         layout=widgets.Layout(width="auto", margin="1px 24px 1px 2px"),
         **tooltip(about(name)),
     )
+
+
+#: What makes a field, by the control of its kind.
+_MAKERS: Mapping[str, Callable[[str, Shapes], Field]] = {
+    "switch": _switch,
+    "number": _number,
+    "menu": _choice,
+    "codec": _codec,
+    "averager": _averager,
+    "outer optimizer": _outer_optimizer,
+}
 
 
 def _with_bytes(size: float | None, label: str) -> str:
@@ -204,55 +197,45 @@ def about(name: str) -> str:
 # -- options panel ---------------------------------------------------------------------------------------------------
 
 
-#: The group of those on which all peers of a run have to agree.
-_SHARED = "all peers"
+@dataclass(frozen=True)
+class Group:
+    """Switches that stand together.
 
-#: What the panel offers, group by group, each in the order in which one thing builds on another.
-SHOWN: Mapping[str, tuple[str, ...]] = {
-    "overlap": ("delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging"),
-    "memory": ("offload_optimizer", "reuse_grad_buffers"),
-    "compression": ("grad_compression", "state_averaging_compression"),
-    _SHARED: (
-        "target_batch_size",
-        "average_state_every",
-        "grad_averager_factory",
-        "use_local_updates",
-        "outer_optimizer",
-    ),
-    "rounds": (
-        "matchmaking_time",
-        "averaging_timeout",
-        "allreduce_timeout",
-        "next_chunk_timeout",
-        "robust_aggregation",
-        "outer_fragments",
-    ),
-    "other": (
-        "roll_back",
-        "average_buffers",
-        "frozen_parameters",
-        "load_state_compression",
-        "load_state_timeout",
-        "shutdown_timeout",
-        "performance_ema_alpha",
-    ),
-    "peer": ("keep_state_every", "client_mode", "auxiliary", "verbose"),
+    :param heading: above them
+    :param width: of each, at least
+    :param is_rarer: whether they are needed now and then, and are in a tab of their own
+    """
+
+    heading: str
+    width: str = "260px"
+    is_rarer: bool = False
+
+
+#: The groups of those on which all peers of a run have to agree, and of the codecs of what each epoch sends.
+_SHARED, _SENT = "all peers", "compression"
+
+#: The groups in their order; what is in each, the declarations of the options say.
+GROUPS: Mapping[str, Group] = {
+    "overlap": Group("Overlap training and averaging", "250px"),
+    "memory": Group("Memory", "220px"),
+    _SENT: Group("Compression of what is sent"),
+    _SHARED: Group("The same for all peers"),
+    "rounds": Group("Rounds", "360px", is_rarer=True),
+    "other": Group("Newcomers, goodbyes and speed", is_rarer=True),
+    "peer": Group("This peer", "180px", is_rarer=True),
 }
 
-#: The groups of those that are needed now and then, in a tab of their own.
-RARER = ("rounds", "other", "peer")
 
-_HEADINGS = {
-    "overlap": "Overlap training and averaging",
-    "memory": "Memory",
-    "compression": "Compression of what is sent",
-    _SHARED: "The same for all peers",
-    "rounds": "Rounds",
-    "other": "Newcomers, goodbyes and speed",
-    "peer": "This peer",
-}
-_WIDTHS = {"overlap": "250px", "memory": "220px", "rounds": "360px", "peer": "180px"}
-_WIDTH = "260px"
+def shown() -> dict[str, tuple[str, ...]]:
+    """What the panel offers, group by group, each in the order in which one thing builds on another."""
+    places = sorted((info.place.at, name) for name, info in FIELDS.items() if info.place is not None)
+    return {group: tuple(name for _, name in places if _is_in(group, name)) for group in GROUPS}
+
+
+def _is_in(group: str, name: str) -> bool:
+    place = FIELDS[name].place
+    return place is not None and place.group == group
+
 
 Change = Callable[[str, Any], None]
 
@@ -277,10 +260,13 @@ class OptionsPanel:
         self._fields: dict[str, Field] = {}
         wrapped = {"flex_flow": "row wrap", "align_content": "flex-start", "overflow": "visible", "min_width": "0"}
         self.widget = widgets.HBox(
-            [self._group(group) for group in SHOWN if group not in RARER],
+            [self._group(group, names) for group, names in shown().items() if not GROUPS[group].is_rarer],
             layout=widgets.Layout(flex="1 1 260px", margin="0 0 0 10px", **wrapped),
         )
-        self.rarer = widgets.HBox([self._group(group) for group in RARER], layout=widgets.Layout(**wrapped))
+        self.rarer = widgets.HBox(
+            [self._group(group, names) for group, names in shown().items() if GROUPS[group].is_rarer],
+            layout=widgets.Layout(**wrapped),
+        )
 
     def update(self, now: DashboardState) -> None:
         """Show this state."""
@@ -318,17 +304,19 @@ class OptionsPanel:
         for part in parts:
             close(part)
 
-    def _group(self, group: str) -> Any:
+    def _group(self, group: str, names: Sequence[str]) -> Any:
         widgets = require_ipywidgets()
-        rows = [widgets.HTML(heading(_HEADINGS[group]), layout=widgets.Layout(margin="0"))]
+        rows = [widgets.HTML(heading(GROUPS[group].heading), layout=widgets.Layout(margin="0"))]
         if group == _SHARED:
             rows.append(self._locked)
-        rows += [self._row(name) for name in SHOWN[group]]
-        if group == "compression":
+        rows += [self._row(name) for name in names]
+        if group == _SENT:
             rows.append(self._traffic)
-        width = _WIDTHS.get(group, _WIDTH)
         return widgets.VBox(
-            rows, layout=widgets.Layout(flex=f"1 1 {width}", min_width="0", margin="0 6px 0 0", overflow="visible")
+            rows,
+            layout=widgets.Layout(
+                flex=f"1 1 {GROUPS[group].width}", min_width="0", margin="0 6px 0 0", overflow="visible"
+            ),
         )
 
     def _row(self, name: str) -> Any:

@@ -17,7 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 from hivenb.compression import CODECS
-from hivenb.options import FIELDS, FieldInfo
+from hivenb.options import FIELDS, Option
 
 _GROUPS = {
     "rounds": "When and how peers meet",
@@ -64,7 +64,7 @@ def parsed(directive: SphinxDirective, lines: list[str]) -> list[nodes.Node]:
     return place.children
 
 
-def described(field: FieldInfo) -> list[str]:
+def described(field: Option) -> list[str]:
     """What is known of an option, in lines of reStructuredText."""
     return [field.help.replace("*", r"\*"), "", f"*{field.label}*; {field.facts}"]
 

@@ -23,9 +23,9 @@ from swarm_bench import machine, parser, say, table, write_json
 from torch.utils.data import DataLoader
 
 import hivenb
-from hivenb.engine.optimizer.handover import LIVE_SETTINGS
 from hivenb.options import FIELDS
 from hivenb.options.choices import PowerSGD
+from hivenb.options.declarations import TakesEffect
 
 #: What is changed, all of it at once, and then taken back.
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -108,7 +108,8 @@ class Training:
 def measure(training: Training, changes: dict[str, Any]) -> Row:
     before = {name: getattr(training.run.options, name) for name in changes}
     found = [training.change(one) for one in (changes, before)]
-    way = "in place" if set(changes) <= LIVE_SETTINGS else "made anew"
+    in_place = all(FIELDS[name].takes_effect is TakesEffect.IN_PLACE for name in changes)
+    way = "in place" if in_place else "made anew"
     if any(FIELDS[name].swarm_wide for name in changes):
         way += ", at the end of an epoch"
     usual, still = zip(*found, strict=True)

@@ -36,7 +36,7 @@ from hivenb.engine.averaging import gradient_averager
 from hivenb.engine.exchange.runner import FaultTolerantReducer
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.trust.aggregation import CheckedParts
-from hivenb.options.checks import AGGREGATIONS
+from hivenb.options.kinds import AGGREGATIONS
 
 #: Seconds of a step, and of one of so many peers that their cores would not suffice for short ones.
 STEP, STEP_OF_MANY, MANY = 0.05, 0.25, 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hivenb.options import FIELDS
-from hivenb.view.options_panel import SHOWN
+from hivenb.view.options_panel import shown
 
 from .conftest import wait_for
 from .test_live_control import DASHBOARD, notebook, what_is_cut_off
@@ -112,7 +112,7 @@ def test_all_is_in_view_wide_enough_and_still(dashboard, page):
 
 
 def test_each_field_says_what_it_means_to_pointer_keyboard_and_finger(dashboard, page):
-    names = [name for names in SHOWN.values() for name in names]
+    names = [name for names in shown().values() for name in names]
     titles = dashboard.locator(".hivenb-help > summary").evaluate_all("all => all.map(e => e.title)")
     for name in names:
         assert any(title.startswith(FIELDS[name].help) and f"({name})" in title for title in titles), name

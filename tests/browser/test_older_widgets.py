@@ -9,7 +9,7 @@ import pytest
 from older_widgets import make_older_environment, packages_of
 
 from hivenb.options import FIELDS
-from hivenb.view.options_panel import SHOWN
+from hivenb.view.options_panel import shown
 
 from .conftest import answers, serving, wait_for
 from .test_live_control import notebook
@@ -58,7 +58,7 @@ def test_each_field_says_what_it_means_on_the_page_of_older_widgets(classic, pag
     dashboard.wait_for(timeout=120_000)
     marks = dashboard.locator(".hivenb-help > summary")
     titles = marks.evaluate_all("all => all.map(e => e.title)")
-    for name in (name for names in SHOWN.values() for name in names):
+    for name in (name for names in shown().values() for name in names):
         assert any(title.startswith(FIELDS[name].help) and f"({name})" in title for title in titles), name
     text = dashboard.get_by_text("(delay_state_averaging)")
     assert not text.is_visible()

@@ -18,7 +18,8 @@ from tiny import TinyModel, loader, parameters, samples
 import hivenb
 from hivenb.compression import Float16Compression, Uniform8BitQuantization
 from hivenb.errors import OptionsError
-from hivenb.options import FIELD_NAMES
+from hivenb.options import FIELD_NAMES, FIELDS
+from hivenb.options.declarations import TakesEffect
 from hivenb.run.status import RunState
 
 pytestmark = pytest.mark.process
@@ -195,9 +196,11 @@ def test_every_option_is_there() -> None:
 def test_it_is_in_force_and_nothing_is_lost(
     run: hivenb.TrainingRun, changes: dict[str, Any], find: Callable[[Any], Any], expected: Any
 ) -> None:
-    epoch, error = run.status.epoch, error_of(run)
+    epoch, error, optimizer = run.status.epoch, error_of(run), run.strategy.optimizer
     assert run.apply(**changes) == run.options
     assert find(run.strategy.optimizer) == expected
+    is_made_anew = any(FIELDS[name].takes_effect is TakesEffect.REBUILD for name in changes)
+    assert (run.strategy.optimizer is not optimizer) == is_made_anew
     assert run.strategy.options == run.options
     assert run.pending_options is None
     assert run.status.epoch >= epoch

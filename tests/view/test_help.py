@@ -9,7 +9,7 @@ import ipywidgets
 from hivenb.options import FIELDS
 from hivenb.view.chart_panel import ChartPanel
 from hivenb.view.help import help_html
-from hivenb.view.options_panel import SHOWN, OptionsPanel
+from hivenb.view.options_panel import OptionsPanel, shown
 from hivenb.view.peers_panel import PeersPanel
 
 
@@ -29,7 +29,7 @@ def helped(widget: Any) -> dict[str, str]:
 def test_each_option_says_what_it_does_in_elements_of_the_page() -> None:
     panel = OptionsPanel(lambda name, value: None)
     marks = helped(panel.widget) | helped(panel.rarer)
-    assert len(marks) == len(panel.controls) == sum(map(len, SHOWN.values()))
+    assert len(marks) == len(panel.controls) == sum(map(len, shown().values()))
     for name, control in panel.controls.items():
         html = marks[control.description]
         assert html.count(f"({name})") == 2, "as a title for a pointer, and as text for a finger and a keyboard"

@@ -16,7 +16,7 @@ from hivenb.run.local_peer_count import LocalCount
 from hivenb.run.status import RunState
 from hivenb.view.dashboard_state import DashboardState, LocalPeersNow, Standing
 from hivenb.view.log_panel import CodePanel, LogPanel, log_html
-from hivenb.view.options_panel import SHOWN, OptionsPanel, together, waiting
+from hivenb.view.options_panel import OptionsPanel, shown, together, waiting
 from hivenb.view.peers_panel import MAX_ROWS, PeersPanel, local_html, peers_html
 from hivenb.view.run_panel import ENABLED, RunPanel, invite_html, status_html
 
@@ -258,7 +258,7 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         assert control.description.startswith(FIELDS[name].label)
         # of ipywidgets 8, or 7
         assert f"({name})" in (control.tooltip if hasattr(control, "tooltip") else control.description_tooltip)
-    assert [name for names in SHOWN.values() for name in names] == list(panel.controls)
+    assert [name for names in shown().values() for name in names] == list(panel.controls)
 
 
 def test_showing_options_is_not_taken_for_a_person_who_changes_them(scene: Any) -> None:
@@ -353,7 +353,7 @@ def test_what_power_sgd_sends_is_said_in_few_digits(shapes: tuple[tuple[int, ...
 def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     shared = [name for name, control in panel.controls.items() if FIELDS[name].swarm_wide]
-    assert shared == [*SHOWN["all peers"], "robust_aggregation", "outer_fragments", "roll_back", "average_buffers"]
+    assert shared == [*shown()["all peers"], "robust_aggregation", "outer_fragments", "roll_back", "average_buffers"]
     scene.why_not_host = "the host of the run decides on them for all peers (peer …abc123)"
     panel.update(DashboardState.of(scene))
     assert [name for name, control in panel.controls.items() if control.disabled] == shared

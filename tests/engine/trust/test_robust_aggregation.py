@@ -21,7 +21,7 @@ from hivenb.engine.trust.aggregation import (
     centered_clip,
     noise_of,
 )
-from hivenb.options.checks import AGGREGATIONS
+from hivenb.options.kinds import AGGREGATIONS
 
 
 def bounds(usual: UsualNorms, *parts: float, weight: float = 8.0) -> NormBounds:

@@ -86,7 +86,7 @@ def test_an_averager_of_ones_own_is_named_and_taken_from_whoever_has_it() -> Non
     shared = shared_part(OPTIONS.replace(grad_averager_factory=own))
     with pytest.raises(OptionsError, match=r"test_options_record\.OwnAverager, which is not hivemind's own: give this"):
         with_shared_part(OPTIONS, shared)
-    assert with_shared_part(OPTIONS, shared, offered=own).grad_averager_factory is own
+    assert with_shared_part(OPTIONS, shared, OPTIONS.replace(grad_averager_factory=own)).grad_averager_factory is own
 
 
 @pytest.mark.parametrize(
