@@ -112,6 +112,7 @@ def runner_of(own: GradientAverager, group: GroupInfo, tensors: Sequence[torch.T
 
     :param settings: of the exchange; with ``are_of_ours``, nobody in the group is a peer of plain hivemind
     """
+    own._matchmaking.begin(group.group_id)
     terms = RoundTerms(settings.pop("are_of_ours", False), has_helper=False)
     infos = [CompressionInfo.from_tensor(one, key=number) for number, one in enumerate(tensors)]
     exchange = Exchange(tuple(tensors), tuple(infos), NoCompression(), 1.0, weights_are_samples=True)

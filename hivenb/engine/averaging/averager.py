@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import dataclasses
+import itertools
 import math
 import threading
 import time
@@ -26,7 +27,7 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.compression import CompressionBase, CompressionInfo, TensorRole
+from hivemind.compression import CompressionInfo, TensorRole
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase, StubBase
 from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
@@ -579,16 +580,13 @@ class Averager(WatchedProcess, DecentralizedAverager):
         tensors: Sequence[torch.Tensor],
         group_info: GroupInfo,
         group_id: bytes | None = None,
-        *,
-        terms: RoundTerms,
-        compression: CompressionBase,
-        weight: float,
-        tensor_infos: Sequence[CompressionInfo] | None = None,
         **kwargs: Any,
     ) -> None:
         # Replaces hivemind/averaging/averager.py:_run_allreduce_inplace_, which makes a runner of hivemind's own class
         group_id = group_id or group_info.group_id
-        infos = tensor_infos or [CompressionInfo.from_tensor(one, key=number) for number, one in enumerate(tensors)]
+        terms: RoundTerms = kwargs.pop("terms")
+        compression, weight = kwargs.pop("compression"), kwargs.pop("weight")
+        infos = kwargs.pop("tensor_infos", None) or map(CompressionInfo.from_tensor, tensors, itertools.count())
         phase = group_id[len(group_info.group_id) :]
         exchange = Exchange(tuple(tensors), tuple(infos), compression, weight, self.weights_are_samples, phase)
         for extension in self.extensions:

@@ -133,9 +133,9 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         **kwargs: Any,
     ):
         self.module_buffers = module_buffers
-        self._buffers = None if module_buffers is None else AveragedBuffers(module_buffers)
+        self._averaged_buffers = None if module_buffers is None else AveragedBuffers(module_buffers)
         self._early = EarlyRounds(at_once=module_buffers is None)
-        self.extensions = (self._early, *([] if self._buffers is None else [self._buffers]))
+        self.extensions = (self._early, *([] if self._averaged_buffers is None else [self._averaged_buffers]))
         self._make_outer = outer_optimizer
         self._outer_settings = pseudo_gradient_compression or NoCompression(), outer_fragments
         self._lent = LentModule()
@@ -225,7 +225,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     @property
     def buffers_left_out(self) -> str | None:
         """That the buffers were left out of a round or a download, and why, in words; ``None`` if they never were."""
-        return None if self._buffers is None else self._buffers.left_out
+        return None if self._averaged_buffers is None else self._averaged_buffers.left_out
 
     def take_over_parameters(self) -> None:
         """Let the model and the averaging buffers have the parameters that the torch optimizer has been given."""
@@ -365,20 +365,20 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         if kwargs.get("averaging_round"):
             self._lent.expect_read()
         kwargs = self._conclude_early(kwargs)
-        if self._buffers is not None and kwargs.get("averaging_round"):
+        if self._averaged_buffers is not None and kwargs.get("averaging_round"):
             # by now, since the module goes on with its own while they are averaged in the background
             self._step_or_raise(wait_for_delayed_updates=True)
             self._apply_buffers()
             with self.get_tensors():
-                self._buffers.load()
+                self._averaged_buffers.load()
         output = self._step_or_raise(*args, **kwargs)
         self._apply_buffers()
         return output
 
     def _apply_buffers(self) -> None:
-        if self._buffers is not None and self._buffers.has_outcome:
+        if self._averaged_buffers is not None and self._averaged_buffers.has_outcome:
             with self.get_tensors():
-                self._buffers.apply()
+                self._averaged_buffers.apply()
 
     def _step_or_raise(self, *args: Any, **kwargs: Any) -> Any:
         only_waits = {name for name, value in kwargs.items() if value} == {"wait_for_delayed_updates"}
@@ -480,9 +480,9 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         self.step(wait_for_delayed_updates=True)
         self.take_in_changes(remember=True)
         self._goes_on_meanwhile = True
-        if self._buffers is not None:
+        if self._averaged_buffers is not None:
             with self.get_tensors():
-                self._buffers.load()
+                self._averaged_buffers.load()
         if not self.reuse_tensors:
             self._load_local_tensors_into_averager_()
 

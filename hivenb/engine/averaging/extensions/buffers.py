@@ -298,7 +298,7 @@ class AveragedBuffers(Extension):
     name = "module_buffers"
 
     def __init__(self, buffers: ModuleBuffers):
-        self._buffers = buffers
+        self._of_module = buffers
         self._said: set[str] = set()
         #: that the buffers were left out of a round or a download, and why, in words; ``None`` if they never were
         self.left_out: str | None = None
@@ -311,14 +311,14 @@ class AveragedBuffers(Extension):
 
     @property
     def numbers(self) -> int:
-        return self._buffers.numbers
+        return self._of_module.numbers
 
     def load(self) -> None:
         """Copy what the module holds, for a round to average; while nobody else uses what is averaged."""
-        if not self._buffers.are_as_described:
+        if not self._of_module.are_as_described:
             self._are_offered.fill_(False)
             self._say("not averaged: the module has given one of them another shape")
-        self._buffers.load()
+        self._of_module.load()
 
     @property
     def has_outcome(self) -> bool:
@@ -334,17 +334,17 @@ class AveragedBuffers(Extension):
         if outcome is not _Outcome.AVERAGED:
             self._say(f"not averaged: {_WHY_NOT[outcome]}")
             return
-        if mended := self._buffers.apply():
+        if mended := self._of_module.apply():
             logger.warning(f"Values that were not finite were replaced by the swarm's average in {', '.join(mended)}")
 
     def serve(self, state: ServedState) -> ServedState:
-        own = self._buffers.state()
+        own = self._of_module.state()
         if own is None:
             return state
-        return state.with_tail(self.name, self._buffers.fingerprint, own, [_info_of(one) for one in own])
+        return state.with_tail(self.name, self._of_module.fingerprint, own, [_info_of(one) for one in own])
 
     def take(self, tail: Tail) -> None:
-        if tail.detail != self._buffers.fingerprint or not self._buffers.load_state(tail.tensors):
+        if tail.detail != self._of_module.fingerprint or not self._of_module.load_state(tail.tensors):
             self._say("not downloaded: the state of the swarm has none that fit this module, which keeps its own")
 
     def _say(self, what: str) -> None:
@@ -356,7 +356,7 @@ class AveragedBuffers(Extension):
     # -- in the averager's own process --------------------------------------------------------------------------
 
     def fields(self) -> Sequence[Any]:
-        return [[self.name, self._buffers.fingerprint]] if bool(self._are_offered) else []
+        return [[self.name, self._of_module.fingerprint]] if bool(self._are_offered) else []
 
     def agree(self, group: GroupRecords) -> None:
         self._agreed = self._outcome_of(group)
@@ -372,7 +372,7 @@ class AveragedBuffers(Extension):
     def join(self, exchange: Exchange) -> Exchange:
         if self._agreed is not _Outcome.AVERAGED:
             return exchange
-        return exchange.with_exact(self._buffers.tensors, self._buffers.keys)
+        return exchange.with_exact(self._of_module.tensors, self._of_module.keys)
 
     def conclude(self) -> None:
         self._outcome.fill_(self._agreed)

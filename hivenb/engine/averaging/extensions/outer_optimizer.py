@@ -250,7 +250,7 @@ class OuterRounds(Extension):
     ):
         self.outer = outer
         self.compression = compression
-        self._parameters = parameters
+        self._own_parameters = parameters
         #: the pieces in which the model is synchronized, with this peer's samples
         self.fragments = Fragments([one.numel() for one in outer.anchors], pieces)
         self._samples_sent: list[float] = []
@@ -335,7 +335,7 @@ class OuterRounds(Extension):
 
     def begin_at_parameters(self) -> None:
         """Take the present parameters for those of the last synchronization."""
-        self.outer.begin_at(self._parameters())
+        self.outer.begin_at(self._own_parameters())
         self.fragments.forget()
         self._samples_sent = list(self.fragments.samples)
 
