@@ -22,7 +22,7 @@ from hivemind.optim.state_averager import dump_optimizer_state
 from hivemind.utils import get_logger
 
 from hivenb.engine.averaging.extensions.buffers import AveragedBuffers, ModuleBuffers
-from hivenb.engine.averaging.extensions.early_state import MOST_BESIDE_GRADIENTS, EarlyRounds, has_begun
+from hivenb.engine.averaging.extensions.early_state import EarlyRounds, has_begun
 from hivenb.engine.averaging.extensions.extension import ServedState, Tail, split_tails
 from hivenb.engine.averaging.extensions.outer_optimizer import OuterOptimizer, OuterRounds
 from hivenb.engine.averaging.lent_module import LentModule
@@ -452,7 +452,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     @property
     def may_begin_early(self) -> bool:
         """Whether its rounds may begin before the step: beside the gradients, not those of large models."""
-        return self._early.at_once or self.numbers_in_state() <= MOST_BESIDE_GRADIENTS
+        return self._early.suits(self.numbers_in_state)
 
     def be_ready_early(self) -> None:
         """Know what to exchange in a round that is about to be scheduled, and may begin as soon as it has a group."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,13 @@ class EarlyRounds(Extension):
         self._offers = torch.zeros(1, dtype=torch.bool).share_memory_()
 
     # -- in the process that trains -----------------------------------------------------------------------------
+
+    def suits(self, numbers: Callable[[], float]) -> bool:
+        """Whether a round may begin before the step.
+
+        :param numbers: gives how many there are in what is exchanged
+        """
+        return self.at_once or numbers() <= MOST_BESIDE_GRADIENTS
 
     def offer(self, offers: bool) -> None:
         """Say whether this peer may hold the round that is scheduled next before its step, if the others may."""
