@@ -88,11 +88,11 @@ class KeptState:
             for (number, name), value in self._values.items():
                 _state_by_number(averager)[number][name] = copy.deepcopy(value)
         averager.take_over_parameters()
-        if averager.outer is not None:
+        if averager.outer_rounds is not None:
             if ("anchor", 0) in self._tensors:
-                averager.outer.note_anchors()
+                averager.outer_rounds.outer.note_anchors()
             else:  # an outer optimizer is newer than what was kept
-                averager.begin_at_parameters()
+                averager.outer_rounds.begin_at_parameters()
         if optimizer.grad_averager is not None:
             _forget_left_over(optimizer.grad_averager)
 

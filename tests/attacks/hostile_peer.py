@@ -15,7 +15,7 @@ from hivemind.p2p import P2P, P2PContext
 from hivemind.proto import averaging_pb2
 
 import hivenb
-from hivenb.engine.averaging.averager import AveragerBase
+from hivenb.engine.averaging.averager import Averager
 from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking
 from hivenb.engine.progress.tracker import ProgressTracker
@@ -121,7 +121,7 @@ def never_average() -> None:
         await asyncio.sleep(_LONGEST)
         yield averaging_pb2.AveragingData()
 
-    AveragerBase.rpc_aggregate_part = silent  # type: ignore[method-assign]
+    Averager.rpc_aggregate_part = silent  # type: ignore[method-assign]
 
 
 def never_begin() -> None:

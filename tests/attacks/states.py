@@ -71,7 +71,7 @@ def _serving(
 def _believe_all() -> None:
     ranked = state_download.ranked_sources
     state_download.ranked_sources = lambda entries, newest: ranked(entries, math.inf)
-    state_download.DownloadsStates._why_refused = lambda self, loaded: None
+    state_download.SharesState._why_refused = lambda self, loaded: None
 
 
 def _made_up_state(forge: Callable[[torch.Tensor], torch.Tensor]) -> Outcome:

@@ -12,7 +12,7 @@ from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
-from hivenb.engine.averaging.averager import AveragerBase
+from hivenb.engine.averaging.averager import Averager
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.exchange import all_reduce
 from hivenb.engine.matchmaking.matchmaking import Attendance, ExpectedPeers
@@ -95,7 +95,7 @@ def make_averager(run_id: str) -> Iterator[Callable[..., GradientAverager]]:
 def expect_each_other() -> Callable[..., None]:
     """Lets averagers know that all of them are at an epoch, as their trackers would."""
 
-    def expect(*averagers: AveragerBase, epoch: int = 0) -> None:
+    def expect(*averagers: Averager, epoch: int = 0) -> None:
         attendances = {averager: Attendance(averager.peer_id.to_bytes(), 0, epoch) for averager in averagers}
         for averager in averagers:
             averager.expect_peers(

@@ -15,12 +15,11 @@ from inspect import Parameter
 from types import FunctionType
 from typing import Any
 
-import pytest
 from hivemind.averaging import DecentralizedAverager
 from hivemind.dht import DHTNode
 from hivemind.p2p import ServicerBase
 
-from hivenb.engine.averaging.averager import AveragerBase
+from hivenb.engine.averaging.averager import Averager
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 
 #: Packages of ours whose classes are looked at, and those that they build on.
@@ -39,7 +38,7 @@ OWN_CONSTRUCTORS = {
 
 #: Parameters that ours take by their names alone; so does hivemind itself give them.
 BY_NAME_ALONE = {
-    "AveragerBase.step": {"scheduled_time", "weight", "timeout", "allow_retries", "require_trigger", "wait"},
+    "Averager.step": {"scheduled_time", "weight", "timeout", "allow_retries", "require_trigger", "wait"},
     "Node.find_nearest_nodes": {"node_to_peer_id"},
     "PacedGroupKeyManager.declare_averager": {"looking_for_group"},
 }
@@ -184,9 +183,9 @@ def extra(ours: list[Parameter], theirs: list[Parameter]) -> Iterator[str]:
 # -- tests --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("override", [one for one in all_overrides() if one.title not in OWN_CONSTRUCTORS], ids=str)
-def test_it_can_be_called_as_what_it_overrides(override: Override) -> None:
-    assert override.complaints == []
+def test_each_can_be_called_as_what_it_overrides() -> None:
+    checked = [one for one in all_overrides() if one.title not in OWN_CONSTRUCTORS]
+    assert [complaint for one in checked for complaint in one.complaints] == []
 
 
 def test_what_is_let_off_has_to_be() -> None:
@@ -206,13 +205,13 @@ def test_all_are_found() -> None:
         ("DHT.run", "hivemind.dht.dht"),
         ("TiedP2P._make_process_args", "hivemind.p2p.p2p_daemon"),
         ("ProgressTracker._progress_fetcher", "hivemind.optim.progress_tracker"),
-        ("AccumulatesBySamples.accumulate_grads_", "hivemind.optim.grad_averager"),
-        ("LeavingAverager.rpc_aggregate_part", "hivemind.averaging.averager"),
-        ("AveragerBase._get_handle_name", "hivemind.p2p.servicer"),
+        ("GradientAverager.accumulate_grads_", "hivemind.optim.grad_averager"),
+        ("Averager.rpc_aggregate_part", "hivemind.averaging.averager"),
+        ("Averager._get_handle_name", "hivemind.p2p.servicer"),
         ("EpochSchedulers.step", "torch.optim.lr_scheduler"),
         ("CountsBatches.optimizer_step", "lightning.pytorch.strategies.strategy"),
     }
-    bases = {one.base for one in overrides_in(GradientAverager) if one.owner is AveragerBase}
+    bases = {one.base for one in overrides_in(GradientAverager) if one.owner is Averager}
     assert bases == {DecentralizedAverager, ServicerBase}, "it stands behind hivemind's GradientAverager"
 
 

@@ -72,7 +72,7 @@ class TestAverager:
         thread = threading.Thread(target=start)
         thread.start()
         thread.join(60)
-        assert isinstance(raised[0], ValueError), "AveragerBase.run_in_background may go"
+        assert isinstance(raised[0], ValueError), "Averager.run_in_background may go"
         assert "signal only works in main thread" in str(raised[0])
 
     def test_the_name_of_a_subclass_is_a_part_of_the_names_of_its_rpcs(self) -> None:
@@ -80,7 +80,7 @@ class TestAverager:
             pass
 
         names = [kind._get_handle_name(None, "rpc_join_group") for kind in (DecentralizedAverager, Own)]
-        assert names[0] != names[1], "AveragerBase._get_handle_name may go"
+        assert names[0] != names[1], "Averager._get_handle_name may go"
         assert isinstance(inspect.getattr_static(ServicerBase, "_get_handle_name"), classmethod)
 
     def test_what_was_found_of_a_class_is_taken_for_that_of_its_subclasses(self, monkeypatch) -> None:
@@ -90,7 +90,7 @@ class TestAverager:
             async def rpc_own(self, request: Any, context: Any) -> Any: ...
 
         Own._collect_rpc_handlers()
-        assert Own._rpc_handlers is found, "AveragerBase._collect_rpc_handlers may go"
+        assert Own._rpc_handlers is found, "Averager._collect_rpc_handlers may go"
 
     def test_the_size_of_a_group_is_looked_at_only_when_somebody_joins(self) -> None:
         users = [
@@ -113,7 +113,7 @@ class TestAverager:
 
     def test_a_round_that_ends_opens_the_door_of_the_next_one(self) -> None:
         register = source(DecentralizedAverager._register_allreduce_group)
-        assert register.endswith("self._pending_groups_registered.set()"), "AveragerBase.rpc_aggregate_part may go"
+        assert register.endswith("self._pending_groups_registered.set()"), "Averager.rpc_aggregate_part may go"
 
     def test_a_sender_that_cannot_be_dialled_is_waited_for(self) -> None:
         communicate = source(AllReduceRunner._communicate_with_peer)
@@ -175,13 +175,13 @@ class TestNode:
 class TestGradientAverager:
     def test_sums_are_set_to_zero_before_they_are_written(self) -> None:
         reset = source(grad_averager.GradientAverager.reset_accumulated_grads_)
-        assert "grad_buf.zero_()" in reset, "AccumulatesBySamples.reset_accumulated_grads_ may go"
+        assert "grad_buf.zero_()" in reset, "GradientAverager.reset_accumulated_grads_ may go"
 
     def test_batches_count_alike_whatever_their_sizes(self) -> None:
         load = source(grad_averager.GradientAverager.load_accumulators_into_averager_)
-        assert "1.0 / self.local_times_accumulated" in load, "AccumulatesBySamples may go"
+        assert "1.0 / self.local_times_accumulated" in load, "GradientAverager may go"
         accumulate = source(grad_averager.GradientAverager.accumulate_grads_)
-        assert "alpha = float(batch_size) / self._anchor_batch_size" in accumulate, "AccumulatesBySamples may go"
+        assert "alpha = float(batch_size) / self._anchor_batch_size" in accumulate, "GradientAverager may go"
 
     def test_it_does_not_get_the_options_of_averagers(self) -> None:
         init = source(optimizer.Optimizer.__init__)
@@ -204,7 +204,7 @@ class TestStateAverager:
 
     def test_an_error_in_a_step_is_only_logged(self) -> None:
         handled = source(state_averager.TrainingStateAverager._do).rpartition("except Exception as e:")[2]
-        assert "raise" not in handled.replace("raised exception", ""), "FailsWithItsSteps may go"
+        assert "raise" not in handled.replace("raised exception", ""), "TrainingStateAverager._do and _note may go"
         # by these it hears of the error
         assert handled.index("finished_optimizer_step.set()") < handled.index("finished_averaging_round.set()")
         step = source(state_averager.TrainingStateAverager._do)

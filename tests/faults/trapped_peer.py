@@ -14,7 +14,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileOpener
 from strategy import peer
 
-from hivenb.engine.averaging.averager import AveragerBase
+from hivenb.engine.averaging.averager import Averager
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking
@@ -26,7 +26,7 @@ MOMENTS: dict[str, tuple[type, str]] = {
     "matchmaking": (EpochMatchmaking, "look_for_group"),
     "sending": (FaultTolerantRunner, "_communicate_with_peer"),
     "reducing": (FaultTolerantRunner, "rpc_aggregate_part"),
-    "serving": (AveragerBase, "rpc_download_state"),
+    "serving": (Averager, "rpc_download_state"),
     "downloading": (TrainingStateAverager, "load_state_from_peers"),
     "saving": (LocalFileOpener, "commit"),  # written, and not in its place
 }

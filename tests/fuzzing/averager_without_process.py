@@ -8,18 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import CompressionInfo, NoCompression
 from hivemind.p2p import P2PContext, P2PDaemonError, PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
+from hivenb.engine.averaging.extensions.extension import Exchange
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.exchange import codecs
+from hivenb.engine.exchange.all_reduce import RoundTerms
 from hivenb.engine.matchmaking.group_records import marked
 from hivenb.engine.network.values import bound_this_process
 
@@ -101,6 +105,18 @@ def anew() -> GradientAverager:
 def gathered(epoch: Any = EPOCH, bandwidth: Any = None, mode: Any = 0) -> bytes:
     """What a peer of ours sends to its group."""
     return marked(MSGPackSerializer.dumps([bandwidth, mode, MSGPackSerializer.dumps(epoch)]))
+
+
+def runner_of(own: GradientAverager, group: GroupInfo, tensors: Sequence[torch.Tensor], **settings: Any) -> Any:
+    """What exchanges tensors with a group.
+
+    :param settings: of the exchange; with ``are_of_ours``, nobody in the group is a peer of plain hivemind
+    """
+    own._matchmaking.begin(group.group_id)
+    terms = RoundTerms(settings.pop("are_of_ours", False), has_helper=False)
+    infos = [CompressionInfo.from_tensor(one, key=number) for number, one in enumerate(tensors)]
+    exchange = Exchange(tuple(tensors), tuple(infos), NoCompression(), 1.0, weights_are_samples=True)
+    return own._runner_of(group, exchange, terms, **settings)
 
 
 def step() -> Any:

@@ -25,6 +25,7 @@ from fuzzing.averager_without_process import (
     context,
     gathered,
     run,
+    runner_of,
     step,
     stream,
 )
@@ -125,7 +126,8 @@ async def _average_with(own: Any, group: Any) -> bool:
     async def begin(tensors: Any, group_info: Any, **kwargs: Any) -> None:
         assert sum(kwargs["peer_fractions"]) == COUNT
         assert min(kwargs["peer_fractions"]) >= 0
-        own._runner_of(group_info, tensors, {"phase": b"", **kwargs}).finalize()
+        shared = {name: kwargs[name] for name in ("part_size_bytes", "peer_fractions")}
+        runner_of(own, group_info, tensors, **shared).finalize()
         begun.append(group_info)
 
     own._run_allreduce_inplace_ = begin

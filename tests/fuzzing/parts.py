@@ -10,10 +10,22 @@ from typing import Any
 import torch
 from google.protobuf.message import DecodeError
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.compression import CompressionInfo, NoCompression, serialize_torch_tensor
+from hivemind.compression import serialize_torch_tensor
 from hivemind.proto import averaging_pb2
 
-from fuzzing.averager_without_process import EVIL, GOOD, OWN, all_of, anew, context, gathered, run, step, stream
+from fuzzing.averager_without_process import (
+    EVIL,
+    GOOD,
+    OWN,
+    all_of,
+    anew,
+    context,
+    gathered,
+    run,
+    runner_of,
+    step,
+    stream,
+)
 from fuzzing.target import Choices, Target
 from fuzzing.tensors import made_of
 from hivenb.engine.exchange.runner import AllGather
@@ -68,11 +80,14 @@ async def _serve(choices: Choices) -> None:
     own._matchmaking.step_control = current
     own._matchmaking._await_trigger(group)
     tensor = torch.ones(96)
-    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
-    settings |= {"peer_fractions": (1.0, 0.0, 0.0), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
-    settings |= {"sender_timeout": 30.0, "reducer_timeout": 60.0}
+    settings: dict[str, Any] = {
+        "part_size_bytes": 128,
+        "peer_fractions": (1.0, 0.0, 0.0),
+        "sender_timeout": 30.0,
+        "reducer_timeout": 60.0,
+    }
     with own._register_allreduce_group(group):
-        runner = own._runner_of(group, [tensor], settings)
+        runner = runner_of(own, group, [tensor], **settings)
         own._running_groups[GROUP].set_result(runner)
         lengths = [len(part) for part in runner.parts_for_local_averaging]
         count = 1 + choices.number(1 + len(lengths)) if choices.now_and_then() else len(lengths)
@@ -111,9 +126,12 @@ async def _send(choices: Choices) -> None:
     own = anew()
     group = GroupInfo(GROUP, (EVIL, OWN), (gathered(), gathered()))
     tensor = torch.ones(96)
-    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
-    settings |= {"peer_fractions": (1.0, 0.0), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
-    settings |= {"sender_timeout": 30.0, "reducer_timeout": 60.0}
+    settings: dict[str, Any] = {
+        "part_size_bytes": 128,
+        "peer_fractions": (1.0, 0.0),
+        "sender_timeout": 30.0,
+        "reducer_timeout": 60.0,
+    }
     count = choices.number(5) if choices.now_and_then() else 3
 
     async def answer(parts: Any) -> Any:
@@ -124,7 +142,7 @@ async def _send(choices: Choices) -> None:
 
     stub = SimpleNamespace(rpc_aggregate_part=answer)
     with own._register_allreduce_group(group):
-        runner = own._runner_of(group, [tensor], settings)
+        runner = runner_of(own, group, [tensor], **settings)
         runner._servicer_type = SimpleNamespace(get_stub=lambda *args, **kwargs: stub)
         await runner.average_into([tensor], 1.0)
         with contextlib.suppress(AttributeError):
@@ -143,9 +161,13 @@ async def _exchange(choices: Choices) -> None:
     own._matchmaking.step_control = step()
     own._matchmaking._await_trigger(group)
     tensor = torch.ones(96)
-    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
-    settings |= {"peer_fractions": (0.5, 0.5), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
-    settings |= {"sender_timeout": 30.0, "reducer_timeout": 60.0, "are_of_ours": True}
+    settings: dict[str, Any] = {
+        "part_size_bytes": 128,
+        "peer_fractions": (0.5, 0.5),
+        "sender_timeout": 30.0,
+        "reducer_timeout": 60.0,
+        "are_of_ours": True,
+    }
 
     async def answer(parts: Any) -> Any:
         taken = [part async for part in parts]
@@ -153,7 +175,7 @@ async def _exchange(choices: Choices) -> None:
         return stream([a_part(choices, 32, averaging_pb2.AVERAGED_PART) for _ in range(count)])
 
     with own._register_allreduce_group(group):
-        runner = own._runner_of(group, [tensor], settings)
+        runner = runner_of(own, group, [tensor], **settings)
         assert type(runner) is AllGather
         runner._servicer_type = SimpleNamespace(
             get_stub=lambda *args, **kwargs: SimpleNamespace(rpc_aggregate_part=answer)

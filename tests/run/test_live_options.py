@@ -178,8 +178,8 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
         lambda o: o.state_averager.outer.optimizer.param_groups[0]["lr"],
         1.0,
     ),
-    ({"average_state_every": 1, "outer_fragments": 2}, lambda o: len(o.state_averager.fragments), 2),
-    ({"outer_fragments": 1}, lambda o: len(o.state_averager.fragments), 1),
+    ({"average_state_every": 1, "outer_fragments": 2}, lambda o: len(o.state_averager.outer_rounds.fragments), 2),
+    ({"outer_fragments": 1}, lambda o: len(o.state_averager.outer_rounds.fragments), 1),
     ({"outer_optimizer": None}, lambda o: o.state_averager.outer, None),
     ({"use_local_updates": False}, lambda o: o.grad_averager is not None, True),
 ]

@@ -1,4 +1,8 @@
-"""What each averager of ours is: born on any thread, met by plain hivemind's, and waiting for nobody who has left."""
+"""What each averager of ours is: born on any thread, met by plain hivemind's, and waiting for nobody who has left.
+
+What joins its rounds and downloads is a list of extensions (`hivenb.engine.averaging.extensions.extension`); what it
+knows of those with whom it exchanges is a part (`hivenb.engine.exchange.all_reduce`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ctypes
+import dataclasses
+import itertools
 import math
 import threading
 import time
@@ -15,9 +21,13 @@ from functools import partial
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
+import torch
 from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.compression import CompressionInfo, TensorRole
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase, StubBase
 from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
@@ -26,10 +36,14 @@ from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 from hivemind.utils.multiaddr import Multiaddr
 
+from hivenb.engine.averaging.extensions.extension import Exchange, Extension, GroupRecords
 from hivenb.engine.averaging.round import Round
+from hivenb.engine.averaging.staging import Staging
 from hivenb.engine.exchange import codecs
+from hivenb.engine.exchange.all_reduce import CutUncompressed, GroupExchange, RoundTerms
+from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.matchmaking import matchmaking
-from hivenb.engine.matchmaking.group_records import marked
+from hivenb.engine.matchmaking.group_records import marked, of_upstream
 from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking, ExpectedPeers
 from hivenb.engine.network.daemon import limit_for, remove_socket
 from hivenb.engine.network.dht import ending_with
@@ -44,6 +58,7 @@ from hivenb.engine.network.streams import (
 from hivenb.engine.network.values import bound_this_process
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.watched import WatchedProcess, shut_down_on_error
+from hivenb.engine.trust.aggregation import NORM_BOUND, Gathered, SampleReports
 from hivenb.engine.trust.conduct import Account, AccountBook
 from hivenb.errors import ProcessEndedError
 
@@ -134,68 +149,7 @@ def _make_kept_task(loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -
     return task
 
 
-# -- leaving ---------------------------------------------------------------------------------------------------------
-#
-# How a peer leaves a group, and how those in it learn of that, so that nobody waits for its data.
-
-
 logger = get_logger(__name__)
-
-
-class LeavingAverager(DecentralizedAverager):
-    """``hivemind``'s averager that says so when it leaves a group, and waits for nobody who has."""
-
-    _matchmaking: EpochMatchmaking
-
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        # hivemind/averaging/averager.py:rpc_aggregate_part turns away whoever is quicker than this peer if the round
-        # before the present one has ended since that was agreed on: with rounds in the background, as good as always
-        request = await anext(stream)
-        if matchmaking.is_given_up(request):
-            answer = matchmaking.answer(self._matchmaking.let_go(context.remote_id))
-            async for message in left_open(as_aiter(answer), CLOSED_WITHIN, lambda _: True):
-                yield message
-            return
-        if request.code == averaging_pb2.CANCELLED:
-            self._matchmaking.decline(request.group_id, context.remote_id)
-            return
-        takes_part = await self._matchmaking.wait_for_trigger(request.group_id)
-        if request.group_id not in self._running_groups:
-            if not takes_part or not self._matchmaking.is_looking_for_group:
-                # it has left the group, maybe before it learned that it was in one
-                await self._decline(request.group_id, context.remote_id)
-                yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
-                return
-            await self._pending_groups_registered.wait()
-        if (group := self._running_groups.get(request.group_id)) is not None:
-            # hivemind awaits the future itself, which is cancelled, for all, with the request of a sender that dies
-            await asyncio.wait({group})
-        async for message in super().rpc_aggregate_part(achain(as_aiter(request), stream), context):
-            yield message
-
-    async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
-        try:
-            await super()._step(step=step, future_for_init=future_for_init)
-        finally:
-            left = await self._matchmaking.leave(step)
-            await asyncio.gather(*(self._decline(group.group_id, peer) for group in left for peer in group.peer_ids))
-
-    async def _decline(self, group_id: bytes, peer: PeerID) -> None:
-        """Tell a peer that this one does not average with a group that it was in, so that nobody waits for its data.
-
-        hivemind's peers understand that, too.
-        """
-        if peer == self.peer_id:
-            return
-        message = averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED, group_id=group_id)
-        try:
-            stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
-            async for _ in await stub.rpc_aggregate_part(as_aiter(message)):
-                break
-        except matchmaking.UNREACHABLE as e:
-            logger.debug(f"{peer} could not be told that this peer has left a group: {e!r}")
 
 
 # -- stale handlers --------------------------------------------------------------------------------------------------
@@ -271,19 +225,34 @@ ALONE_AFTER = 2
 ANSWER_TIMEOUT = 10.0
 
 
-class AveragerBase(WatchedProcess, LeavingAverager):
+class Averager(WatchedProcess, DecentralizedAverager):
     """Base to put *behind* a class of hivemind's averagers: what creating one, and waiting for it, should be like.
 
     Behind, because hivemind's classes reach :meth:`step` through ``super()``.
+
+    :param robust_aggregation: the rule by which what is finite is averaged
     """
 
     title = "the averager of gradients"
+
+    #: of the tensors that hivemind gives none
+    role = TensorRole.UNSPECIFIED
+
+    #: whether a peer weighs as many samples as it has put into a round; or 1
+    weights_are_samples = True
+
+    #: what joins its rounds and downloads
+    extensions: tuple[Extension, ...] = ()
+
     _rounds: weakref.WeakSet[Round]
 
     #: the tracker looks at the rounds while the thread that trains adds one
     _lock_rounds = threading.Lock()
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, robust_aggregation: str = NORM_BOUND, **kwargs: Any):
+        self.robust_aggregation = robust_aggregation
+        #: copies to and from the averaging buffers, beside computing
+        self.staging = Staging()
         self._rounds = weakref.WeakSet()
         self._expected: ExpectedPeers | None = None
         self._seen_alone = 0
@@ -293,6 +262,7 @@ class AveragerBase(WatchedProcess, LeavingAverager):
         self._accounts = AccountBook()
         self._downloads = DownloadPace()
         self._daemon_link = DaemonLink()
+        self._exchange = GroupExchange()
         super().__init__(*args, **kwargs)
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
@@ -329,6 +299,10 @@ class AveragerBase(WatchedProcess, LeavingAverager):
             super().start()
 
     def step(self, gather: Any = None, *, wait: bool = True, **kwargs: Any) -> Any:
+        if self.mode is not AveragingMode.AUX:
+            for extension in self.extensions:
+                if (weight := extension.weight(gather or 0)) is not None:
+                    kwargs["weight"] = weight
         control = Round.of(super().step(gather, wait=False, **kwargs), gather)
         with self._lock_rounds:
             self._rounds.add(control)
@@ -358,6 +332,7 @@ class AveragerBase(WatchedProcess, LeavingAverager):
         if self.ended is None:
             super().shutdown()
             self._daemon_link.forget(self._handler_names())  # it may have ended by force, or before it was asked to
+        self.staging.close()
 
     def _has_ended(self, error: ProcessEndedError) -> None:
         self._daemon_link.forget(self._handler_names())  # before anybody knows, and starts another one
@@ -391,6 +366,10 @@ class AveragerBase(WatchedProcess, LeavingAverager):
             for search in self._searches():
                 if search.triggered or search.is_due or not may_come:
                     search.desert()
+
+    def note_reports(self, reports: SampleReports) -> None:
+        """Let senders count for no more than this. On any thread."""
+        self._outer_pipe.send(("_note_reports", [reports], {}))
 
     def take_accounts(self) -> list[Account]:
         """What the others did in its rounds, since the last call. For one thread."""
@@ -478,6 +457,9 @@ class AveragerBase(WatchedProcess, LeavingAverager):
     async def _expect_peers(self, peers: ExpectedPeers) -> None:
         await self._matchmaking.expect(peers)
 
+    async def _note_reports(self, reports: SampleReports) -> None:
+        self._exchange.note_reports(reports)
+
     async def _tell_whether_alone(self, epoch: float, answer: Any) -> None:
         answer.set_result(self._matchmaking.is_alone(epoch))
 
@@ -537,10 +519,132 @@ class AveragerBase(WatchedProcess, LeavingAverager):
         stub.rpc_download_state = partial(download_state, stub.rpc_download_state)
         return stub
 
+    # -- rounds, in the averager's own process -------------------------------------------------------------------
+
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
-        step._data_for_gather = marked(step.data_for_gather)
+        fields = [field for extension in self.extensions for field in extension.fields()]
+        step._data_for_gather = marked(step.data_for_gather, fields, self._exchange.megabits)
         try:
-            await super()._step(step=step, future_for_init=future_for_init)
+            try:
+                await super()._step(step=step, future_for_init=future_for_init)
+            finally:
+                left = await self._matchmaking.leave(step)
+                await asyncio.gather(
+                    *(self._decline(group.group_id, peer) for group in left for peer in group.peer_ids)
+                )
         except Exception as e:
             # whoever asked for the round has the error in its future; here it would only be printed by asyncio
             logger.debug(f"A round of averaging ended with {e!r}")
+
+    async def _decline(self, group_id: bytes, peer: PeerID) -> None:
+        """Tell a peer that this one does not average with a group that it was in, so that nobody waits for its data.
+
+        hivemind's peers understand that, too.
+        """
+        if peer == self.peer_id:
+            return
+        message = averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED, group_id=group_id)
+        try:
+            stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
+            async for _ in await stub.rpc_aggregate_part(as_aiter(message)):
+                break
+        except matchmaking.UNREACHABLE as e:
+            logger.debug(f"{peer} could not be told that this peer has left a group: {e!r}")
+
+    async def exchange_with_group(
+        self, aggregate: Callable[..., Awaitable[Any]], group_info: GroupInfo, min_vector_size: int, **kwargs: Any
+    ) -> Gathered:
+        """Average with a group, as all classes of ours do in place of hivemind's ``_aggregate_with_group``.
+
+        In *their* place, in front of hivemind's classes, of which some exchange in several phases.
+
+        :param aggregate: hivemind's method
+        :returns: what the peers that have taken part say of themselves
+        """
+        self._matchmaking.begin(group_info.group_id)
+        records = [self.serializer.loads(gathered) for gathered in group_info.gathered]
+        terms = RoundTerms.of(records)
+        group = GroupRecords(records, group_info.peer_ids.index(self.peer_id))
+        for extension in self.extensions:
+            extension.agree(group)
+        known = dataclasses.replace(group_info, gathered=tuple(map(of_upstream, records)))
+        async with self._exchange.watched(self._matchmaking, group_info, terms):
+            gathered = await aggregate(known, min_vector_size, terms=terms, **kwargs)
+        for extension in self.extensions:
+            extension.conclude()
+        reached = {peer: value for peer, value in gathered.items() if peer not in terms.notes.unreached}
+        return Gathered(reached, terms.notes.refused)
+
+    async def _run_allreduce_inplace_(
+        self,
+        tensors: Sequence[torch.Tensor],
+        group_info: GroupInfo,
+        group_id: bytes | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # Replaces hivemind/averaging/averager.py:_run_allreduce_inplace_, which makes a runner of hivemind's own class
+        group_id = group_id or group_info.group_id
+        terms: RoundTerms = kwargs.pop("terms")
+        compression, weight = kwargs.pop("compression"), kwargs.pop("weight")
+        infos = kwargs.pop("tensor_infos", None) or map(CompressionInfo.from_tensor, tensors, itertools.count())
+        phase = group_id[len(group_info.group_id) :]
+        exchange = Exchange(tuple(tensors), tuple(infos), compression, weight, self.weights_are_samples, phase)
+        for extension in self.extensions:
+            exchange = extension.join(exchange)
+        group = dataclasses.replace(group_info, group_id=group_id)
+        runner = self._runner_of(group, exchange, terms, **kwargs)
+        self._running_groups[group_id].set_result(runner)  # for those who send their parts
+        try:
+            await runner.average_into(exchange.tensors, self._averaging_alpha)
+        finally:
+            terms.notes.take_in(runner.notes)
+
+    def _runner_of(
+        self, group: GroupInfo, exchange: Exchange, terms: RoundTerms, **settings: Any
+    ) -> FaultTolerantRunner:
+        codec = CutUncompressed(exchange.compression, self.role) if terms.are_of_ours else exchange.compression
+        return self._exchange.runner(
+            self._matchmaking,
+            exchange.tensors,
+            terms,
+            p2p=self._p2p,
+            prefix=self.prefix,
+            servicer_type=type(self),
+            rule=self.robust_aggregation,
+            group_id=group.group_id,
+            ordered_peer_ids=group.peer_ids,
+            phase=exchange.phase,
+            compression=codec,
+            weight=exchange.weight,
+            tensor_infos=exchange.infos,
+            weights_are_samples=exchange.weights_are_samples,
+            **settings,
+        )
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        # hivemind/averaging/averager.py:rpc_aggregate_part turns away whoever is quicker than this peer if the round
+        # before the present one has ended since that was agreed on: with rounds in the background, as good as always
+        request = await anext(stream)
+        if matchmaking.is_given_up(request):
+            answer = matchmaking.answer(self._matchmaking.let_go(context.remote_id))
+            async for message in left_open(as_aiter(answer), CLOSED_WITHIN, lambda _: True):
+                yield message
+            return
+        if request.code == averaging_pb2.CANCELLED:
+            self._matchmaking.decline(request.group_id, context.remote_id)
+            return
+        takes_part = await self._matchmaking.wait_for_trigger(request.group_id)
+        if request.group_id not in self._running_groups:
+            if not takes_part or not self._matchmaking.is_looking_for_group:
+                # it has left the group, maybe before it learned that it was in one
+                await self._decline(request.group_id, context.remote_id)
+                yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+                return
+            await self._pending_groups_registered.wait()
+        if (group := self._running_groups.get(request.group_id)) is not None:
+            # hivemind awaits the future itself, which is cancelled, for all, with the request of a sender that dies
+            await asyncio.wait({group})
+        async for message in super().rpc_aggregate_part(achain(as_aiter(request), stream), context):
+            yield message

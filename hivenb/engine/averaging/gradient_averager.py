@@ -8,23 +8,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from hivemind.averaging import DecentralizedAverager
-from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.compression import CompressionInfo
+from hivemind.compression import TensorRole
 from hivemind.optim.grad_averager import GradientAverager as _GradientAverager
 from hivemind.optim.power_sgd_averager import AllReducePhases
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _PowerSGDGradientAverager
 from hivemind.utils import get_logger
 from hivemind.utils.asyncio import enter_asynchronously
 
-from hivenb.engine.averaging.averager import AveragerBase
+from hivenb.engine.averaging.averager import Averager
+from hivenb.engine.averaging.extensions.extension import Exchange, Extension, GroupRecords
 from hivenb.engine.averaging.finite import LateVerdict, are_finite, where_not_finite
-from hivenb.engine.averaging.staging import StagesBuffers
-from hivenb.engine.averaging.state_download import Download, DownloadsStates
-from hivenb.engine.exchange.all_reduce import FaultTolerantAllReduce, PartsCutAlike
-from hivenb.engine.exchange.exact_tensors import ExactKey, SendsExactly
-from hivenb.engine.matchmaking.group_records import UPSTREAM_FIELDS, is_marked
+from hivenb.engine.averaging.state_download import Download, SharesState
+from hivenb.engine.exchange.exact_tensors import ExactKey
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 
 # -- gradient buffers ------------------------------------------------------------------------------------------------
@@ -38,9 +34,6 @@ from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 
 
 logger = get_logger(__name__)
-
-#: What a peer says to its group that exchanges which parameters have a gradient.
-_WORD = "has_gradient"
 
 
 @dataclass(frozen=True)
@@ -57,8 +50,41 @@ class Unjudged:
     first_for: tuple[int, ...]
 
 
-class AccumulatesBySamples(StagesBuffers, _GradientAverager):
-    """Mixin to put *before* a gradient averager: batches count by their samples, and are summed in single precision."""
+class UsedParameters(Extension):
+    """Which parameters have a gradient in a round: those that a batch of one of its peers has used.
+
+    :param count: of parameters
+    """
+
+    name = "has_gradient"
+
+    def __init__(self, count: int):
+        # for both processes: 1 where a peer of the round has seen a gradient. Integers count for nothing among norms
+        self.flags = torch.zeros(count, dtype=torch.int64).share_memory_()
+        self._is_exchanged = False
+
+    def fields(self) -> Sequence[Any]:
+        return [self.name]
+
+    def agree(self, group: GroupRecords) -> None:
+        self._is_exchanged = group.all_say(self.name)
+        if not self._is_exchanged:
+            self.flags.fill_(1)
+
+    def join(self, exchange: Exchange) -> Exchange:
+        is_first_of_two = exchange.phase == AllReducePhases.PHASE_P.name.encode()
+        if not self._is_exchanged or is_first_of_two:
+            return exchange
+        return exchange.with_exact([self.flags], [ExactKey(takes_largest=True)])
+
+
+class GradientAverager(_GradientAverager, SharesState):
+    """``hivemind``'s ``GradientAverager`` that can be created on any thread.
+
+    Batches count by their samples, and are summed in single precision.
+    """
+
+    role = TensorRole.GRADIENT
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *args: Any, **kwargs: Any):
         # hivemind/optim/grad_averager.py takes the gradients' own type: sums of many batches in bfloat16 stop to grow,
@@ -75,9 +101,8 @@ class AccumulatesBySamples(StagesBuffers, _GradientAverager):
         #: by parameter, whether a batch of this epoch has used it
         self._is_used = [False] * len(parameters)
         self._watching: dict[int, Any] = {}
-        # for both processes: 1 where a peer of the round has seen a gradient. Integers count for nothing among norms
-        self._has_gradient = torch.zeros(len(parameters), dtype=torch.int64).share_memory_()
-        self._exchanges_word = False
+        self.used = UsedParameters(len(parameters))
+        self.extensions = (self.used,)
         without = [parameter for parameter in parameters if parameter.grad is None]
         super().__init__(parameters, *args, **kwargs)
         if self._local_accumulators is not None:
@@ -186,7 +211,7 @@ class AccumulatesBySamples(StagesBuffers, _GradientAverager):
         factor = 1.0 / self._weight_of_all() if self.local_times_accumulated else 0.0
         sums = self._sums() if factor else [None] * len(self.parameters)
         with self.get_tensors() as averaged:
-            self._has_gradient.copy_(torch.tensor([int(one is not None) for one in sums]))
+            self.used.flags.copy_(torch.tensor([int(one is not None) for one in sums]))
             unused = [mean for mean, total in zip(averaged, sums, strict=True) if total is None]
             if unused:
                 torch._foreach_zero_(unused)
@@ -198,17 +223,17 @@ class AccumulatesBySamples(StagesBuffers, _GradientAverager):
                 for total, mean in zip(totals, means, strict=True):
                     torch.mul(total, factor, out=mean)
             elif self.reuse_grad_buffers:
-                self.copy_staged(totals, means)
+                self.staging.copy(totals, means)
                 torch._foreach_mul_(means, factor)
             else:  # a GPU is the faster one at it; what it has from now on is the sum in units of all samples
                 torch._foreach_mul_(totals, factor)
                 self._anchor_batch_size = self.local_samples_accumulated
-                self.copy_staged(totals, means)
+                self.staging.copy(totals, means)
         self._is_loaded = True
 
     def have_gradients(self) -> list[bool]:
         """By parameter, whether it has a gradient in the step of the round that was last loaded or held."""
-        return [bool(one) for one in self._has_gradient.tolist()]
+        return [bool(one) for one in self.used.flags.tolist()]
 
     def _sums(self) -> list[torch.Tensor | None]:
         """By parameter, the sum of this epoch's gradients; ``None`` of one that no batch has used."""
@@ -284,30 +309,8 @@ class AccumulatesBySamples(StagesBuffers, _GradientAverager):
 
     # -- in the averager's own process --------------------------------------------------------------------------
 
-    async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
-        step._data_for_gather = self.serializer.dumps([*self.serializer.loads(step.data_for_gather), _WORD])
-        await super()._step(step=step, future_for_init=future_for_init)
-
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
-        # all in the group have the same records, and come to the same answer
-        records = [self.serializer.loads(gathered) for gathered in group_info.gathered]
-        self._exchanges_word = all(is_marked(one) and _WORD in one[UPSTREAM_FIELDS:] for one in records)
-        if not self._exchanges_word:
-            self._has_gradient.fill_(1)
-        return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
-
-    async def _run_allreduce_inplace_(
-        self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
-    ) -> None:
-        is_first_of_two = group_id == group_info.group_id + AllReducePhases.PHASE_P.name.encode()
-        if self._exchanges_word and not is_first_of_two:
-            infos = kwargs.get("tensor_infos") or [
-                CompressionInfo.from_tensor(one, key=number) for number, one in enumerate(tensors)
-            ]
-            tensors = (*tensors, self._has_gradient)
-            own = CompressionInfo.from_tensor(self._has_gradient, key=ExactKey(takes_largest=True))
-            kwargs |= {"tensor_infos": (*infos, own), "compression": SendsExactly(kwargs["compression"])}
-        await super()._run_allreduce_inplace_(tensors, group_info, group_id, **kwargs)
+        return await self.exchange_with_group(super()._aggregate_with_group, group_info, min_vector_size, **kwargs)
 
 
 def _add(gradients: list[torch.Tensor], totals: list[torch.Tensor], weight: float, is_first: bool) -> None:
@@ -337,15 +340,13 @@ _MOST_TOLD = 8
 _ROUNDING = 1e-3
 
 
-class KeepsFewComponents(_PowerSGDGradientAverager):
-    """Mixin to put *before* a PowerSGD averager.
+class PowerSGDGradientAverager(GradientAverager, _PowerSGDGradientAverager):
+    """``hivemind``'s ``PowerSGDGradientAverager`` that can be created on any thread.
 
     hivemind scales each of ``averager_rank`` columns to length 1 (``utils/math.py``, ``orthogonalize_``). Where a
     gradient has fewer components, the columns beyond are rounding errors, blown up and different on each peer: with
     rank 32 and a matrix of rank 8, the average was off by 80 percent, and the peers' averages by 20 from each other.
     """
-
-    _has_gradient: torch.Tensor
 
     def numbers_in_state(self) -> float:
         """Numbers in this peer's factors, of which another one sends as many."""
@@ -358,8 +359,7 @@ class KeepsFewComponents(_PowerSGDGradientAverager):
             return (
                 f"it holds {_in_words(theirs)} where this peer has {_in_words(own)}; do all use the same averager_rank?"
             )
-        reason: str | None = super()._why_refused(loaded)
-        return reason
+        return super()._why_refused(loaded)
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
         # hivemind/optim/power_sgd_averager.py keeps what is left over in the type of the gradients and multiplies it by
@@ -380,7 +380,7 @@ class KeepsFewComponents(_PowerSGDGradientAverager):
     def _keep_left_over_of_unused(self, averages: Sequence[torch.Tensor]) -> None:
         """Take back what was sent of parameters that nobody's batches have used: no step is made with it."""
         left_over = iter(self._ms)
-        for number, (average, has_gradient) in enumerate(zip(averages, self._has_gradient.tolist(), strict=True)):
+        for number, (average, has_gradient) in enumerate(zip(averages, self.used.flags.tolist(), strict=True)):
             if number in self._uncompressed_gradients_indexes:
                 continue
             left = next(left_over)
@@ -428,21 +428,6 @@ def _in_words(shapes: Sequence[torch.Size]) -> str:
 # -- gradient averagers ----------------------------------------------------------------------------------------------
 
 
-class GradientAverager(AccumulatesBySamples, FaultTolerantAllReduce, PartsCutAlike, _GradientAverager, AveragerBase):
-    """``hivemind``'s ``GradientAverager`` that can be created on any thread."""
-
-
-class PowerSGDGradientAverager(
-    AccumulatesBySamples,
-    KeepsFewComponents,
-    FaultTolerantAllReduce,
-    PartsCutAlike,
-    _PowerSGDGradientAverager,
-    DownloadsStates,
-):
-    """``hivemind``'s ``PowerSGDGradientAverager`` that can be created on any thread."""
-
-
 def own_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
     """The same factory of a gradient averager, so that what it makes can be created on any thread.
 
@@ -460,14 +445,10 @@ def own_factory(factory: Callable[..., Any] | None) -> Callable[..., Any]:
             "hivemind.optim.grad_averager.GradientAverager or a functools.partial of one, such as "
             "partial(PowerSGDGradientAverager, averager_rank=32)"
         )
-    if issubclass(factory, AveragerBase):
+    if issubclass(factory, Averager):
         return factory
-    mixins: tuple[type, ...] = (AccumulatesBySamples,)
-    if issubclass(factory, _PowerSGDGradientAverager):
-        mixins += (KeepsFewComponents,)
-    is_without_state = _load_of(factory) is DecentralizedAverager.load_state_from_peers
-    base = AveragerBase if is_without_state else DownloadsStates
-    return type(factory.__name__, (*mixins, FaultTolerantAllReduce, PartsCutAlike, factory, base), {})
+    ours = PowerSGDGradientAverager if issubclass(factory, _PowerSGDGradientAverager) else GradientAverager
+    return type(factory.__name__, (ours, factory), {})
 
 
 def has_state_of_its_own(averager: Any) -> bool:
@@ -477,8 +458,5 @@ def has_state_of_its_own(averager: Any) -> bool:
 
     :param averager: ``None`` with local updates
     """
-    return _load_of(type(averager)) not in (None, DecentralizedAverager.load_state_from_peers)
-
-
-def _load_of(kind: type) -> Any:
-    return getattr(kind, "load_state_from_peers", None)
+    load = getattr(type(averager), "load_state_from_peers", None)
+    return load not in (None, SharesState.load_state_from_peers)

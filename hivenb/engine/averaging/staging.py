@@ -13,11 +13,8 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
 
 import torch
-from hivemind.averaging import DecentralizedAverager
-from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.utils import get_logger
 
 # -- module changes --------------------------------------------------------------------------------------------------
@@ -226,100 +223,6 @@ class Staging:
             logger.warning(f"Averaging buffers are copied slower than they could be, as they are not pinned: {why}")
             with contextlib.suppress(RuntimeError):  # else the next kernel would be said to have failed, with this
                 torch.zeros(1, device="cuda")
-
-
-class StagesBuffers(DecentralizedAverager):
-    """Mixin to put *before* hivemind's averagers: copies to and from the averaging buffers, beside computing."""
-
-    _staging: Staging | None = None
-
-    def copy_staged(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-        """As :meth:`Staging.copy`, in the process that trains."""
-        self._staging = self._staging or Staging()
-        self._staging.copy(sources, targets)
-
-    def shutdown(self) -> None:
-        super().shutdown()
-        if self._staging is not None:
-            self._staging.close()
-
-
-class StagesState(StagesBuffers, TrainingStateAverager):
-    """Mixin to put *before* hivemind's state averager: what it copies, it copies beside computing.
-
-    What the module changes in its parameters itself is kept (:mod:`hivenb.engine.averaging.staging`).
-    """
-
-    #: whether the module goes on while a round averages what is loaded next
-    _goes_on_meanwhile = False
-
-    #: whether the model has other parameters than the averages that it got last
-    _has_changed_meanwhile = False
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        self._changes = ChangesOfModule()
-        self._meanwhile = ChangesMeanwhile()
-        super().__init__(*args, **kwargs)
-
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        averages = bool(kwargs.get("averaging_round"))
-        is_delayed = bool(kwargs.get("delay_optimizer_step") or (averages and kwargs.get("delay_averaging")))
-        if averages:
-            self._goes_on_meanwhile = is_delayed
-        if self.offload_optimizer and (averages or kwargs.get("optimizer_step")):
-            if self.pending_updates:
-                super().step(wait_for_delayed_updates=True)  # of which this one is to make its step
-            self.take_in_changes(remember=is_delayed)
-        return super().step(*args, **kwargs)
-
-    def take_in_changes(self, remember: bool = False) -> None:
-        """Let an optimizer in main memory have what the module has changed in its parameters itself.
-
-        To be called while nothing in the background changes the optimizer's copies.
-
-        :param remember: whether something will, before the model gets them
-        """
-        if not self.offload_optimizer:
-            return
-        with self.lock_optimizer, self.get_tensors() if self.reuse_tensors else contextlib.nullcontext():
-            self._changes.take_in(self.main_parameters, self._optimizer_parameters(), remember)
-
-    def forget_changes(self) -> None:
-        """Let the model have next what the optimizer or a round gives it, whatever the module has changed before."""
-        self._changes.forget()
-        self._meanwhile.forget()
-
-    def _optimizer_parameters(self) -> list[torch.Tensor]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
-    def _apply_optimizer_parameters_(self) -> None:
-        self._changes.hand_out(self._optimizer_parameters(), self.main_parameters, self.copy_staged)
-
-    def _load_local_tensors_into_averager_(self) -> None:
-        with self.get_tensors() as buffers:
-            self.copy_staged(list(self._local_tensors()), buffers)
-            self._meanwhile.forget()
-            if self._goes_on_meanwhile and not self.offload_optimizer and not self.delta_rule_averaging:
-                self._meanwhile.give([buffers[number] for number in self._numbers_of_module()])
-
-    def _numbers_of_module(self) -> list[int]:
-        """Of the tensors that are averaged, those that the module may change: all but the optimizer's statistics."""
-        count = len(self.main_parameters)
-        total = count * (1 + len(self.opt_keys_for_averaging)) + len(self.extra_tensors)
-        return [*range(count), *range(total - len(self.extra_tensors), total)]
-
-    def _apply_averaging_results_(self) -> None:
-        self._has_changed_meanwhile = False
-        if self.delta_rule_averaging and self._old_tensors is not None:
-            super()._apply_averaging_results_()  # which computes in between
-            return
-        numbers, tensors = self._numbers_of_module(), list(self._local_tensors())
-        with self.get_tensors() as averages:
-            averaged, own = ([some[number] for number in numbers] for some in (averages, tensors))
-            written = {numbers[one] for one in self._meanwhile.take_back(averaged, own)}
-            self._has_changed_meanwhile = bool(written)
-            others = [number for number in range(len(tensors)) if number not in written]
-            self.copy_staged([averages[number] for number in others], [tensors[number] for number in others])
 
 
 def _unpin(pinned: dict[int, torch.Tensor], owner: int) -> None:

@@ -1,32 +1,35 @@
-"""The averager of parameters and optimizer statistics, which changes nothing but what it is asked to."""
+"""The averager of parameters and optimizer statistics, which changes nothing but what it is asked to.
+
+What goes wrong in a step of the user's own optimizer, hooks and schedulers is raised where training goes on:
+``hivemind/optim/state_averager.py:_do`` logs it, and lets training go on with whatever is in the averaging buffers.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
-import math
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import CompressionBase, NoCompression
 from hivemind.optim.state_averager import TrainingStateAverager as _TrainingStateAverager
 from hivemind.optim.state_averager import dump_optimizer_state
-from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2
-from hivemind.utils import MPFuture, get_logger
+from hivemind.utils import get_logger
 
-from hivenb.engine.averaging.averager import AveragerBase
-from hivenb.engine.averaging.extensions.buffers import DownloadsBuffers, ModuleBuffers
-from hivenb.engine.averaging.extensions.early_state import AveragesStateEarly
-from hivenb.engine.averaging.extensions.outer_optimizer import AveragesPseudoGradients, OuterStateApart
+from hivenb.engine.averaging.extensions.buffers import AveragedBuffers, ModuleBuffers
+from hivenb.engine.averaging.extensions.early_state import EarlyRounds, has_begun
+from hivenb.engine.averaging.extensions.extension import ServedState, Tail, split_tails
+from hivenb.engine.averaging.extensions.outer_optimizer import OuterOptimizer, OuterRounds
 from hivenb.engine.averaging.lent_module import LentModule
-from hivenb.engine.averaging.module_rest import PIECE, ModuleRest, RestEntry
-from hivenb.engine.averaging.staging import StagesState
-from hivenb.engine.averaging.state_download import DownloadsStates, ranked_sources
+from hivenb.engine.averaging.rest_download import SharesRest
+from hivenb.engine.averaging.round import Round
+from hivenb.engine.averaging.staging import ChangesMeanwhile, ChangesOfModule
+from hivenb.engine.averaging.state_download import Download
 from hivenb.engine.averaging.torch_state import (
     group_settings,
     initialize_optimizer_state,
@@ -36,28 +39,63 @@ from hivenb.engine.averaging.torch_state import (
     restore_switches,
     state_mismatch,
 )
-from hivenb.engine.exchange.all_reduce import FaultTolerantAllReduce, PartsCutAlike
-from hivenb.engine.network.values import raw, sequence, text, whole
+from hivenb.engine.exchange.exact_tensors import SendsExactly
 from hivenb.errors import ProcessEndedError, SwarmError
-
-# -- step failure ----------------------------------------------------------------------------------------------------
-#
-# Errors of the user's own optimizer, hooks and schedulers, which end the training instead of being logged.
-
 
 logger = get_logger(__name__)
 
+#: Seconds between two looks whether a process that has not answered is still there.
+_LOOK_AGAIN = 0.1
 
-class FailsWithItsSteps(StagesState):
-    """Mixin to put *before* hivemind's state averager: what goes wrong in a step is raised where training goes on.
 
-    ``hivemind/optim/state_averager.py:_do`` logs it, and lets training go on with whatever is in the averaging buffers.
+class _Finished(threading.Event):
+    """What hivemind sets when a part of a step is over, also while it handles an error of it, which it then forgets.
 
-    A round of averaging that fails is no such error: it is missed. The parameters are then those of the last step that
-    the optimizer has finished: an offloaded optimizer works on copies, of which only finished steps get into the model;
-    otherwise the averaging buffers keep the parameters while a step is made, which costs no memory and, where the round
-    before has left them there, no time. With local updates, a step for each batch, what a step has half done stays.
+    :param note: called with that error, before anybody else can know that the step is over
     """
+
+    def __init__(self, note: Callable[[BaseException], None]):
+        super().__init__()
+        self._note = note
+
+    def set(self) -> None:
+        error = sys.exc_info()[1]
+        if error is not None:
+            self._note(error)
+        super().set()
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class TrainingStateAverager(_TrainingStateAverager, SharesRest):
+    """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are.
+
+    A round of averaging that fails is no error of a step: it is missed. The parameters are then those of the last step
+    that the optimizer has finished: an offloaded optimizer works on copies, of which only finished steps get into the
+    model; otherwise the averaging buffers keep the parameters while a step is made, which costs no memory and, where
+    the round before has left them there, no time. With local updates, a step for each batch, what a step has half done
+    stays.
+
+    :param module_buffers: that peers average; ``None`` if there are none, or they are not to be averaged
+    :param module_rest: what of the module no round averages
+    :param outer_optimizer: a factory of torch optimizers that is called with a list of parameters; ``None`` to average
+      the parameters themselves
+    :param pseudo_gradient_compression: the codec of what peers average then
+    :param outer_fragments: pieces of the model, of which each round synchronizes one
+    """
+
+    title = "the averager of the state"
+
+    #: a peer has one set of parameters, however many samples it has seen
+    weights_are_samples = False
+
+    #: the outer optimizer in its rounds; ``None`` without one
+    outer_rounds: OuterRounds | None = None
+
+    #: states that were taken over
+    states_taken = 0
 
     _failure: BaseException | None = None
     _is_settled = False
@@ -73,29 +111,301 @@ class FailsWithItsSteps(StagesState):
     #: how often each parameter was written to when the averaging buffers were the same
     _same_as_buffers: list[int] | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    #: whether the averaging buffers hold the parameters from before the step that is under way
+    _parameters_are_kept = False
+
+    _is_step_left_out = False
+    _group_bits: str | None = None
+
+    #: whether the module goes on while a round averages what is loaded next
+    _goes_on_meanwhile = False
+
+    #: whether the model has other parameters than the averages that it got last
+    _has_changed_meanwhile = False
+
+    def __init__(
+        self,
+        *args: Any,
+        module_buffers: ModuleBuffers | None = None,
+        outer_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer] | None = None,
+        pseudo_gradient_compression: CompressionBase | None = None,
+        outer_fragments: int = 1,
+        **kwargs: Any,
+    ):
+        self.module_buffers = module_buffers
+        self._averaged_buffers = None if module_buffers is None else AveragedBuffers(module_buffers)
+        self._early = EarlyRounds(at_once=module_buffers is None)
+        self.extensions = (self._early, *([] if self._averaged_buffers is None else [self._averaged_buffers]))
+        self._make_outer = outer_optimizer
+        self._outer_settings = pseudo_gradient_compression or NoCompression(), outer_fragments
+        self._lent = LentModule()
+        self._changes, self._meanwhile = ChangesOfModule(), ChangesMeanwhile()
+        #: what was downloaded for extensions, and not taken over yet
+        self._tails: dict[str, Tail] | None = None
+        self._without_gradient: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         super().__init__(*args, **kwargs)
-        self._parameters_are_kept = False
         self.finished_optimizer_step = _Finished(self._note)
         self.finished_averaging_round = _Finished(self._note)
 
-    # -- the thread that trains ---------------------------------------------------------------------------------
+    def _init_averaged_tensors(self) -> Sequence[torch.Tensor]:
+        if self._make_outer is not None:  # before the process is forked, which shares its memory
+            copies = [self._make_host_tensor(one, force_copy=True) for one in self.main_parameters]
+            outer = OuterOptimizer(self._make_outer, copies)
+            self.outer_rounds = OuterRounds(outer, *self._outer_settings, partial(_parameters_of, self.optimizer))
+            self.extensions = (self.outer_rounds, *self.extensions)  # what it changes of the tensors comes first
+        return super()._init_averaged_tensors()
+
+    def _init_components(
+        self,
+        param_groups: Any,
+        optimizer_or_factory: Any,
+        scheduler_or_factory: Any,
+        initialize_optimizer: bool | None,
+    ) -> tuple[torch.optim.Optimizer, Any]:
+        # Works around hivemind/optim/state_averager.py:initialize_optimizer_state_, a real step with zero gradients
+        # that decays the weights and counts as the first one in Adam's bias correction.
+        if initialize_optimizer is not False:
+            if isinstance(optimizer_or_factory, torch.optim.Optimizer):
+                initialize_optimizer_state(optimizer_or_factory)
+            else:
+                optimizer_or_factory = initialized_by(optimizer_or_factory)
+        optimizer, scheduler = super()._init_components(param_groups, optimizer_or_factory, scheduler_or_factory, False)
+        self._hooks = (
+            optimizer.register_step_pre_hook(self._begin_step),
+            optimizer.register_step_pre_hook(self._leave_out_frozen_parameters),
+            optimizer.register_step_post_hook(self._put_gradients_back),
+        )
+        return optimizer, scheduler
+
+    def _make_host_tensor(self, source_tensor: torch.Tensor, force_copy: bool = False) -> torch.Tensor:
+        # Replaces the method of hivemind/optim/state_averager.py, which makes all of single precision, doubles as well,
+        # and copies the layout of the source: an offloaded optimizer would work on another one than its gradients have
+        if self.reuse_tensors and not force_copy:
+            return super()._make_host_tensor(source_tensor)
+        dtype = torch.promote_types(source_tensor.dtype, torch.float32)
+        host = torch.empty(source_tensor.shape, dtype=dtype, device="cpu").copy_(source_tensor.detach())
+        return host.share_memory_().requires_grad_(source_tensor.requires_grad)
+
+    # -- what others ask of it --------------------------------------------------------------------------------
+
+    @property
+    def is_in_a_step(self) -> bool:
+        """Whether the optimizer is in the middle of a step, or was when that failed."""
+        return self._is_half_done
+
+    @property
+    def epoch_of_parameters(self) -> int:
+        """The epoch of the swarm whose step the parameters have; in the background, it may be still to come."""
+        return self.local_epoch - self._steps_to_come
+
+    @property
+    def outer(self) -> OuterOptimizer | None:
+        """The outer optimizer."""
+        return None if self.outer_rounds is None else self.outer_rounds.outer
+
+    @property
+    def pseudo_gradient_compression(self) -> CompressionBase:
+        """The codec of what peers average for an outer optimizer."""
+        return self._outer_settings[0] if self.outer_rounds is None else self.outer_rounds.compression
+
+    @pseudo_gradient_compression.setter
+    def pseudo_gradient_compression(self, codec: CompressionBase) -> None:
+        if self.outer_rounds is not None:
+            self.outer_rounds.compression = codec
+
+    @property
+    def state_compression(self) -> CompressionBase:
+        """The codec of a download."""
+        return self._state_compression
+
+    @state_compression.setter
+    def state_compression(self, codec: CompressionBase) -> None:
+        self._state_compression = codec if self.module_buffers is None else SendsExactly(codec)
+
+    @property
+    def buffers_left_out(self) -> str | None:
+        """That the buffers were left out of a round or a download, and why, in words; ``None`` if they never were."""
+        return None if self._averaged_buffers is None else self._averaged_buffers.left_out
+
+    def take_over_parameters(self) -> None:
+        """Let the model and the averaging buffers have the parameters that the torch optimizer has been given."""
+        self.forget_changes()
+        if self.offload_optimizer:
+            self._apply_optimizer_parameters_()
+        if not self.reuse_tensors:
+            self._load_local_tensors_into_averager_()
+
+    def move_schedulers(self) -> None:
+        """Move the schedulers to the present epoch."""
+        self._update_scheduler()
+
+    def take_in_changes(self, remember: bool = False) -> None:
+        """Let an optimizer in main memory have what the module has changed in its parameters itself.
+
+        To be called while nothing in the background changes the optimizer's copies.
+
+        :param remember: whether something will, before the model gets them
+        """
+        if not self.offload_optimizer:
+            return
+        with self.lock_optimizer, self.get_tensors() if self.reuse_tensors else contextlib.nullcontext():
+            self._changes.take_in(self.main_parameters, self._optimizer_parameters(), remember)
+
+    def forget_changes(self) -> None:
+        """Let the model have next what the optimizer or a round gives it, whatever the module has changed before."""
+        self._changes.forget()
+        self._meanwhile.forget()
+
+    def _optimizer_parameters(self) -> list[torch.Tensor]:
+        return _parameters_of(self.optimizer)
+
+    # -- the module in others' hands ------------------------------------------------------------------------------
+
+    def lend_module(self, keep: bool = False) -> None:
+        """Let callbacks have the module until :meth:`take_module_back`, and put into it what they like.
+
+        What is under way in the background has read it when this returns, and nobody else does: downloads wait.
+
+        :param keep: copy what was trained into main memory, to be downloaded meanwhile; for what may take long
+        """
+        if not self._reads_module:
+            return
+        self._lent.wait_until_read([] if self.reuse_tensors else list(self.pending_updates))
+        if keep:
+            if self.module_buffers is not None:
+                self.module_buffers.keep()
+            parameters = self._optimizer_parameters()
+            self._lent.keep([*parameters, *self.extra_tensors][self._first_of_module :])
+        self._lent.lend()
+
+    def take_module_back(self) -> None:
+        """The module is as training has left it."""
+        if self._reads_module:
+            self._lent.take_back()
+            if self.module_buffers is not None:
+                self.module_buffers.let_go()
+
+    @property
+    def _reads_module(self) -> bool:
+        """Whether anything that others download lies in the module, and not only in main memory."""
+        return not self.offload_optimizer or bool(self.extra_tensors) or self.module_buffers is not None
+
+    @property
+    def _first_of_module(self) -> int:
+        """How many tensors of a state lie in main memory, before those of the module."""
+        return len(self.main_parameters) if self.offload_optimizer or self.outer is not None else 0
+
+    def let_go_of_optimizer(self) -> None:
+        """Take the hooks off the torch optimizer, which another averager is to go on with."""
+        self._lent.end()
+        for hook in self._hooks:
+            hook.remove()
+
+    def step_by_itself(self) -> None:
+        """Let the torch optimizer make a step with what the model has in its gradients, which belongs to no epoch.
+
+        To be called while nothing is under way in the background.
+        """
+        own = self._optimizer_parameters()
+        averages = [parameter.grad for parameter in own]
+        with self.lock_optimizer, self.lock_averaged_tensors:
+            try:
+                if self.offload_optimizer:
+                    for parameter, main in zip(own, self.main_parameters, strict=True):
+                        parameter.grad = None if main.grad is None else main.grad.to(parameter)
+                self.optimizer.step()
+                if self.offload_optimizer:
+                    self._apply_optimizer_parameters_()
+            finally:
+                self._is_half_done = False
+                if self.offload_optimizer:
+                    for parameter, average in zip(own, averages, strict=True):
+                        parameter.grad = average
+
+    def leave_out_step(self) -> None:
+        """Let the next step of the optimizer change nothing; the epoch and the learning rate go on."""
+        self._is_step_left_out = True
+
+    def _leave_out_frozen_parameters(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        # a peer of plain hivemind gives each parameter a gradient, of zeros if need be, and weight decay would change
+        # those that are not to be trained for a while
+        parameters = _parameters_of(optimizer)
+        self._without_gradient = []
+        for main, parameter in zip(self.main_parameters, parameters, strict=True):
+            is_frozen = not main.requires_grad and not (parameter.grad is not None and parameter.grad.any())
+            if self._is_step_left_out or is_frozen:
+                self._without_gradient.append((parameter, parameter.grad))
+                parameter.grad = None
+        self._is_step_left_out = False
+
+    def _put_gradients_back(self, *args: Any) -> None:
+        for parameter, gradient in self._without_gradient:
+            parameter.grad = gradient
+
+    # -- steps and rounds, on the thread that trains --------------------------------------------------------------
+
+    def schedule_step(self, *args: Any, offers_early: bool = False, **kwargs: Any) -> Any:
+        """As hivemind's.
+
+        :param offers_early: whether this peer may hold the round before its step, if the others may. Unless there are
+          buffers, it begins as soon as its group has met, for which :meth:`be_ready_early` is to be called before
+        """
+        self._early.offer(offers_early)
+        control = super().schedule_step(*args, **kwargs)
+        control.offers_early = offers_early
+        if offers_early and self._early.at_once:
+            control.begins_early = self.begin_early(int(control.epoch))
+        return control
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """As hivemind's.
 
         :raises Exception: what went wrong in this step, or in an earlier one that was made in the background
         """
+        if kwargs.get("averaging_round"):
+            self._lent.expect_read()
+        kwargs = self._conclude_early(kwargs)
+        if self._averaged_buffers is not None and kwargs.get("averaging_round"):
+            # by now, since the module goes on with its own while they are averaged in the background
+            self._step_or_raise(wait_for_delayed_updates=True)
+            self._apply_buffers()
+            with self.get_tensors():
+                self._averaged_buffers.load()
+        output = self._step_or_raise(*args, **kwargs)
+        self._apply_buffers()
+        return output
+
+    def _apply_buffers(self) -> None:
+        if self._averaged_buffers is not None and self._averaged_buffers.has_outcome:
+            with self.get_tensors():
+                self._averaged_buffers.apply()
+
+    def _step_or_raise(self, *args: Any, **kwargs: Any) -> Any:
         only_waits = {name for name, value in kwargs.items() if value} == {"wait_for_delayed_updates"}
         output = None
         if self._failure is None:
             if kwargs.get("increment_epoch") and kwargs.get("optimizer_step"):
                 self._steps_to_come = 1
+            self._take_in_for(kwargs)
             output = super().step(*args, **kwargs)
         elif only_waits:
             super().step(*args, **{**kwargs, "apply_delayed_updates": False})
         self._raise_failure(only_waits)
         return output
+
+    def _take_in_for(self, step: dict[str, Any]) -> None:
+        """Take in what the module has changed itself, before a step or a round that writes over it.
+
+        :param step: what the step is to do
+        """
+        averages = bool(step.get("averaging_round"))
+        is_delayed = bool(step.get("delay_optimizer_step") or (averages and step.get("delay_averaging")))
+        if averages:
+            self._goes_on_meanwhile = is_delayed
+        if self.offload_optimizer and (averages or step.get("optimizer_step")):
+            if self.pending_updates:
+                super().step(wait_for_delayed_updates=True)  # of which this one is to make its step
+            self.take_in_changes(remember=is_delayed)
 
     def _raise_failure(self, only_waits: bool) -> None:
         """Raise what went wrong in a step.
@@ -137,6 +447,133 @@ class FailsWithItsSteps(StagesState):
             self._is_held_back = False
         self._raise_failure(only_waits=True)
 
+    # -- rounds before the step -----------------------------------------------------------------------------------
+
+    @property
+    def may_begin_early(self) -> bool:
+        """Whether its rounds may begin before the step: beside the gradients, not those of large models."""
+        return self._early.suits(self.numbers_in_state)
+
+    def be_ready_early(self) -> None:
+        """Know what to exchange in a round that is about to be scheduled, and may begin as soon as it has a group."""
+        if self._early.at_once:
+            self._load_state()
+
+    @property
+    def has_begun_early(self) -> bool:
+        """Whether a round was let begin early whose outcome the next step takes over."""
+        return self._early.has_begun
+
+    def exchange_early(self, control: Round, timeout: float) -> None:
+        """Let a round begin with the state as it is now, unless it has begun; the next :meth:`step` waits for it.
+
+        If its group does not agree, the step itself holds it, as if this had not been called.
+
+        :param timeout: seconds that the step waits for its averages
+        """
+        if control.begins_early is None:
+            self._load_state()
+            control.begins_early = self.begin_early(int(control.epoch))
+        self._early.expect(control, timeout)
+
+    def _load_state(self) -> None:
+        self.step(wait_for_delayed_updates=True)
+        self.take_in_changes(remember=True)
+        self._goes_on_meanwhile = True
+        if self._averaged_buffers is not None:
+            with self.get_tensors():
+                self._averaged_buffers.load()
+        if not self.reuse_tensors:
+            self._load_local_tensors_into_averager_()
+
+    def _conclude_early(self, step: dict[str, Any]) -> dict[str, Any]:
+        """Take over a round that was let begin early.
+
+        :param step: what a step is to do
+        :returns: the same, without the round if it is over
+        """
+        if (pending := self._early.pop()) is None:
+            return step
+        control, timeout = pending
+        if has_begun(control, timeout):
+            self._take_over_early(control, timeout)
+        elif step.get("averaging_round") and not control.done():
+            return step | {"averaging_control": control}
+        else:
+            control.cancel()
+        return step | {"averaging_round": False, "averaging_control": None, "averaging_opts": None}
+
+    def _take_over_early(self, control: Round, timeout: float) -> None:
+        try:
+            gathered = control.result(timeout)
+            logger.log(self.status_loglevel, f"Averaged parameters with {len(gathered)} peers")
+        except (Exception, concurrent.futures.CancelledError) as e:
+            # as in a round after the step: whatever was averaged before it failed is taken over
+            logger.log(self.status_loglevel, f"Averaging failed with {e!r}")
+        if not self.reuse_tensors:
+            self._apply_averaging_results_()
+        if self.offload_optimizer:
+            self._apply_optimizer_parameters_()
+
+    # -- to and from the averaging buffers ------------------------------------------------------------------------
+
+    def _apply_optimizer_parameters_(self) -> None:
+        self._changes.hand_out(self._optimizer_parameters(), self.main_parameters, self.staging.copy)
+
+    def _load_local_tensors_into_averager_(self) -> None:
+        with self.get_tensors() as buffers:
+            self.staging.copy(list(self._local_tensors()), buffers)
+            self._meanwhile.forget()
+            if self._goes_on_meanwhile and not self.offload_optimizer and not self.delta_rule_averaging:
+                self._meanwhile.give([buffers[number] for number in self._numbers_of_module()])
+            if self.outer_rounds is not None:
+                self.outer_rounds.load(buffers)
+        self._lent.note_read()
+
+    def _numbers_of_module(self) -> list[int]:
+        """Of the tensors that are averaged, those that the module may change: all but the optimizer's statistics."""
+        count = len(self.main_parameters)
+        total = count * (1 + len(self.opt_keys_for_averaging)) + len(self.extra_tensors)
+        return [*range(count), *range(total - len(self.extra_tensors), total)]
+
+    def _apply_averaging_results_(self) -> None:
+        if self.outer_rounds is not None:
+            self._apply_outer_round(self.outer_rounds)
+            return
+        if self._failure is not None:
+            return  # there are none: the buffers hold whatever was there before
+        self._has_changed_meanwhile = False
+        if self.delta_rule_averaging and self._old_tensors is not None:
+            super()._apply_averaging_results_()  # which computes in between
+        else:
+            self._apply_averages()
+        if not self.delta_rule_averaging:
+            self._same_as_buffers = None if self._has_changed_meanwhile else self._writes()
+
+    def _apply_averages(self) -> None:
+        numbers, tensors = self._numbers_of_module(), list(self._local_tensors())
+        with self.get_tensors() as averages:
+            averaged, own = ([some[number] for number in numbers] for some in (averages, tensors))
+            written = {numbers[one] for one in self._meanwhile.take_back(averaged, own)}
+            self._has_changed_meanwhile = bool(written)
+            others = [number for number in range(len(tensors)) if number not in written]
+            self.staging.copy([averages[number] for number in others], [tensors[number] for number in others])
+
+    def _apply_outer_round(self, outer: OuterRounds) -> None:
+        sent, self._old_tensors = self._old_tensors, None
+        if self._failure is not None:
+            outer.forget_round()
+            return
+        with self.get_tensors() as averages:
+            outer.apply(averages, sent, list(self._local_tensors()), self.staging.copy)
+
+    def step_outer_alone(self) -> None:
+        """Step the outer optimizer, if there is one, as the only peer of the run."""
+        if self.outer_rounds is not None:
+            self._load_local_tensors_into_averager_()
+            self.outer_rounds.note_alone(self.local_epoch)
+            self._apply_averaging_results_()
+
     # -- the thread that makes the step -------------------------------------------------------------------------
 
     def _do(self, wait_for_trigger: Callable[[], Any] | None, optimizer_step: bool, *args: Any, **kwargs: Any) -> None:
@@ -167,13 +604,6 @@ class FailsWithItsSteps(StagesState):
         self._steps_to_come, self._is_half_done = 0, False  # hivemind comes here when the optimizer has made its step
         super()._update_scheduler()
 
-    def _apply_averaging_results_(self) -> None:
-        if self._failure is not None:
-            return  # there are none: the buffers hold whatever was there before
-        super()._apply_averaging_results_()
-        if not self.delta_rule_averaging:
-            self._same_as_buffers = None if self._has_changed_meanwhile else self._writes()
-
     def _keep_parameters(self) -> bool:
         """Have the parameters in the averaging buffers; whether they are there."""
         if self.offload_optimizer or self.reuse_tensors or self.finished_averaging_round.is_set():
@@ -183,7 +613,7 @@ class FailsWithItsSteps(StagesState):
             if not self._steps_to_come:
                 return False
             with self.get_tensors() as buffers:
-                self.copy_staged(self.main_parameters, buffers[: len(self.main_parameters)])  # statistics are behind
+                self.staging.copy(self.main_parameters, buffers[: len(self.main_parameters)])  # statistics are behind
             self._same_as_buffers = writes
         return True
 
@@ -193,7 +623,7 @@ class FailsWithItsSteps(StagesState):
         if not self._is_half_done:
             return
         if self.offload_optimizer:
-            own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            own = self._optimizer_parameters()
             with self.lock_averaged_tensors if self.reuse_tensors else contextlib.nullcontext():
                 for parameter, main in zip(own, self.main_parameters, strict=True):
                     parameter.copy_(main)
@@ -207,243 +637,18 @@ class FailsWithItsSteps(StagesState):
         """How often each parameter was written to, as torch counts it."""
         return [parameter._version for parameter in self.main_parameters]
 
-
-class _Finished(threading.Event):
-    """What hivemind sets when a part of a step is over, also while it handles an error of it, which it then forgets.
-
-    :param note: called with that error, before anybody else can know that the step is over
-    """
-
-    def __init__(self, note: Callable[[BaseException], None]):
-        super().__init__()
-        self._note = note
-
-    def set(self) -> None:
-        error = sys.exc_info()[1]
-        if error is not None:
-            self._note(error)
-        super().set()
-
-
-# -- state averager --------------------------------------------------------------------------------------------------
-
-
-#: Seconds within which some peer has to send what no round averages, and each piece of it.
-REST_WITHIN, PIECE_WITHIN = 60.0, 15.0
-
-_ASK_AGAIN = 0.3
-
-#: Seconds between two looks whether a process that has not answered is still there.
-_LOOK_AGAIN = 0.1
-
-
-class _CheckedDownload(AveragerBase):
-    """Base to put *behind* hivemind's state averager: a state of another structure is an error."""
-
-    optimizer: torch.optim.Optimizer
-    extra_tensors: Any
-    main_parameters: Any
-    module_buffers: ModuleBuffers | None
-    #: states that were taken over
-    states_taken = 0
+    # -- downloads ------------------------------------------------------------------------------------------------
 
     def numbers_in_state(self) -> float:
         _, statistics = dump_optimizer_state(self.optimizer)
-        buffers = 0 if self.module_buffers is None else self.module_buffers.numbers
-        return buffers + sum(one.numel() for one in (*self.main_parameters, *self.extra_tensors, *statistics))
-
-    def load_state_from_peers(self, *args: Any, **kwargs: Any) -> Any:
-        # hivemind/optim/state_averager.py:load_optimizer_state checks nothing: with a scheduler at one peer and none
-        # at the other, each number lands in the place of another one
-        loaded = super().load_state_from_peers(*args, **kwargs)
-        mismatch = None if loaded is None else state_mismatch(self.optimizer, self.extra_tensors, *loaded)
-        if mismatch is not None:
-            raise SwarmError(
-                f"the state of the swarm does not fit this peer: {mismatch}. All peers need the same model, optimizer "
-                "and parameter groups, and either all or none of them a scheduler"
-            )
-        self.states_taken += loaded is not None
-        return loaded
-
-
-class TrainingStateAverager(
-    AveragesPseudoGradients,
-    AveragesStateEarly,
-    FailsWithItsSteps,
-    StagesState,
-    FaultTolerantAllReduce,
-    PartsCutAlike,
-    _TrainingStateAverager,
-    _CheckedDownload,
-    OuterStateApart,
-    DownloadsBuffers,
-    DownloadsStates,
-):
-    """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are."""
-
-    title = "the averager of the state"
-
-    _is_step_left_out = False
-    _group_bits: str | None = None
-    _rest_sources: Sequence[bytes] = ()
-
-    def __init__(self, *args: Any, module_rest: ModuleRest | None = None, **kwargs: Any):
-        self._lent, self.module_rest = LentModule(), module_rest
-        # for both processes: which of these tensors another peer asks for, and from which byte on; -1 for the state
-        self._asked = torch.full((2,), -1, dtype=torch.int64).share_memory_()
-        super().__init__(*args, **kwargs)
-
-    def _init_components(
-        self,
-        param_groups: Any,
-        optimizer_or_factory: Any,
-        scheduler_or_factory: Any,
-        initialize_optimizer: bool | None,
-    ) -> tuple[torch.optim.Optimizer, Any]:
-        # Works around hivemind/optim/state_averager.py:initialize_optimizer_state_, a real step with zero gradients
-        # that decays the weights and counts as the first one in Adam's bias correction.
-        if initialize_optimizer is not False:
-            if isinstance(optimizer_or_factory, torch.optim.Optimizer):
-                initialize_optimizer_state(optimizer_or_factory)
-            else:
-                optimizer_or_factory = initialized_by(optimizer_or_factory)
-        optimizer, scheduler = super()._init_components(param_groups, optimizer_or_factory, scheduler_or_factory, False)
-        self._hooks = (
-            optimizer.register_step_pre_hook(self._begin_step),
-            optimizer.register_step_pre_hook(self._leave_out_frozen_parameters),
-            optimizer.register_step_post_hook(self._put_gradients_back),
-        )
-        return optimizer, scheduler
-
-    def _make_host_tensor(self, source_tensor: torch.Tensor, force_copy: bool = False) -> torch.Tensor:
-        # Replaces the method of hivemind/optim/state_averager.py, which makes all of single precision, doubles as well,
-        # and copies the layout of the source: an offloaded optimizer would work on another one than its gradients have
-        if self.reuse_tensors and not force_copy:
-            return super()._make_host_tensor(source_tensor)
-        dtype = torch.promote_types(source_tensor.dtype, torch.float32)
-        host = torch.empty(source_tensor.shape, dtype=dtype, device="cpu").copy_(source_tensor.detach())
-        return host.share_memory_().requires_grad_(source_tensor.requires_grad)
-
-    @property
-    def is_in_a_step(self) -> bool:
-        """Whether the optimizer is in the middle of a step, or was when that failed."""
-        return self._is_half_done
-
-    @property
-    def epoch_of_parameters(self) -> int:
-        """The epoch of the swarm whose step the parameters have; in the background, it may be still to come."""
-        return self.local_epoch - self._steps_to_come
-
-    def take_over_parameters(self) -> None:
-        """Let the model and the averaging buffers have the parameters that the torch optimizer has been given."""
-        self.forget_changes()
-        if self.offload_optimizer:
-            self._apply_optimizer_parameters_()
-        if not self.reuse_tensors:
-            self._load_local_tensors_into_averager_()
-
-    def move_schedulers(self) -> None:
-        """Move the schedulers to the present epoch."""
-        self._update_scheduler()
-
-    # -- the module in others' hands ------------------------------------------------------------------------------
-
-    def lend_module(self, keep: bool = False) -> None:
-        """Let callbacks have the module until :meth:`take_module_back`, and put into it what they like.
-
-        What is under way in the background has read it when this returns, and nobody else does: downloads wait.
-
-        :param keep: copy what was trained into main memory, to be downloaded meanwhile; for what may take long
-        """
-        if not self._reads_module:
-            return
-        self._lent.wait_until_read([] if self.reuse_tensors else list(self.pending_updates))
-        if keep:
-            if self.module_buffers is not None:
-                self.module_buffers.keep()
-            parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
-            self._lent.keep([*parameters, *self.extra_tensors][self._first_of_module :])
-        self._lent.lend()
-
-    def take_module_back(self) -> None:
-        """The module is as training has left it."""
-        if self._reads_module:
-            self._lent.take_back()
-            if self.module_buffers is not None:
-                self.module_buffers.let_go()
-
-    @property
-    def _reads_module(self) -> bool:
-        """Whether anything that others download lies in the module, and not only in main memory."""
-        return not self.offload_optimizer or bool(self.extra_tensors) or self.module_buffers is not None
-
-    @property
-    def _first_of_module(self) -> int:
-        """How many tensors of a state lie in main memory, before those of the module."""
-        return len(self.main_parameters) if self.offload_optimizer or self.outer is not None else 0
-
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("averaging_round"):
-            self._lent.expect_read()
-        return super().step(*args, **kwargs)
-
-    def _load_local_tensors_into_averager_(self) -> None:
-        super()._load_local_tensors_into_averager_()
-        self._lent.note_read()
-
-    def let_go_of_optimizer(self) -> None:
-        """Take the hooks off the torch optimizer, which another averager is to go on with."""
-        self._lent.end()
-        for hook in self._hooks:
-            hook.remove()
-
-    def step_by_itself(self) -> None:
-        """Let the torch optimizer make a step with what the model has in its gradients, which belongs to no epoch.
-
-        To be called while nothing is under way in the background.
-        """
-        own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        averages = [parameter.grad for parameter in own]
-        with self.lock_optimizer, self.lock_averaged_tensors:
-            try:
-                if self.offload_optimizer:
-                    for parameter, main in zip(own, self.main_parameters, strict=True):
-                        parameter.grad = None if main.grad is None else main.grad.to(parameter)
-                self.optimizer.step()
-                if self.offload_optimizer:
-                    self._apply_optimizer_parameters_()
-            finally:
-                self._is_half_done = False
-                if self.offload_optimizer:
-                    for parameter, average in zip(own, averages, strict=True):
-                        parameter.grad = average
-
-    def leave_out_step(self) -> None:
-        """Let the next step of the optimizer change nothing; the epoch and the learning rate go on."""
-        self._is_step_left_out = True
-
-    def _leave_out_frozen_parameters(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        # a peer of plain hivemind gives each parameter a gradient, of zeros if need be, and weight decay would change
-        # those that are not to be trained for a while
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._left_out = []
-        for main, parameter in zip(self.main_parameters, parameters, strict=True):
-            is_frozen = not main.requires_grad and not (parameter.grad is not None and parameter.grad.any())
-            if self._is_step_left_out or is_frozen:
-                self._left_out.append((parameter, parameter.grad))
-                parameter.grad = None
-        self._is_step_left_out = False
-
-    def _put_gradients_back(self, *args: Any) -> None:
-        for parameter, gradient in self._left_out:
-            parameter.grad = gradient
+        own = sum(one.numel() for one in (*self.main_parameters, *self.extra_tensors, *statistics))
+        return own + sum(extension.numbers for extension in self.extensions)
 
     def get_current_state(self) -> tuple[Any, Any, Any]:
         # hivemind/optim/state_averager.py:get_current_state gives away the optimizer's own tensors, which change while
         # they are sent, under the number of an epoch whose step they may still lack
-        number, start = self._asked.tolist()
-        if number >= 0 and self.module_rest is not None:
-            return {}, (self.module_rest.piece(number, start),), None
+        if (piece := self.asked_piece()) is not None:
+            return {}, (piece,), None
         # before the locks, for which the thread that trains waits: a process that is about to end may never answer
         self._group_bits = self._ask_for_group_bits()
         try:
@@ -451,11 +656,17 @@ class TrainingStateAverager(
                 if kept is None:
                     self._undo_half_a_step()
                 metadata, tensors, infos = super().get_current_state()
-                metadata["epoch"] -= self._steps_to_come
+                state = ServedState(
+                    {**metadata, "epoch": metadata["epoch"] - self._steps_to_come}, tuple(tensors), tuple(infos)
+                )
+                with self.get_tensors():  # an extension's change between two steps of training
+                    for extension in self.extensions:
+                        state = extension.serve(state)
+                tensors = list(state.tensors)
                 if kept is not None:
                     first = self._first_of_module
-                    tensors = [*tensors[:first], *kept, *tensors[first + len(kept) :]]
-                return metadata, tuple(tensor.clone() for tensor in tensors), infos
+                    tensors[first : first + len(kept)] = kept
+                return state.metadata, tuple(tensor.clone() for tensor in tensors), state.infos
         finally:
             self._group_bits = None
 
@@ -471,85 +682,6 @@ class TrainingStateAverager(
                 return str(answer.result(_LOOK_AGAIN))
         return ""
 
-    # -- what no round averages -----------------------------------------------------------------------------------
-
-    def download_rest(self, wanted: Mapping[int, RestEntry]) -> None:
-        """Take over from another peer what of the module no round averages.
-
-        :param wanted: by its numbers here, what another peer has said of it
-        :raises SwarmError: if no peer sends it within a minute
-        """
-        for number, theirs in wanted.items():
-            deadline, attempt = time.monotonic() + REST_WITHIN, 0
-            while not self._download_of_rest(number, theirs, attempt):
-                if time.monotonic() > deadline:
-                    raise SwarmError(
-                        f"no peer of the swarm sends its {theirs.name}, which stays out of the optimizer and differs "
-                        "from this peer's. Do all of them run in client mode, or have they left?"
-                    )
-                attempt += 1
-                time.sleep(_ASK_AGAIN)
-
-    def _download_of_rest(self, number: int, theirs: RestEntry, attempt: int) -> bool:
-        assert self.module_rest is not None
-        pieces = []
-        for start in range(0, theirs.nbytes, PIECE):
-            answer: MPFuture[torch.Tensor | None] = MPFuture()
-            self._outer_pipe.send(("_fetch_of_rest", [theirs.name, start, attempt], {"answer": answer}))
-            piece = answer.result(2 * PIECE_WITHIN)
-            if piece is None or len(piece) != min(PIECE, theirs.nbytes - start):
-                return False
-            pieces.append(piece.clone())
-        return self.module_rest.take_over(number, theirs, torch.cat(pieces))
-
-    # -- in the averager's own process --------------------------------------------------------------------------
-
-    async def _fetch_of_rest(self, name: str, start: int, attempt: int, answer: Any) -> None:
-        piece = None
-        try:
-            if start == 0:
-                key = f"{self._matchmaking.group_key_manager.prefix}.all_averagers"
-                found = await self.dht.get(key, latest=True, return_future=True)
-                entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
-                own = self.peer_id.to_bytes()
-                self._rest_sources = [one for one in ranked_sources(entries, math.inf) if one != own]
-            if sources := self._rest_sources:
-                stub = self.get_stub(self._p2p, PeerID(sources[attempt % len(sources)]), namespace=self.prefix)
-                request = averaging_pb2.DownloadData(metadata=self.serializer.dumps([name, start]))
-                told = await stub.rpc_tell_rest(request, timeout=PIECE_WITHIN)
-                piece = torch.frombuffer(bytearray(raw(told.metadata, PIECE, least=1)), dtype=torch.uint8)
-        except Exception as e:  # another one may have it, or this one a moment later
-            logger.debug(f"{name} was not sent: {e!r}")
-        finally:
-            answer.set_result(piece)
-
-    async def rpc_tell_rest(
-        self, request: averaging_pb2.DownloadData, context: P2PContext
-    ) -> averaging_pb2.DownloadData:
-        """Send another peer a piece of what no round averages."""
-        name, start = sequence(self.serializer.loads(raw(request.metadata, 4096)), 2, least=2)
-        rest = self.module_rest
-        number = None if rest is None else rest.number_of(text(name, 2048))
-        if rest is None or number is None or not self.allow_state_sharing:
-            raise ValueError("this peer does not share it")
-        whole(start, 0, rest.sizes[number] - 1)
-        _, (piece,), _ = await self._ask_host(number, start)
-        return averaging_pb2.DownloadData(metadata=piece.numpy().tobytes())
-
-    async def _get_current_state_from_host_process(self) -> Any:
-        return await self._ask_host(-1, -1)
-
-    async def _ask_host(self, number: int, start: int) -> Any:
-        """Have the process that trains copy something, one thing at a time: it is told what by way of memory."""
-        async with self.__dict__.setdefault("_asking_host", asyncio.Lock()):
-            self._asked.copy_(torch.tensor([number, start]))
-            try:
-                return await super()._get_current_state_from_host_process()
-            finally:
-                self._asked.fill_(-1)
-
-    # -- in the process that trains -----------------------------------------------------------------------------
-
     def load_state_from_peers(self, **kwargs: Any) -> None:  # type: ignore[override]
         # hivemind/optim/state_averager.py:load_state_from_peers takes over the peer's learning rate, and then steps
         # the scheduler from there once for each epoch: ExponentialLR, for one, would decay twice
@@ -557,10 +689,12 @@ class TrainingStateAverager(
         settings = group_settings(self.optimizer)
         self.take_in_changes()  # all that the model has is in the optimizer then, and may be written over
         self.forget_changes()
+        self._tails = None
         try:
             super().load_state_from_peers(**kwargs)
         finally:
             self.scheduler = scheduler
+        self._take_tails()
         lay_out_like_parameters(self.optimizer)  # what was sent has no layout
         restore_switches(self.optimizer, settings)
         if scheduler is not None:
@@ -569,3 +703,31 @@ class TrainingStateAverager(
                 self._update_scheduler()
             except Exception as e:  # raised by the next step: a download that fails would be repeated
                 self._note(e)
+
+    def _take_tails(self) -> None:
+        tails, self._tails = self._tails, None
+        if tails is None:
+            return
+        with self.get_tensors():
+            for extension in self.extensions:
+                extension.take(tails.get(extension.name, Tail()))
+
+    def _accept(self, loaded: Download) -> tuple[Any, Sequence[torch.Tensor]]:
+        # hivemind/optim/state_averager.py:load_optimizer_state checks nothing: with a scheduler at one peer and none
+        # at the other, each number lands in the place of another one
+        tensors, tails = split_tails(loaded.metadata, loaded.tensors)
+        if isinstance(loaded.epoch, int) and loaded.epoch >= self.local_epoch:  # else hivemind refuses the state
+            self._tails = dict(tails)
+        mismatch = state_mismatch(self.optimizer, self.extra_tensors, loaded.metadata, tensors)
+        if mismatch is not None:
+            raise SwarmError(
+                f"the state of the swarm does not fit this peer: {mismatch}. All peers need the same model, optimizer "
+                "and parameter groups, and either all or none of them a scheduler"
+            )
+        self.states_taken += 1
+        return loaded.metadata, tensors
+
+    # -- in the averager's own process --------------------------------------------------------------------------
+
+    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
+        return await self.exchange_with_group(super()._aggregate_with_group, group_info, min_vector_size, **kwargs)

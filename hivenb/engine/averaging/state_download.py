@@ -20,8 +20,9 @@ from hivemind.utils import MPFuture, ValueWithExpiration, get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 from hivemind.utils.streaming import combine_from_streaming
 
-from hivenb.engine.averaging.averager import AveragerBase
-from hivenb.engine.averaging.extensions.buffers import sent_buffers
+from hivenb.engine.averaging.averager import Averager
+from hivenb.engine.averaging.extensions.buffers import AveragedBuffers
+from hivenb.engine.averaging.extensions.extension import split_tails
 from hivenb.engine.averaging.finite import are_finite
 from hivenb.engine.network.values import BoundedSerializer, finite, raw, sequence, whole
 from hivenb.errors import UnbelievedStateError
@@ -211,58 +212,6 @@ class Testimony:
         return make_statement(self.question, epoch, tensors).contradicts(statement)
 
 
-class AsksWitnesses(AveragerBase):
-    """Base to put *behind* a class of hivemind's averagers: tells newcomers of its state, and asks others for theirs.
-
-    In the averager's own process.
-    """
-
-    async def _hear_witnesses(self, peers: Sequence[PeerID], count: int) -> tuple[Testimony, ...]:
-        """What they tell of their states, if they do in time.
-
-        :param count: tensors of a state that they are asked about
-        """
-        heard = await asyncio.gather(*(self._hear_witness(peer, count) for peer in peers[:MOST_WITNESSES]))
-        return tuple(one for one in heard if one is not None)
-
-    async def _hear_witness(self, peer: PeerID, count: int) -> Testimony | None:
-        last_asked = self.__dict__.setdefault("_last_asked", {})
-        await asyncio.sleep(last_asked.get(peer, -math.inf) + 2 * ASKED_AGAIN_AFTER - time.monotonic())
-        last_asked[peer] = time.monotonic()
-        question = Question(os.urandom(16), count)
-        request = averaging_pb2.DownloadData(metadata=question.pack())
-        try:
-            stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
-            told = await stub.rpc_tell_state(request, timeout=WITNESS_WITHIN)
-        except Exception as e:  # one of plain hivemind, or gone
-            logger.debug(f"{peer} tells nothing of its state: {e!r}")
-            return None
-        return Testimony(peer.to_bytes(), question, bytes(told.metadata))
-
-    async def rpc_tell_state(
-        self, request: averaging_pb2.DownloadData, context: P2PContext
-    ) -> averaging_pb2.DownloadData:
-        """Answer a newcomer that wants to know whether another peer sends it the swarm's state."""
-        question = Question.parse(raw(request.metadata, 64))
-        self._require_patience(context.remote_id.to_bytes())
-        if not self.allow_state_sharing:
-            raise ValueError("this peer does not share its state")
-        packed, tensors, _ = await self._get_current_state_from_host_process()
-        epoch = self.serializer.loads(packed).get("epoch")
-        telling = asyncio.get_running_loop().run_in_executor(None, make_statement, question, epoch, tensors)
-        return averaging_pb2.DownloadData(metadata=(await telling).pack())
-
-    _asked_at: dict[bytes, float]
-
-    def _require_patience(self, peer: bytes) -> None:
-        now = time.monotonic()
-        asked_at = self.__dict__.setdefault("_asked_at", {})
-        self._asked_at = {one: at for one, at in asked_at.items() if now - at < ASKED_AGAIN_AFTER}
-        if peer in self._asked_at:
-            raise ValueError("this peer was asked just now")
-        self._asked_at[peer] = now
-
-
 # -- state download --------------------------------------------------------------------------------------------------
 
 
@@ -318,10 +267,14 @@ class Download:
         return self.metadata.get("epoch") if isinstance(self.metadata, dict) else None
 
 
-class DownloadsStates(AsksWitnesses):
-    """Base to put *behind* a class of hivemind's averagers: a state is taken over only if it can be believed."""
+class SharesState(Averager):
+    """Base to put *behind* a class of hivemind's averagers: a state is taken over only if it can be believed.
 
-    main_parameters: Sequence[torch.Tensor]
+    It tells newcomers of its state, too, and asks others for theirs.
+    """
+
+    #: the parameters, which stand before all else in a state; none of an averager of gradients
+    main_parameters: Sequence[torch.Tensor] = ()
 
     #: gives the newest epoch of the other peers, as they report it, and waits a while for one that is expected;
     #: ``None`` if it is not known
@@ -329,6 +282,12 @@ class DownloadsStates(AsksWitnesses):
 
     #: whose state did not come in time; others are asked first
     _too_slow: frozenset[PeerID] = frozenset()
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        # in the averager's process: when each peer was asked for a word, and has asked for one
+        self._last_asked: dict[PeerID, float] = {}
+        self._asked_at: dict[bytes, float] = {}
+        super().__init__(*args, **kwargs)
 
     def numbers_in_state(self) -> float:
         """Numbers in this peer's own state, of which that of another one has about as many; infinity if not known."""
@@ -344,19 +303,23 @@ class DownloadsStates(AsksWitnesses):
         refused: dict[bytes, str] = {}
         for _ in range(MOST_SOURCES):
             most_bytes = 16 * self.numbers_in_state() + SLACK
-            compared = len(getattr(self, "main_parameters", ()))
+            compared = len(self.main_parameters)
             loaded = self._ask_process(Wanted(self._newest() + 1, frozenset(refused), most_bytes, compared, timeout))
             if loaded is None:
                 break
             reason = self._why_refused(loaded)
             if reason is None:
-                return loaded.metadata, loaded.tensors
+                return self._accept(loaded)
             refused[loaded.source] = reason
             logger.warning(f"The state of peer {PeerID(loaded.source)} was not taken over: {reason}")
         if refused:
             told = "; ".join(f"{reason} (peer {PeerID(peer)})" for peer, reason in refused.items())
             raise UnbelievedStateError(f"no peer sends a state that can be believed: {told}")
         return None
+
+    def _accept(self, loaded: Download) -> tuple[Any, Sequence[torch.Tensor]]:
+        """What hivemind's class, which knows of no extensions, is to take over of a state."""
+        return loaded.metadata, loaded.tensors
 
     def _why_refused(self, loaded: Download) -> str | None:
         """Why a state is not to be taken over, in words; ``None`` if it is."""
@@ -373,9 +336,11 @@ class DownloadsStates(AsksWitnesses):
         return self._why_contradicted(loaded)
 
     def _where_not_finite(self, loaded: Download) -> str | None:
-        kept = len(loaded.tensors) - sent_buffers(loaded.metadata)[1]  # those are looked at when they are applied
-        own = [*getattr(self, "main_parameters", ()), *(None for _ in loaded.tensors)]
-        for number, (tensor, mine) in enumerate(zip(loaded.tensors[: max(0, kept)], own, strict=False), start=1):
+        tails = split_tails(loaded.metadata, loaded.tensors)[1]
+        buffers = tails[AveragedBuffers.name].tensors if AveragedBuffers.name in tails else ()
+        kept = len(loaded.tensors) - len(buffers)  # those are looked at when they are applied
+        own = [*self.main_parameters, *(None for _ in loaded.tensors)]
+        for number, (tensor, mine) in enumerate(zip(loaded.tensors[:kept], own, strict=False), start=1):
             has_numbers = tensor.is_floating_point() or tensor.is_complex()
             if has_numbers and not are_finite([tensor]) and not _is_mask(tensor, mine):
                 return f"in tensor {number} of {kept}"
@@ -384,7 +349,7 @@ class DownloadsStates(AsksWitnesses):
         return None if all(map(_is_no_bad_number, numbers)) else "among the optimizer's settings"
 
     def _why_contradicted(self, loaded: Download) -> str | None:
-        if len(loaded.tensors) < len(getattr(self, "main_parameters", ())):
+        if len(loaded.tensors) < len(self.main_parameters):
             return None  # whoever applies it says so
         said = {one.peer: one.contradicts(loaded.epoch, loaded.tensors) for one in loaded.testimonies}
         against = [peer for peer, contradicts in said.items() if contradicts]
@@ -475,6 +440,49 @@ class DownloadsStates(AsksWitnesses):
         finally:
             if hearing is not None:
                 hearing.cancel()
+
+    # -- witnesses, in the averager's own process ----------------------------------------------------------------
+
+    async def _hear_witnesses(self, peers: Sequence[PeerID], count: int) -> tuple[Testimony, ...]:
+        """What they tell of their states, if they do in time.
+
+        :param count: tensors of a state that they are asked about
+        """
+        heard = await asyncio.gather(*(self._hear_witness(peer, count) for peer in peers[:MOST_WITNESSES]))
+        return tuple(one for one in heard if one is not None)
+
+    async def _hear_witness(self, peer: PeerID, count: int) -> Testimony | None:
+        await asyncio.sleep(self._last_asked.get(peer, -math.inf) + 2 * ASKED_AGAIN_AFTER - time.monotonic())
+        self._last_asked[peer] = time.monotonic()
+        question = Question(os.urandom(16), count)
+        request = averaging_pb2.DownloadData(metadata=question.pack())
+        try:
+            stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
+            told = await stub.rpc_tell_state(request, timeout=WITNESS_WITHIN)
+        except Exception as e:  # one of plain hivemind, or gone
+            logger.debug(f"{peer} tells nothing of its state: {e!r}")
+            return None
+        return Testimony(peer.to_bytes(), question, bytes(told.metadata))
+
+    async def rpc_tell_state(
+        self, request: averaging_pb2.DownloadData, context: P2PContext
+    ) -> averaging_pb2.DownloadData:
+        """Answer a newcomer that wants to know whether another peer sends it the swarm's state."""
+        question = Question.parse(raw(request.metadata, 64))
+        self._require_patience(context.remote_id.to_bytes())
+        if not self.allow_state_sharing:
+            raise ValueError("this peer does not share its state")
+        packed, tensors, _ = await self._get_current_state_from_host_process()
+        epoch = self.serializer.loads(packed).get("epoch")
+        telling = asyncio.get_running_loop().run_in_executor(None, make_statement, question, epoch, tensors)
+        return averaging_pb2.DownloadData(metadata=(await telling).pack())
+
+    def _require_patience(self, peer: bytes) -> None:
+        now = time.monotonic()
+        self._asked_at = {one: at for one, at in self._asked_at.items() if now - at < ASKED_AGAIN_AFTER}
+        if peer in self._asked_at:
+            raise ValueError("this peer was asked just now")
+        self._asked_at[peer] = now
 
 
 def ranked_sources(entries: Iterable[tuple[Any, Any]], newest: float) -> list[bytes]:

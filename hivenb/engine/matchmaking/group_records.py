@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hivemind.averaging.allreduce import AveragingMode
@@ -35,15 +35,20 @@ GROUP_ID_BYTES = DHTID.HASH_NBYTES
 SLOWEST, FASTEST = 1e-9, 1e15
 
 
-def marked(gather: bytes) -> bytes:
-    """What a peer sends to its group, with the mark of ours."""
-    return BoundedSerializer.dumps([*BoundedSerializer.loads(gather), MARK])
+def marked(gather: bytes, fields: Iterable[Any] = (), megabits: float | None = None) -> bytes:
+    """What a peer of ours sends to its group: what hivemind would, with the mark of ours.
 
-
-def with_bandwidth(gather: bytes, megabits: float | None) -> bytes:
-    """What a peer sends to its group, with what its line can send unless the user has said that."""
+    :param gather: as hivemind has made it
+    :param fields: more that the peer says of itself
+    :param megabits: a second that its line can send, unless the user has said that; ``None`` if it is not known
+    """
     record = BoundedSerializer.loads(gather)
-    return BoundedSerializer.dumps([megabits if record[0] is None else record[0], *record[1:]])
+    return BoundedSerializer.dumps([megabits if record[0] is None else record[0], *record[1:], *fields, MARK])
+
+
+def of_upstream(record: list[Any]) -> bytes:
+    """Of what a peer has sent to its group, what hivemind knows."""
+    return BoundedSerializer.dumps(record[:UPSTREAM_FIELDS])
 
 
 def is_marked(record: list[Any]) -> bool:
@@ -51,19 +56,9 @@ def is_marked(record: list[Any]) -> bool:
     return MARK in record[UPSTREAM_FIELDS:]
 
 
-def are_of_ours(gathered: Sequence[bytes]) -> bool:
-    """Whether nobody in a group is a peer of plain hivemind; they are readable."""
-    return all(is_marked(BoundedSerializer.loads(gather)) for gather in gathered)
-
-
-def has_helper(gathered: Sequence[bytes]) -> bool:
-    """Whether somebody in a group only helps the others to average; they are readable."""
-    return any(BoundedSerializer.loads(gather)[1] == AveragingMode.AUX.value for gather in gathered)
-
-
-def offering_early(gather: bytes, word: str = EARLY) -> bytes:
-    """What a peer sends to its group that may begin early; before it is marked."""
-    return BoundedSerializer.dumps([*BoundedSerializer.loads(gather), word])
+def is_helper(record: list[Any]) -> bool:
+    """Whether a peer only helps the others to average."""
+    return bool(record[1] == AveragingMode.AUX.value)
 
 
 def all_offer_early(gathered: Sequence[bytes]) -> bool:
@@ -77,7 +72,15 @@ def epoch_of(gather: bytes) -> int | None:
     """The epoch whose round a peer of ours looks for; ``None`` if it does not say, or is not one of ours."""
     try:
         record = BoundedSerializer.loads(gather)
-        epoch = BoundedSerializer.loads(record[UPSTREAM_FIELDS - 1]) if is_marked(record) else None
+        return epoch_in(record) if is_marked(record) else None
+    except (ValueError, TypeError):  # anybody may send anything
+        return None
+
+
+def epoch_in(record: list[Any]) -> int | None:
+    """The epoch whose round a peer looks for; ``None`` if it does not say."""
+    try:
+        epoch = BoundedSerializer.loads(record[UPSTREAM_FIELDS - 1])
     except (ValueError, TypeError, IndexError):  # anybody may send anything
         return None
     return epoch if isinstance(epoch, int) else None

@@ -205,7 +205,8 @@ def reload_parameters(averager: TrainingStateAverager) -> None:
             for own, main in zip(offloaded, averager.main_parameters, strict=True):
                 own.copy_(main)
     averager.forget_changes()
-    averager.begin_at_parameters()
+    if averager.outer_rounds is not None:
+        averager.outer_rounds.begin_at_parameters()
 
 
 # -- torch optimizers ------------------------------------------------------------------------------------------------

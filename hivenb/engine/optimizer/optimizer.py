@@ -294,17 +294,17 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
     def _end_epoch(self, grad_scaler: GradScaler | None) -> None:
         """As hivemind ends it; but what peers average for an outer optimizer is weighed by their samples."""
         averager = self.state_averager
-        if averager.outer is None:
+        if averager.outer_rounds is None:
             super()._update_global_epoch(grad_scaler)
             return
-        averager.fragments.count(self.local_progress.samples_accumulated)
+        averager.outer_rounds.fragments.count(self.local_progress.samples_accumulated)
         if self.scheduled_state is not None:
-            samples = averager.samples_of_round(self.scheduled_state.epoch)
+            samples = averager.outer_rounds.samples_of_round(self.scheduled_state.epoch)
             self.scheduled_state.weight = max(NEXT_TO_NOTHING, samples)
         was_alone = self.rounds.is_alone
         super()._update_global_epoch(grad_scaler)
         if was_alone and self.rounds.is_alone and self.local_epoch % self.average_state_every == 0:
-            averager.step_alone()
+            averager.step_outer_alone()
 
     def _skip_missed_rounds(self) -> None:
         """Go on with the others' epoch, as a helper that has come too late and has no state to catch up with."""
@@ -469,7 +469,7 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
                     parameter.grad = torch.empty_like(parameter)
                 sources.append(gradient)
                 targets.append(parameter.grad)
-            self.grad_averager.copy_staged(sources, targets)
+            self.grad_averager.staging.copy(sources, targets)
 
     # -- catching up --------------------------------------------------------------------------------------------
 

@@ -15,9 +15,8 @@ from hivemind.proto import averaging_pb2
 
 from hivenb.engine.averaging.state_download import (
     MOST_WITNESSES,
-    AsksWitnesses,
-    DownloadsStates,
     Question,
+    SharesState,
     Testimony,
     Wanted,
 )
@@ -31,10 +30,10 @@ class Stubs(SimpleNamespace):
     """What of an averager's process asks others, and those others."""
 
     def __init__(self, answer: Answer, state: Callable[[], AsyncIterator[Any]] | None = None):
-        super().__init__(answer=answer, state=state, asked=[], prefix="run", _p2p=None)
+        super().__init__(answer=answer, state=state, asked=[], prefix="run", _p2p=None, _last_asked={})
         self.request_timeout = self.next_chunk_timeout = 5.0
         for name in ("_hear_witness", "_hear_witnesses"):
-            setattr(self, name, partial(getattr(AsksWitnesses, name), self))
+            setattr(self, name, partial(getattr(SharesState, name), self))
 
     def get_stub(self, p2p: Any, peer: PeerID, namespace: str) -> Any:
         async def tell(request: averaging_pb2.DownloadData, timeout: float) -> averaging_pb2.DownloadData:
@@ -52,7 +51,7 @@ async def echo(peer: PeerID, question: bytes) -> bytes:
 
 
 def hear(stubs: Stubs, peers: list[PeerID]) -> tuple[Testimony, ...]:
-    return asyncio.run(AsksWitnesses._hear_witnesses(stubs, peers, 2))  # type: ignore[arg-type]
+    return asyncio.run(SharesState._hear_witnesses(stubs, peers, 2))  # type: ignore[arg-type]
 
 
 def test_each_witness_is_asked_a_question_that_no_other_one_knows() -> None:
@@ -95,7 +94,7 @@ def test_nobody_is_asked_any_longer_when_the_download_fails() -> None:
     async def download() -> None:
         stubs = Stubs(never, fails)
         with pytest.raises(OSError, match="the line is cut"):
-            await DownloadsStates._download_from(stubs, PEERS[0], Wanted(7.0, frozenset(), 1e6, 2, 1.0), PEERS[1:2])  # type: ignore[arg-type]
+            await SharesState._download_from(stubs, PEERS[0], Wanted(7.0, frozenset(), 1e6, 2, 1.0), PEERS[1:2])  # type: ignore[arg-type]
         await asyncio.wait_for(cancelled.wait(), 5)
 
     asyncio.run(download())

@@ -27,7 +27,7 @@ from hivemind.optim import grad_averager, power_sgd_averager, state_averager
 from hivemind.utils import get_dht_time
 from tiny import LOOPBACK, samples
 
-from hivenb.engine.averaging.averager import AveragerBase, complain_unless_ended
+from hivenb.engine.averaging.averager import Averager, complain_unless_ended
 from hivenb.engine.averaging.gradient_averager import GradientAverager, PowerSGDGradientAverager, own_factory
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.engine.averaging.torch_state import initialize_optimizer_state
@@ -146,7 +146,7 @@ class TestFactories:
         for upstream in (grad_averager.GradientAverager, power_sgd_averager.PowerSGDGradientAverager):
             made = own_factory(upstream)
             assert issubclass(made, upstream)
-            assert issubclass(made, AveragerBase)
+            assert issubclass(made, Averager)
             assert made.__name__ == upstream.__name__
 
     def test_a_class_of_the_users_own_too(self) -> None:
@@ -165,7 +165,7 @@ class TestFactories:
         made = own_factory(partial(inner, min_compression_ratio=0.1))
         assert made.keywords == {"averager_rank": 4, "min_compression_ratio": 0.1}
         innermost = made.func.func if isinstance(made.func, partial) else made.func
-        assert issubclass(innermost, AveragerBase)
+        assert issubclass(innermost, Averager)
 
     @pytest.mark.parametrize("bad", [lambda **kwargs: None, int, "GradientAverager", partial(print)])
     def test_anything_else_is_refused(self, bad: Any) -> None:
@@ -266,7 +266,7 @@ def test_two_meet_long_before_the_matchmaking_time_is_over(dht: DHT, run_id: str
     pair = Pair(GradientAverager, other, dht, run_id)
     try:
         for averager in pair.averagers:
-            if isinstance(averager, AveragerBase):
+            if isinstance(averager, Averager):
                 others = (one.peer_id.to_bytes() for one in pair.averagers if one is not averager)
                 averager.expect_peers(ExpectedPeers(frozenset(Attendance(other, 0, 0) for other in others)))
         started = time.monotonic()
@@ -400,5 +400,5 @@ def test_each_of_ours_has_our_base_behind_upstreams() -> None:
     for ours in (GradientAverager, PowerSGDGradientAverager, TrainingStateAverager):
         order = ours.__mro__
         upstream = next(base for base in order if base.__module__.startswith("hivemind.optim"))
-        assert order.index(upstream) < order.index(AveragerBase) < order.index(DecentralizedAverager)
-    assert AveragerBase.run is not DecentralizedAverager.run
+        assert order.index(upstream) < order.index(Averager) < order.index(DecentralizedAverager)
+    assert Averager.run is not DecentralizedAverager.run

@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from hivenb.engine.averaging.averager import AveragerBase, DaemonLink
+from hivenb.engine.averaging.averager import Averager, DaemonLink
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.process.child import shared_locks_held
 from hivenb.errors import ProcessEndedError
@@ -39,7 +39,7 @@ def kill_unseen(averager):
 
 
 def test_one_whose_answer_was_lost_while_it_started_leaves_its_place_to_a_successor(make, monkeypatch):
-    wait = AveragerBase.wait_until_ready
+    wait = Averager.wait_until_ready
     begun = []
 
     def lose_the_answer(self, timeout=None):
@@ -47,7 +47,7 @@ def test_one_whose_answer_was_lost_while_it_started_leaves_its_place_to_a_succes
         wait(self, timeout)
         raise ProcessEndedError("another one was killed", "another one")
 
-    monkeypatch.setattr(AveragerBase, "wait_until_ready", lose_the_answer)
+    monkeypatch.setattr(Averager, "wait_until_ready", lose_the_answer)
     with pytest.raises(ProcessEndedError, match="another one was killed"):
         make()
     monkeypatch.undo()

@@ -20,9 +20,9 @@ from hivemind.utils import ValueWithExpiration
 from tiny import LOOPBACK, TinyModel
 
 from hivenb.engine.averaging import state_download
-from hivenb.engine.averaging.averager import AveragerBase
+from hivenb.engine.averaging.averager import Averager
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
-from hivenb.engine.averaging.state_download import Download, DownloadsStates, Wanted, ranked_sources
+from hivenb.engine.averaging.state_download import Download, SharesState, Wanted, ranked_sources
 from hivenb.engine.network.dht import DHT
 from hivenb.errors import UnbelievedStateError
 
@@ -57,8 +57,8 @@ class TestRefused:
         own_state = [torch.zeros(3) if own is None else own]
         averager = SimpleNamespace(newest_epoch=lambda expected: EPOCH, main_parameters=own_state)
         for name in ("_newest", "_where_not_finite", "_why_contradicted"):
-            setattr(averager, name, partial(getattr(DownloadsStates, name), averager))
-        return DownloadsStates._why_refused(averager, Download(b"source", metadata, tensors))  # type: ignore[arg-type]
+            setattr(averager, name, partial(getattr(SharesState, name), averager))
+        return SharesState._why_refused(averager, Download(b"source", metadata, tensors))  # type: ignore[arg-type]
 
     def test_what_is_whole_is_taken(self) -> None:
         good = {"epoch": EPOCH, "optimizer_metadata": [{"type": "value", "value": 0.1}]}
@@ -89,7 +89,10 @@ class TestRefused:
 
     def test_buffers_behind_the_state_are_looked_at_by_whoever_applies_them(self) -> None:
         mask = torch.tensor([-math.inf])
-        assert self.why([torch.ones(3), mask], {"epoch": EPOCH, "module_buffers": ["fingerprint", 1]}) is None
+        metadata = {"epoch": EPOCH, "tails": [["module_buffers", "fingerprint", 1]]}
+        assert (
+            self.why([torch.ones(3), mask], metadata) is None
+        )
 
     def test_a_mask_is_one_here_too_and_never_nan(self) -> None:
         mask = torch.tensor([-math.inf, 0.0])
@@ -100,7 +103,7 @@ class TestRefused:
         assert "nan or inf" in str(self.why([ruined], {"epoch": EPOCH}, own=ruined))
 
 
-class Slow(DownloadsStates):
+class Slow(SharesState):
     """An averager in its own process, with two sources of which some never end."""
 
     def __init__(self, *never_end: PeerID):
@@ -246,7 +249,7 @@ class TestBelieved:
         """After it they may be so many epochs further that nobody can compare."""
         was_asked, may_end = mp.Event(), mp.Event()
 
-        serves, makes = AveragerBase._state_in_turn, state_download.make_statement
+        serves, makes = Averager._state_in_turn, state_download.make_statement
 
         async def slowly(self: Any, *args: Any) -> AsyncIterator[Any]:
             async for message in serves(self, *args):
@@ -258,7 +261,7 @@ class TestBelieved:
             return makes(*args)
 
         with monkeypatch.context() as of_one:
-            of_one.setattr(AveragerBase, "_state_in_turn", slowly)
+            of_one.setattr(Averager, "_state_in_turn", slowly)
             liar = serve(dhts[1], lambda parameter: -parameter, priority=1e9)
         with monkeypatch.context() as of_one:
             of_one.setattr(state_download, "make_statement", telling)

@@ -11,17 +11,15 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream b
 
 import pytest
 import torch
-from fuzzing.averager_without_process import EVIL, GOOD, OWN, anew, gathered, run, step
+from fuzzing.averager_without_process import EVIL, GOOD, OWN, anew, gathered, run, runner_of, step
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import AveragingStage
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.compression import CompressionInfo, NoCompression
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MSGPackSerializer
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.exchange.all_reduce import RoundTerms
 from hivenb.engine.exchange.runner import MOST_NUMBERS, MOST_ON_TOP, AllGather, FaultTolerantRunner, suits_all_gather
-from hivenb.engine.matchmaking.group_records import has_helper
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.process.child import shared_locks_held
 
@@ -80,8 +78,8 @@ class SlowExchange(AllGather):
 class SlowSender(GradientAverager):
     """On a line that is slow in one direction."""
 
-    def _runner_of(self, *args: Any) -> FaultTolerantRunner:
-        runner = super()._runner_of(*args)
+    def _runner_of(self, *args: Any, **settings: Any) -> FaultTolerantRunner:
+        runner = super()._runner_of(*args, **settings)
         assert type(runner) is AllGather
         runner.__class__ = SlowExchange
         return runner
@@ -172,10 +170,9 @@ async def _average_without_one_who_has_left() -> list[float]:
     own._matchmaking.step_control = step()
     own._matchmaking._await_trigger(group)
     tensor = torch.ones(3)
-    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
-    settings |= {"peer_fractions": (0.3, 0.3, 0.4), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
+    settings: dict[str, Any] = {"part_size_bytes": 128, "peer_fractions": (0.3, 0.3, 0.4)}
     with own._register_allreduce_group(group):
-        runner = own._runner_of(group, [tensor], settings | {"are_of_ours": True})
+        runner = runner_of(own, group, [tensor], are_of_ours=True, **settings)
         assert type(runner) is AllGather
         for peer in (EVIL, GOOD):
             runner._left_out.add(peer)
@@ -236,5 +233,5 @@ class TestThreePeers:
 
 @pytest.mark.parametrize(("mode", "expected"), [(AveragingMode.NODE, False), (AveragingMode.AUX, True)])
 def test_a_helper_is_known_by_what_it_says_to_its_group(mode: AveragingMode, expected: bool) -> None:
-    said = [MSGPackSerializer.dumps([1.0, one.value, b""]) for one in (AveragingMode.NODE, mode)]
-    assert has_helper(said) is expected
+    terms = RoundTerms.of([[1.0, one.value, b""] for one in (AveragingMode.NODE, mode)])
+    assert terms.has_helper is expected

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 import pytest
 import torch
-from fuzzing.averager_without_process import EVIL, GOOD, OWN, anew, gathered, run, step
+from fuzzing.averager_without_process import EVIL, GOOD, OWN, anew, gathered, run, runner_of, step
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.compression import CompressionInfo, NoCompression
 
 from hivenb.engine.exchange import pace as even_pace
 from hivenb.engine.exchange.pace import LEAD, EvenPace
@@ -100,9 +100,8 @@ def _runner_of_three() -> FaultTolerantRunner:
     own._matchmaking.step_control = step()
     own._matchmaking._await_trigger(group)
     tensor = torch.ones(1_000)
-    settings = {"compression": NoCompression(), "part_size_bytes": 128, "weight": 1.0, "phase": b""}
-    settings |= {"peer_fractions": (0.3, 0.3, 0.4), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
-    runner = own._runner_of(group, [tensor], settings)
+    settings: dict[str, Any] = {"part_size_bytes": 128, "peer_fractions": (0.3, 0.3, 0.4)}
+    runner = runner_of(own, group, [tensor], **settings)
     assert type(runner) is FaultTolerantRunner
     return runner
 

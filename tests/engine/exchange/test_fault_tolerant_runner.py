@@ -9,9 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from fuzzing.averager_without_process import EVIL, GOOD, OWN, all_of, anew, context, gathered, run, step, stream
+from fuzzing.averager_without_process import (
+    EVIL,
+    GOOD,
+    OWN,
+    all_of,
+    anew,
+    context,
+    gathered,
+    run,
+    runner_of,
+    step,
+    stream,
+)
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.compression import CompressionInfo, NoCompression, serialize_torch_tensor
+from hivemind.compression import serialize_torch_tensor
 from hivemind.proto import averaging_pb2
 
 from hivenb.engine.exchange.runner import FaultTolerantRunner
@@ -31,10 +43,13 @@ def runner_for_three(own: Any) -> tuple[FaultTolerantRunner, torch.Tensor]:
     own._matchmaking._await_trigger(group)
     own._matchmaking.begin(GROUP)
     tensor = torch.ones(PARTS * 10)
-    settings = {"compression": NoCompression(), "part_size_bytes": 40, "weight": 1.0, "phase": b""}
-    settings |= {"peer_fractions": (1.0, 0.0, 0.0), "tensor_infos": (CompressionInfo.from_tensor(tensor, key=0),)}
-    settings |= {"sender_timeout": 10.0, "reducer_timeout": 15.0}
-    return own._runner_of(group, [tensor], settings), tensor
+    settings: dict[str, Any] = {
+        "part_size_bytes": 40,
+        "peer_fractions": (1.0, 0.0, 0.0),
+        "sender_timeout": 10.0,
+        "reducer_timeout": 15.0,
+    }
+    return runner_of(own, group, [tensor], **settings), tensor
 
 
 def part(value: float, place: tuple[int, ...] = ()) -> averaging_pb2.AveragingData:

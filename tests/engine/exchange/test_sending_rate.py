@@ -12,7 +12,7 @@ from hivemind.utils import MSGPackSerializer
 
 from hivenb.engine.exchange import pace
 from hivenb.engine.exchange.pace import LOOKS, REMEMBERED, SAYS_NOTHING, SendingRate, bytes_sent
-from hivenb.engine.matchmaking.group_records import is_readable, marked, with_bandwidth
+from hivenb.engine.matchmaking.group_records import is_readable, marked
 
 #: Seconds between two looks in these tests.
 EVERY = 0.01
@@ -92,7 +92,8 @@ def test_where_nothing_tells_nothing_is_known(monkeypatch):
 
 @pytest.mark.parametrize(("own", "told"), [(None, 20.0), (5.0, 5.0), (0.0, 0.0)])
 def test_the_group_is_told_unless_the_user_has_said_it(own, told):
-    gather = with_bandwidth(MSGPackSerializer.dumps([own, 0, MSGPackSerializer.dumps(3)]), 20.0)
-    assert is_readable(marked(gather))
+    plain = MSGPackSerializer.dumps([own, 0, MSGPackSerializer.dumps(3)])
+    gather = marked(plain, megabits=20.0)
+    assert is_readable(gather)
     assert MSGPackSerializer.loads(gather)[0] == told
-    assert MSGPackSerializer.loads(with_bandwidth(gather, None))[0] == told
+    assert MSGPackSerializer.loads(marked(plain))[0] == own

@@ -10,7 +10,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.utils import MSGPackSerializer
 from rounds_without_averagers import FakeRound
 
-from hivenb.engine.matchmaking.group_records import AT_ONCE, EARLY, all_offer_early, epoch_of, marked, offering_early
+from hivenb.engine.matchmaking.group_records import AT_ONCE, EARLY, all_offer_early, epoch_of, marked
 from hivenb.engine.matchmaking.matchmaking import EarlyBeginnings
 
 EPOCH = 7
@@ -19,7 +19,7 @@ EPOCH = 7
 def said(epoch: int = EPOCH, offers: str | None = EARLY) -> bytes:
     """What a peer of ours sends to its group."""
     plain = MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(epoch)])
-    return marked(plain if offers is None else offering_early(plain, offers))
+    return marked(plain, [] if offers is None else [offers])
 
 
 def a_round(epoch: int = EPOCH) -> Any:

@@ -145,8 +145,8 @@ def test_who_is_waited_for_and_does_not_come_is_told(dht: DHT, joining_dht: DHT,
 class SendsNothing(GradientAverager):
     """A peer that joins a group, and has no part for anybody."""
 
-    def _runner_of(self, *args: Any) -> Any:
-        runner = super()._runner_of(*args)
+    def _runner_of(self, *args: Any, **settings: Any) -> Any:
+        runner = super()._runner_of(*args, **settings)
 
         async def silent(peer_index: int) -> AsyncIterator[Any]:
             await asyncio.sleep(60)

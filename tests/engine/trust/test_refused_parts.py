@@ -127,8 +127,8 @@ class Sender(GradientAverager):
                 tensor.view(-1)[-1] = self.value
         await super()._run_allreduce_inplace_(tensors, *args, **kwargs)
 
-    def _runner_of(self, *args: Any) -> FaultTolerantRunner:
-        runner = super()._runner_of(*args)
+    def _runner_of(self, *args: Any, **settings: Any) -> FaultTolerantRunner:
+        runner = super()._runner_of(*args, **settings)
         runner.weight = runner.weight if self.weight is None else self.weight
         return runner
 
@@ -148,8 +148,8 @@ class Garbler(FaultTolerantRunner):
 class GarblingReducer(GradientAverager):
     """Its averages are garbage."""
 
-    def _runner_of(self, *args: Any) -> FaultTolerantRunner:
-        runner = super()._runner_of(*args)
+    def _runner_of(self, *args: Any, **settings: Any) -> FaultTolerantRunner:
+        runner = super()._runner_of(*args, **settings)
         runner.__class__ = Garbler
         return runner
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,8 +133,7 @@ def test_reports_are_those_of_the_tracker() -> None:
 
 
 def test_each_state_counts_for_one() -> None:
-    averager: Any = SimpleNamespace(outer=None)
-    assert TrainingStateAverager._largest_weights(averager, SENDERS) == [1.0] * 10
+    assert not TrainingStateAverager.weights_are_samples
 
 
 def test_a_claim_of_a_thousand_million_samples_counts_for_those_that_were_reported(

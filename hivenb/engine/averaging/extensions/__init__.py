@@ -1,1 +1,1 @@
-"""What a round of the state has beside parameters: buffers, an outer optimizer, an early beginning."""
+"""What joins an averager beside the tensors of hivemind's: buffers, an outer optimizer, an early beginning."""

@@ -63,7 +63,7 @@ class Peer:
             for parameter in self.model:
                 parameter += difference
         if isinstance(self.averager, TrainingStateAverager):
-            self.averager.fragments.count(samples)
+            self.averager.outer_rounds.fragments.count(samples)
 
     def begin(self, **kwargs: Any) -> None:
         self.averager.step(averaging_round=True, delay_averaging=True, averaging_opts={"timeout": 60.0}, **kwargs)
@@ -83,7 +83,7 @@ class Peer:
 
     @property
     def samples(self) -> float:
-        (samples,) = self.averager.fragments.samples
+        (samples,) = self.averager.outer_rounds.fragments.samples
         return samples
 
     @property
@@ -151,7 +151,7 @@ def test_pieces_are_stepped_in_turn_and_the_others_go_on_by_themselves(
 ) -> None:
     settings = {"tensors": 3, "outer_fragments": 2, "delta_rule_averaging": delta_rule}
     peers = first, second = make_peer(**settings), make_peer(**settings)
-    piece, other = [list(members) for members in first.averager.fragments.members]
+    piece, other = [list(members) for members in first.averager.outer_rounds.fragments.members]
     assert sorted([*piece, *other]) == [0, 1, 2]
     stepped_once, stepped_late = stepped(1.0, [0.25])[0], stepped(1.0, [0.5])[0]
     for epoch, (synchronized, expected) in enumerate([(other, stepped_once), (piece, stepped_late)], 1):
@@ -167,8 +167,8 @@ def test_pieces_are_stepped_in_turn_and_the_others_go_on_by_themselves(
             assert [anchor.mean().item() for anchor in peer.averager.outer.anchors] != peer.weights
         if epoch == 1:
             assert [one.weights[piece[0]] for one in peers] == pytest.approx([0.9, 0.7]), "its turn is to come"
-            assert [one.averager.fragments.samples for one in peers] == [[30, 0], [90, 0]]
-    assert [one.averager.fragments.samples for one in peers] == [[0, 30], [0, 90]]
+            assert [one.averager.outer_rounds.fragments.samples for one in peers] == [[30, 0], [90, 0]]
+    assert [one.averager.outer_rounds.fragments.samples for one in peers] == [[0, 30], [0, 90]]
     assert [one.weights[other[0]] for one in peers] == pytest.approx([stepped_once - 0.1, stepped_once - 0.3], abs=1e-5)
 
 
@@ -211,7 +211,7 @@ def test_peers_with_other_anchors_begin_anew_at_the_average_with_that_of_what_th
     momentum = first.momentum
     assert momentum == pytest.approx(0.2, abs=1e-5)
     first.learn(-0.1)
-    first.averager.step_alone()
+    first.averager.step_outer_alone()
     assert first.anchor != pytest.approx(second.anchor, abs=1e-2)
     alone, left_behind = first.momentum, second.weight
     for peer in (first, second):
@@ -244,7 +244,7 @@ def test_a_newcomer_begins_at_the_anchor_with_the_momentum(make_peer: Callable[.
     first = make_peer()
     first.averager.local_epoch = 3
     first.learn(-0.2)
-    first.averager.step_alone()
+    first.averager.step_outer_alone()
     first.learn(-5.0)
     first.averager.allow_state_sharing = True
     first.averager.state_sharing_priority = 3
