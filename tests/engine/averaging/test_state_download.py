@@ -90,9 +90,7 @@ class TestRefused:
     def test_buffers_behind_the_state_are_looked_at_by_whoever_applies_them(self) -> None:
         mask = torch.tensor([-math.inf])
         metadata = {"epoch": EPOCH, "tails": [["module_buffers", "fingerprint", 1]]}
-        assert (
-            self.why([torch.ones(3), mask], metadata) is None
-        )
+        assert self.why([torch.ones(3), mask], metadata) is None
 
     def test_a_mask_is_one_here_too_and_never_nan(self) -> None:
         mask = torch.tensor([-math.inf, 0.0])
