@@ -24,7 +24,7 @@ from hivenb.peers.fork_server import unpack
 from hivenb.peers.peer_recipe import PeerRecipe
 from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
-from hivenb.run.without_end import WithoutEnd
+from hivenb.run.without_end import TrainerWithoutEnd
 from hivenb.swarm.swarm import Swarm
 from hivenb.system.logs import collect_logs
 
@@ -39,6 +39,7 @@ class _Follower(TrainingRun):
 
     _may_host = False
     _has_own_end = False
+    _trainer_class = TrainerWithoutEnd
 
     def train_with(self, options: Options) -> None:
         """Train, or train on, with these options."""
@@ -81,7 +82,7 @@ def main(
                 swarm=swarm,
                 options=_trains_in_full(recipe.options),
                 keep_history=False,
-                **{**recipe.trainer_kwargs, "limit_val_batches": 0, "callbacks": [WithoutEnd()]},
+                **{**recipe.trainer_kwargs, "limit_val_batches": 0},
             )
             run.start()
             run.pause()  # until the run in the notebook starts; everything is set up by then

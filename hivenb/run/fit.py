@@ -285,12 +285,19 @@ def trainer_keywords() -> list[inspect.Parameter]:
     return keywords_of(lightning.Trainer.__init__, but=("strategy",), defaults=TRAINER_DEFAULTS)
 
 
-def make_trainer(strategy: Any, folder: str, given: Mapping[str, Any], callbacks: Sequence[Callback]) -> Any:
+def make_trainer(
+    strategy: Any,
+    folder: str,
+    given: Mapping[str, Any],
+    callbacks: Sequence[Callback],
+    trainer_class: type[lightning.Trainer] = lightning.Trainer,
+) -> Any:
     """A Trainer with what was given, over :data:`TRAINER_DEFAULTS`.
 
     :param folder: for its files, unless it was told to write checkpoints or logs: those go where Lightning puts them
     :param given: keyword arguments of ``lightning.Trainer``
     :param callbacks: that come after the given ones
+    :param trainer_class: of which it is to be
     :raises Exception: what Lightning says if it cannot make one of them
     """
     # what a person wants to have written outlives the run
@@ -298,7 +305,7 @@ def make_trainer(strategy: Any, folder: str, given: Mapping[str, Any], callbacks
     kwargs = {**TRAINER_DEFAULTS, **root, **given}
     own = kwargs.pop("callbacks", None) or []
     own = list(own) if isinstance(own, (list, tuple)) else [own]
-    return lightning.Trainer(strategy=strategy, callbacks=[*own, *callbacks], **kwargs)
+    return trainer_class(strategy=strategy, callbacks=[*own, *callbacks], **kwargs)
 
 
 def leave_out_searches(trainer: Any) -> None:
@@ -394,6 +401,7 @@ def prepare_fit(
     modes: KeptModes,
     on_epoch: Callable[[Any], None],
     on_look: Callable[[Sequence[PeerInfo]], None],
+    trainer_class: type[lightning.Trainer],
 ) -> Fit:
     """Make all that a run needs to train, and start nothing.
 
@@ -403,6 +411,7 @@ def prepare_fit(
     :param modes: of the run's model
     :param on_epoch: called on the training thread after each epoch of the swarm
     :param on_look: called by the monitor, once a second, with the peers that are here
+    :param trainer_class: of which its Trainer is to be
     :raises TrainingError: if the data has no batches
     :raises SwarmError: if the swarm is closed, or its DHT was given up and cannot be started anew
     :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
@@ -411,7 +420,7 @@ def prepare_fit(
     run.swarm.revive()
     with run.swarm.logs.this_thread():
         strategy = HivemindStrategy(dht=run.swarm.dht, **run.options.to_strategy_kwargs())
-        trainer = make_trainer(strategy, folder, run.trainer_kwargs, [recorder, gate])
+        trainer = make_trainer(strategy, folder, run.trainer_kwargs, [recorder, gate], trainer_class)
     strategy.on_epoch, strategy.on_notice = on_epoch, partial(run.history.mark, "run")
     strategy.on_trial = partial(gate.look_up_in_trial, trainer)
     monitor = Monitor(

@@ -51,8 +51,9 @@ class RollingBack:
 
         :param strategy: that it trains with
         """
-        strategy.kept, strategy.loss_watch = self.kept, self.loss_watch
-        strategy.on_return, strategy.on_explosion = self._mark, self._on_explosion
+        rollback = strategy.rollback
+        rollback.kept, rollback.loss_watch = self.kept, self.loss_watch
+        rollback.on_return, rollback.on_explosion = self._mark, self._on_explosion
         self.loss_watch.forget_explosion()
         self._strategy = strategy
 
@@ -109,31 +110,31 @@ class RollingBack:
         if strategy is None or optimizer is None or not optimizer.is_alive() or self.kept.epoch is None:
             raise TrainingError("the run cannot be rolled back: it does not train any more")
         is_paused = self._stage.state is RunState.PAUSED
-        if hosting is None or (hosting.is_alone and strategy.is_alone):
-            strategy.roll_back()
+        if hosting is None or (hosting.is_alone and strategy.rollback.is_alone):
+            strategy.rollback.roll_back()
         else:
             self._check_host()
             epoch = max(optimizer.local_epoch, optimizer.tracker.global_epoch)
             self._known = Return(self.kept.epoch, hosting.decide_return(self.kept.epoch, epoch))
             if is_paused:
-                strategy.roll_back(self._known.at)
+                strategy.rollback.roll_back(self._known.at)
             else:
-                strategy.expect_return(self._known, within=NOTICE)
+                strategy.rollback.expect_return(self._known, within=NOTICE)
         if is_paused:
             optimizer.step_aside()  # as it had before
 
     def _follow(self) -> None:
         if self._strategy is not None and self._known is not None:
-            self._strategy.expect_return(self._known)
+            self._strategy.rollback.expect_return(self._known)
 
     def _on_explosion(self) -> None:
         strategy, hosting = self._strategy, self._hosting
         if strategy is None:
             return
         decides = hosting is None or hosting.is_alone or hosting.why_not_host is None
-        if decides and not strategy.is_returning and strategy.may_return:
+        if decides and not strategy.rollback.is_returning and strategy.rollback.may_return:
             self._return()
-        if strategy.is_about_to_fail and strategy.loss_watch.has_exploded:
+        if strategy.rollback.is_about_to_fail and strategy.rollback.loss_watch.has_exploded:
             self._hold(strategy)
 
     def _hold(self, strategy: HivemindStrategy) -> None:
@@ -143,7 +144,7 @@ class RollingBack:
                 wait=False
             )  # or the host waits in one of them for this peer, which waits for it
         end = time.monotonic() + PATIENCE
-        while not strategy.is_return_due and self._stage.state is RunState.TRAINING:
+        while not strategy.rollback.is_return_due and self._stage.state is RunState.TRAINING:
             if time.monotonic() > end:
                 self.loss_watch.forget_explosion()  # the others are well, or their host is gone
                 return

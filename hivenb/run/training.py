@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lightning
+
 from hivenb._signatures import OwnSignature, keywords_of, shown_with, unchanged, with_keywords
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.progress.tracker import seconds_left
@@ -40,8 +42,6 @@ from hivenb.swarm.roster import Roster
 from hivenb.swarm.swarm import Swarm
 
 if TYPE_CHECKING:
-    import lightning
-
     from hivenb.engine.progress.peer_reports import PeerInfo
     from hivenb.peers.local_peer import LocalPeer
     from hivenb.strategy.strategy import HivemindStrategy
@@ -88,6 +88,7 @@ class TrainingRun:
 
     _may_host = True
     _has_own_end = True
+    _trainer_class: type[lightning.Trainer] = lightning.Trainer
     __signature__ = OwnSignature(lambda: with_keywords(TrainingRun.__init__, trainer_keywords(), is_method=True))
 
     def __init__(
@@ -162,7 +163,8 @@ class TrainingRun:
             self._find_name()
             gate = Gate(self._stage, self._modes, self._began, self._step_aside, partial(self.history.mark, "run"))
             folder = str(self._folder.path)
-            fit = prepare_fit(self, folder, self._recorder, gate, self._modes, self._on_epoch, self._look)
+            modes, trainer_class = self._modes, self._trainer_class
+            fit = prepare_fit(self, folder, self._recorder, gate, modes, self._on_epoch, self._look, trainer_class)
             if self._fit is not None and checkpoint is None and self._has_own_end:
                 require_way_to_go(fit.trainer, self._fit.trainer)
             self._rolling_back.begin(fit.strategy)

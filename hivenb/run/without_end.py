@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch.callbacks import Callback
+from lightning import Trainer
 from lightning.pytorch.loops import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 
-class WithoutEnd(Callback):
-    """Lets a Trainer train until it is told to stop, and count from nothing at each start.
+class TrainerWithoutEnd(Trainer):
+    """Trains until it is told to stop, and counts from nothing at each start.
 
     For a local peer: its run decides when it ends, and its schedules, which may be made of these numbers, are to be the
     run's.
     """
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        trainer.fit_loop.__class__ = _FitLoopWithoutEnd
-        trainer.fit_loop.epoch_loop.__class__ = _EpochLoopWithoutEnd
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        ending = self.fit_loop
+        # as Lightning's Trainer makes them
+        self.fit_loop = _FitLoopWithoutEnd(self, ending.min_epochs, ending.max_epochs)
+        self.fit_loop.epoch_loop = _EpochLoopWithoutEnd(self, ending.min_steps, ending.max_steps)
 
 
 class _FitLoopWithoutEnd(_FitLoop):

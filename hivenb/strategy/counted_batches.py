@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning.pytorch.utilities.data import _extract_batch_size as sizes_in
@@ -11,8 +11,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from hivenb.engine.network.dht import require_invited
-from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.options.options import Options
+from hivenb.strategy.live_changes import Recovery
+from hivenb.strategy.rollback import Rollback
+from hivenb.strategy.trains import Trains
 
 # -- samples in batch ------------------------------------------------------------------------------------------------
 #
@@ -38,15 +39,18 @@ class SampleCount:
         :raises MisconfigurationException: if its size cannot be told
         """
         parts = [] if batch_size else batches_in(batch, loaders) or [batch]
-        sizes = [count_samples(part) for part in parts]
-        self.in_batch = batch_size or sum(sizes)
+        self.in_batch = batch_size or sum(map(self._count, parts))
         self.since_step += self.in_batch
-        if not self._has_warned:
-            for part, size in zip(parts, sizes, strict=True):
-                self._warn_if_ambiguous(part, size)
 
-    def _warn_if_ambiguous(self, batch: Any, counted: int) -> None:
-        other = next((size for size in sizes_in(batch) if size not in (None, counted)), None)
+    def _count(self, batch: Any) -> int:
+        sizes = sizes_in(batch)
+        counted = _first_of(sizes, batch)
+        if not self._has_warned:
+            self._warn_if_ambiguous(batch, counted, sizes)
+        return counted
+
+    def _warn_if_ambiguous(self, batch: Any, counted: int, further: Iterator[int | None]) -> None:
+        other = next((size for size in further if size not in (None, counted)), None)
         if other is None:
             return
         self._has_warned = True
@@ -59,6 +63,10 @@ class SampleCount:
     def leave_out(self) -> None:
         """Let the present batch count no more: it gives no gradient."""
         self.since_step -= self.in_batch
+
+    def counted(self, said: int) -> int:
+        """How many count of the samples that a step is said to have: it is in its closure that a batch gives none."""
+        return min(said, self.since_step)
 
     def begin_anew(self) -> None:
         """A step was made with what there is."""
@@ -90,8 +98,12 @@ def count_samples(batch: Any) -> int:
     :raises MisconfigurationException: if it cannot be told; the message says what to do
     """
     # not by extract_batch_size, which says of some batches to give their size to self.log: without effect here
+    return _first_of(sizes_in(batch), batch)
+
+
+def _first_of(sizes: Iterator[int | None], batch: Any) -> int:
     try:
-        return next(size for size in sizes_in(batch) if size is not None)
+        return next(size for size in sizes if size is not None)
     except (StopIteration, RecursionError) as e:
         raise MisconfigurationException(
             f"cannot tell the number of samples in a batch of type {type(batch).__name__}; give it as "
@@ -106,49 +118,57 @@ def count_samples(batch: Any) -> int:
 HELPING_INTERVAL = 0.1
 
 
-class CountsBatches:
-    """Mixin to put *before* all others of a strategy: what it does with a batch, from its data to the step."""
+class CountedBatches:
+    """What a strategy does with a batch, from its data to the step.
 
-    options: Options
-    dht: Any
-    lightning_module: Any
-    precision_plugin: Any
-    recover: Callable[..., bool]
-    recovering: Callable[..., Any]
-    return_if_due: Callable[[], None]
-    outlasting_ruin: Callable[[Callable[..., Any]], Callable[..., Any]]
-    _optimizer: Optimizer | None
+    :param training: that computes it
+    :param recovery: of its averagers
+    :param rollback: to its last good state
+    """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, training: Trains, recovery: Recovery, rollback: Rollback):
+        self._training, self._recovery, self._rollback = training, recovery, rollback
         self._samples = SampleCount()
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Called in the training loop before anything happens for that batch; counts its samples.
+    @property
+    def samples_in_batch(self) -> int:
+        """Of the present batch."""
+        return self._samples.in_batch
+
+    def begin(self, batch: Any) -> None:
+        """Be ready for a batch, before anything happens for it, and count its samples.
 
         :raises NotInvitedError: if the invite to the swarm has expired, or this peer was shown the door
         """
-        require_invited(self.dht)
-        self.recover()
-        self.return_if_due()
-        if not self.options.auxiliary:
-            self._samples.add(batch, self.options.batch_size, self.lightning_module.trainer.train_dataloader)
+        training = self._training
+        require_invited(training.dht)
+        self._recovery.recover()
+        self._rollback.return_if_due()
+        if not training.options.auxiliary:
+            loaders = training.lightning_module.trainer.train_dataloader
+            self._samples.add(batch, training.options.batch_size, loaders)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's training step; an auxiliary peer, which only helps the others to average, makes none."""
-        if self.options.auxiliary:
+    def training_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The module's training step; an auxiliary peer, which only helps the others to average, makes none.
+
+        :param step: Lightning's
+        """
+        if self._training.options.auxiliary:
             return None
-        output = super().training_step(*args, **kwargs)  # type: ignore[misc]
-        if output is None and self.lightning_module.automatic_optimization:
+        output = step(*args, **kwargs)
+        self._rollback.see_loss(output)
+        if output is None and self._training.lightning_module.automatic_optimization:
             self._samples.leave_out()  # Lightning computes no gradient then
         return output
 
-    def pre_backward(self, closure_loss: Any) -> None:
-        """Called before gradients are computed; where they are summed in the model, weighs a batch."""
-        super().pre_backward(closure_loss)  # type: ignore[misc]
-        if not self.options.reuse_grad_buffers or self._optimizer is None or not closure_loss.requires_grad:
+    def weigh(self, closure_loss: Any) -> None:
+        """Weigh a batch before its gradients are computed, where they are summed in the model."""
+        training = self._training
+        if not training.options.reuse_grad_buffers or not closure_loss.requires_grad:
             return
-        averager, trainer = self._optimizer.grad_averager, self.lightning_module.trainer
+        if (optimizer := training.optimizer) is None:
+            return
+        averager, trainer = optimizer.grad_averager, training.lightning_module.trainer
         averager.keep_gradients()
         # Lightning divides the loss by the number of batches of a step
         averager.samples_of_weight_one = self._samples.of_first_batch * trainer.accumulate_grad_batches
@@ -157,30 +177,36 @@ class CountsBatches:
             closure_loss.register_hook(lambda gradient: gradient * weight)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        if self.options.auxiliary:
+        """Make a step of the swarm's optimizer, with the batches since the last one.
+
+        :param optimizer: the swarm's
+        :param closure: computes the batch
+        :param model: the module, if it is another one than the strategy's
+        """
+        recovery, samples = self._recovery, self._samples
+        if self._training.options.auxiliary:
             closure()  # Lightning wants it called; it computes nothing
             time.sleep(HELPING_INTERVAL)
-            return self.recovering(optimizer.step)
+            return recovery.recovering(optimizer.step)
         # as the method of the base class, which takes no model of pytorch_lightning
-        stepping: Any = model or self.lightning_module
-        step, samples = self.outlasting_ruin(self._step), self._samples.since_step
+        kwargs |= {"model": model or self._training.lightning_module, "batch_size": samples.since_step}
         try:
-            return self.recovering(step, optimizer, model=stepping, closure=closure, batch_size=samples, **kwargs)
+            return recovery.recovering(self._rollback.outlasting_ruin, self._step, optimizer, closure, **kwargs)
         finally:
-            self._samples.begin_anew()
+            samples.begin_anew()
 
     def _step(self, optimizer: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        # it is in the closure that a batch turns out to give no gradient
-        optimizer.left_out.counted = lambda said: min(said, self._samples.since_step)
+        plugin, samples = self._training.precision_plugin, self._samples
+        scaler = getattr(plugin, "scaler", None)
+        optimizer.left_out.counted = samples.counted
         if scaler is None:
-            return self.precision_plugin.optimizer_step(optimizer, closure=closure, **kwargs)
+            return plugin.optimizer_step(optimizer, closure=closure, **kwargs)
 
         def computing() -> int | None:
             closure()
-            return self._samples.since_step or None  # without a result, Lightning hands nothing to the scaler
+            return samples.since_step or None  # without a result, Lightning hands nothing to the scaler
 
-        output = self.precision_plugin.optimizer_step(optimizer, closure=computing, **kwargs)
-        if self.lightning_module.automatic_optimization and not self._samples.since_step:
+        output = plugin.optimizer_step(optimizer, closure=computing, **kwargs)
+        if self._training.lightning_module.automatic_optimization and not samples.since_step:
             scaler.pass_over(optimizer)
         return output

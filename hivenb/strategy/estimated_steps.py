@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader
 
-from hivenb.options.options import Options
 from hivenb.strategy.counted_batches import count_samples
 from hivenb.strategy.schedule_ends import lengths_of
+from hivenb.strategy.trains import Trains
 
 #: Passes over the data beyond which epochs of the swarm are reckoned from this many.
 _PASSES_WALKED = 10_000
@@ -34,12 +34,6 @@ class Pass:
     samples: float
 
 
-class Trains(Protocol):
-    """A strategy, as far as it matters here."""
-
-    options: Options
-
-
 class EstimatedSteps:
     """What ``trainer.estimated_stepping_batches`` says while the strategy trains: epochs of the swarm to be expected.
 
@@ -47,11 +41,11 @@ class EstimatedSteps:
     these are the swarm's. It is the number for a peer that is alone, whoever takes part: all peers that have the same
     script, and as much data, then have the same schedule, whenever they join.
 
-    :param strategy: that trains
+    :param training: whose steps they are
     """
 
-    def __init__(self, strategy: Trains):
-        self._strategy = strategy
+    def __init__(self, training: Trains):
+        self._training = training
         self._trainer: Any = None
         #: what was said last, if anybody has asked in the present or last ``fit``
         self.told: float | None = None
@@ -83,7 +77,7 @@ class EstimatedSteps:
                 "trainer.estimated_stepping_batches is infinite: this Trainer has no end that could be counted in "
                 f"steps (max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}), and a schedule made of it "
                 "does not move. Give max_epochs or max_steps, or the number of the swarm's epochs, each of "
-                f"target_batch_size={self._strategy.options.target_batch_size} samples, in place of it"
+                f"target_batch_size={self._training.options.target_batch_size} samples, in place of it"
             )
             self.told = math.inf
             return self.told
@@ -139,7 +133,7 @@ class EstimatedSteps:
         )
 
     def _epochs(self, trainer: Any, through: Pass, steps: int) -> int:
-        return epochs_in(through, steps, trainer.accumulate_grad_batches, self._strategy.options.target_batch_size)
+        return epochs_in(through, steps, trainer.accumulate_grad_batches, self._training.options.target_batch_size)
 
     def _pass_of(self, trainer: Any) -> Pass | None:
         if trainer.train_dataloader is None:
@@ -148,7 +142,7 @@ class EstimatedSteps:
         return (
             None
             if not loaders
-            else pass_over(loaders[0], trainer.num_training_batches, self._strategy.options.batch_size)
+            else pass_over(loaders[0], trainer.num_training_batches, self._training.options.batch_size)
         )
 
     def _say(self, text: str) -> None:

@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.options.options import Options
+from hivenb.strategy.trains import Trains
 
 
-class SaysIfNoStep:
-    """Mixin to put *before* Lightning's strategy."""
+class FirstEpoch:
+    """The epoch of the swarm in which the first batch of a ``fit`` was computed: it is to be over at the end.
 
-    options: Options
-    notify: Callable[[str, str], None]
-    lightning_module: Any
-    data_is_exhausted: bool
-    _optimizer: Optimizer | None
+    :param training: that is looked at
+    """
 
-    #: of the swarm, in which the first batch of the present or last ``fit`` was computed; ``None`` without one
-    _first_epoch: int | None = None
+    def __init__(self, training: Trains):
+        self._training = training
+        self._number: int | None = None
 
-    def on_train_start(self) -> None:
-        self._first_epoch = None
-        super().on_train_start()  # type: ignore[misc]
+    def begin(self) -> None:
+        """Training begins."""
+        self._number = None
 
-    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        super().on_train_batch_start(*args, **kwargs)  # type: ignore[misc]
-        if self._first_epoch is None and self._optimizer is not None:
-            self._first_epoch = self._optimizer.local_epoch
+    def see_batch(self) -> None:
+        """A batch is about to be computed."""
+        if self._number is None and (optimizer := self._training.optimizer) is not None:
+            self._number = optimizer.local_epoch
 
-    def on_train_end(self) -> None:
-        super().on_train_end()  # type: ignore[misc]
-        trainer, optimizer = self.lightning_module.trainer, self._optimizer
-        in_a_pass = not (trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or self.data_is_exhausted)
+    def end(self, *, data_is_exhausted: bool) -> None:
+        """Training has ended: say so if the swarm has made no step.
+
+        :param data_is_exhausted: whether it has ended since its data gave no batch any more
+        """
+        training = self._training
+        trainer, optimizer = training.lightning_module.trainer, training.optimizer
+        in_a_pass = not (trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or data_is_exhausted)
         was_broken_off = trainer.should_stop and in_a_pass  # by somebody who did not wait for a step
-        if was_broken_off or trainer.fast_dev_run or self.options.auxiliary or optimizer is None:
+        if was_broken_off or trainer.fast_dev_run or training.options.auxiliary or optimizer is None:
             return
-        if optimizer.local_epoch == self._first_epoch:
-            self.notify("the swarm has made no step", no_step(optimizer, self.options))
+        if optimizer.local_epoch == self._number:
+            training.notify("the swarm has made no step", no_step(optimizer, training.options))
 
 
 def no_step(optimizer: Optimizer, options: Options) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import hivemind
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from hivenb.compression import codec
 from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
@@ -23,6 +22,7 @@ from hivenb.options.declarations import TakesEffect
 from hivenb.options.kinds import Compression
 from hivenb.options.options import FIELDS, Options
 from hivenb.strategy.checks import SUMS_BY_HAND
+from hivenb.strategy.trains import Trains
 
 #: Options that the engine's optimizer takes.
 _ENGINES = tuple(
@@ -80,21 +80,21 @@ def with_buffers(settings: Mapping[str, Any], module: Any, rest: ModuleRest | No
     return {**settings, "averager_opts": {**(settings.get("averager_opts") or {}), "module_buffers": buffers}}
 
 
-def check_change(before: Options, after: Options, strategy: Any = None) -> None:
+def check_change(before: Options, after: Options, training: Trains | None = None) -> None:
     """Refuse what cannot be changed while a run trains.
 
-    :param strategy: of Lightning's, that trains; ``None`` if none does
+    :param training: to be changed; ``None`` if there is none
     :raises OptionsError: naming the option, and what to do instead
     """
     if before.run_id != after.run_id:
         raise OptionsError(
             f"run_id={after.run_id!r} would be another run, while this peer trains in {before.run_id!r}: stop it first"
         )
-    if strategy is None or before.reuse_grad_buffers == after.reuse_grad_buffers:
+    if training is None or before.reuse_grad_buffers == after.reuse_grad_buffers:
         return
-    if not strategy.lightning_module.automatic_optimization:
+    if not training.lightning_module.automatic_optimization:
         raise OptionsError(SUMS_BY_HAND)
-    if getattr(strategy.precision_plugin, "scaler", None) is not None:
+    if getattr(training.precision_plugin, "scaler", None) is not None:
         raise OptionsError(
             "reuse_grad_buffers cannot be changed while gradients are scaled (precision='16-mixed'): stop first"
         )
@@ -174,29 +174,53 @@ def set_scheduler(
 
 
 class Recovery:
-    """Lets an optimizer whose averagers have ended, by themselves or with the DHT, hand over to a successor."""
+    """Lets a training go on with new averagers when those of its optimizer have ended, by themselves or with the DHT.
 
-    def __init__(self) -> None:
+    :param training: whose optimizer it is. To be called on the training thread, between two of its steps
+    :param make: makes an optimizer from keyword arguments
+    :param go_on_with: called with the optimizer that training goes on with
+    """
+
+    def __init__(self, training: Trains, make: Callable[..., Optimizer], go_on_with: Callable[[Optimizer], None]):
+        self._training, self._make, self._go_on_with = training, make, go_on_with
         self._count = RestartCount()
 
-    def successor(
-        self, optimizer: Optimizer, ended: ProcessEndedError, options: Options, make: Callable[..., Optimizer]
-    ) -> Optimizer:
-        """The optimizer that training goes on with; to be called on the training thread, between two steps.
+    def recover(self, failure: ProcessEndedError | None = None) -> bool:
+        """Start averagers anew that have ended.
 
-        :param optimizer: that cannot go on; it trained with these options
-        :param ended: why it cannot
-        :param make: makes an optimizer from keyword arguments
+        :param failure: of the step before, if it has failed with that. Then they are made anew also if they live: they
+            may be about to end with the DHT, or an answer of theirs may be lost with that of a process that was killed
+        :returns: whether any were
         :raises ProcessEndedError: if what has ended cannot be started anew, or has ended too often of late
         """
+        optimizer = self._training.optimizer
+        if optimizer is None or (ended := what_has_ended(optimizer) or failure) is None:
+            return False
+        self._go_on_with(self._successor(optimizer, ended))
+        self._training.notify(f"{ended.title} was started anew", f"{ended}. It was started anew, and training goes on")
+        return True
+
+    def recovering(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a step; give it up if it cannot go on since a process has ended, and recover.
+
+        :returns: what it gives; ``None`` if it was given up
+        """
+        try:
+            return step(*args, **kwargs)
+        except ProcessEndedError as e:
+            if not self.recover(e):
+                raise
+        return None
+
+    def _successor(self, optimizer: Optimizer, ended: ProcessEndedError) -> Optimizer:
         handover = None
         while True:
             self._count.add(ended)
             _require(optimizer.dht, ended)  # which has ended its averagers by then
             handover = handover or release(optimizer)
-            settings = engine_settings(options)
+            settings = engine_settings(self._training.options)
             try:
-                return take_over(handover, make, offload=settings.pop("offload_optimizer"), **settings)
+                return take_over(handover, self._make, offload=settings.pop("offload_optimizer"), **settings)
             except ProcessEndedError as e:
                 ended = e  # it has ended once more
             except Exception as e:
@@ -213,58 +237,3 @@ def _require(dht: hivemind.DHT, ended: ProcessEndedError) -> None:
         dht.require()
     elif not dht.is_alive():
         raise ProcessEndedError(f"{ended}. It belongs to a DHT of plain hivemind's (dht=...), which only you can start")
-
-
-class Recovers:
-    """Mixin to put *before* Lightning's strategy: goes on with new averagers when those of its optimizer have ended."""
-
-    #: called on the training thread with a few words on what whoever trains should know
-    on_notice: Callable[[str], None] | None = None
-
-    options: Options
-    _optimizer: Optimizer | None
-    _hooks: Any
-    _make_optimizer: Callable[..., Optimizer]
-    _show_to_lightning: Callable[..., None]
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._recovery = Recovery()
-
-    def notify(self, mark: str, text: str) -> None:
-        """Say something that whoever trains should know, on the training thread.
-
-        :param mark: a few words
-        :param text: all of it
-        """
-        rank_zero_warn(text)
-        if self.on_notice is not None:
-            self.on_notice(mark)
-
-    def recover(self, failure: ProcessEndedError | None = None) -> bool:
-        """Start averagers anew that have ended; to be called on the training thread, between two steps.
-
-        :param failure: of the step before, if it has failed with that. Then they are made anew also if they live: they
-            may be about to end with the DHT, or an answer of theirs may be lost with that of a process that was killed
-        :returns: whether any were
-        :raises ProcessEndedError: if they cannot be
-        """
-        optimizer = self._optimizer
-        if optimizer is None or self._hooks is None or (ended := what_has_ended(optimizer) or failure) is None:
-            return False
-        self._optimizer = self._recovery.successor(optimizer, ended, self.options, self._make_optimizer)
-        self._show_to_lightning(self._optimizer, self._hooks)
-        self.notify(f"{ended.title} was started anew", f"{ended}. It was started anew, and training goes on")
-        return True
-
-    def recovering(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Make a step; give it up if it cannot go on since a process has ended, and recover.
-
-        :returns: what it gives; ``None`` if it was given up
-        """
-        try:
-            return step(*args, **kwargs)
-        except ProcessEndedError as e:
-            if not self.recover(e):
-                raise
-        return None

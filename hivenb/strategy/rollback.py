@@ -20,6 +20,7 @@ from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from hivenb.engine.optimizer.skipped_batches import MOST_IN_A_ROW
 from hivenb.errors import TrainingError, UnbelievedStateError
 from hivenb.options.options import Options
+from hivenb.strategy.trains import Trains
 from hivenb.swarm.agreement.options_record import Return
 
 if TYPE_CHECKING:
@@ -273,22 +274,18 @@ RUINED_FOR = 60.0
 REMEDY = "Lower the learning rate, clip gradients (Trainer(gradient_clip_val=1.0)), or look at the data"
 
 
-class RollsBack:
-    """Mixin to put *before* Lightning's strategy. All of it is for the training thread."""
+class Rollback:
+    """Keeps the last good state of a training, and returns to it. All of it is for the training thread.
 
-    #: called between two batches, for as long as the loss has exploded; without it, a peer that is alone returns
-    on_explosion: Callable[[], None] | None = None
+    :param training: that returns
+    """
 
-    #: called with the epoch whose state training has returned to; with ``None`` where that has become needless
-    on_return: Callable[[int | None], None] | None = None
-
-    options: Options
-    notify: Callable[[str, str], None]
-    lightning_module: Any
-    _optimizer: Optimizer | None
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, training: Trains):
+        self._training = training
+        #: called between two batches, for as long as the loss has exploded; without it, a peer that is alone returns
+        self.on_explosion: Callable[[], None] | None = None
+        #: called with the epoch whose state training has returned to; with ``None`` where that has become needless
+        self.on_return: Callable[[int | None], None] | None = None
         #: the last good state
         self.kept = KeptState()
         #: of the losses of this peer
@@ -304,16 +301,10 @@ class RollsBack:
 
     # -- the last good state --------------------------------------------------------------------------------------
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's training step; its loss is looked at."""
-        output = super().training_step(*args, **kwargs)  # type: ignore[misc]
-        self.see_loss(output)
-        return output
-
     def see_loss(self, output: Any) -> None:
         """Look at what a training step gave, before anything else changes the parameters that it is of."""
         loss = output.get("loss") if isinstance(output, Mapping) else output
-        optimizer = self._optimizer
+        optimizer = self._training.optimizer
         if optimizer is None or not torch.is_tensor(loss):
             return
         self._unread.append(loss.detach().float().mean())
@@ -325,22 +316,23 @@ class RollsBack:
         self.loss_watch.note(torch.stack(self._unread).tolist())
         self._unread, self._read_at = [], time.monotonic()
         if is_due and self.loss_watch.is_calm and self.kept.keep(optimizer, self._buffers):
-            every, epoch = self.options.keep_state_every, self.kept.epoch
+            every, epoch = self._training.options.keep_state_every, self.kept.epoch
             if every is not None and epoch is not None and epoch >= self._returned_at + every:
                 self._returns = 0  # it has gone well for that long
 
     def _is_due(self, optimizer: Optimizer) -> bool:
         """Whether a copy is to be taken in this epoch: in the same ones at all peers, which return together."""
-        every, epoch = self.options.keep_state_every, optimizer.state_averager.epoch_of_parameters
+        options, epoch = self._training.options, optimizer.state_averager.epoch_of_parameters
+        every = options.keep_state_every
         if every is None and self.kept.epoch is not None:
             self.kept.forget()
-        if every is None or self.options.auxiliary or self.is_returning:
+        if every is None or options.auxiliary or self._to_come is not None:
             return False
         return epoch % every == 0 and epoch != self.kept.epoch
 
     @property
     def _buffers(self) -> dict[str, torch.Tensor]:
-        return dict(self.lightning_module.named_buffers())
+        return dict(self._training.lightning_module.named_buffers())
 
     # -- returning ------------------------------------------------------------------------------------------------
 
@@ -350,22 +342,23 @@ class RollsBack:
         :param to_come: what has been agreed on
         :param within: seconds after which this peer returns in any case, as the first one
         """
-        if self._optimizer is None or self._optimizer.local_epoch > to_come.at:
+        optimizer = self._training.optimizer
+        if optimizer is None or optimizer.local_epoch > to_come.at:
             return
-        self._to_come, self._is_reached = to_come, self._optimizer.local_epoch == to_come.at
+        self._to_come, self._is_reached = to_come, optimizer.local_epoch == to_come.at
         self._latest_at = None if within is None else time.monotonic() + within
 
     def note_epoch(self, report: EpochReport) -> None:
         """This peer has ended an epoch by a step of its own."""
         self._is_reached = self._to_come is not None and report.epoch >= self._to_come.at
-        if self._optimizer is not None:  # what others download at this epoch is to be what all return to
-            self._optimizer.share_state(not self._is_reached)
+        if (optimizer := self._training.optimizer) is not None:
+            optimizer.share_state(not self._is_reached)  # what others download at this epoch is what all return to
         self._was_with_others = report.group_size > 1
 
     @property
     def is_return_due(self) -> bool:
         """Whether it is time for the return that is to come: somebody has returned already, or is to begin."""
-        optimizer, to_come = self._optimizer, self._to_come
+        optimizer, to_come = self._training.optimizer, self._to_come
         if optimizer is None or to_come is None:
             return False
         is_time = self._latest_at is not None and time.monotonic() >= self._latest_at
@@ -373,9 +366,9 @@ class RollsBack:
 
     def return_if_due(self) -> None:
         """Return if it is time to; to be called between two batches."""
-        if self.options.roll_back and self.loss_watch.has_exploded:
+        if self._training.options.roll_back and self.loss_watch.has_exploded:
             (self.on_explosion or self._return_if_alone)()
-        optimizer, to_come = self._optimizer, self._to_come
+        optimizer, to_come = self._training.optimizer, self._to_come
         if optimizer is None or to_come is None or not self.is_return_due:
             return
         self._to_come = None
@@ -387,45 +380,43 @@ class RollsBack:
             return
         self.loss_watch.forget_explosion()
         optimizer.rounds.begin_anew()
-        if self._is_reached and not self.options.auxiliary:
+        if self._is_reached and not self._training.options.auxiliary:
             optimizer.fall_behind()
         # else the state of those who have returned was downloaded, or is as soon as they are seen ahead
         if self.on_return is not None:
             self.on_return(None)
 
-    def outlasting_ruin(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A step that for a while is no error where it is of a ruined state, and no other is to be had.
+    def outlasting_ruin(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a step, which for a while is no error where it is of a ruined state, and no other is to be had.
 
         All are about to return then: the host by itself, and the others with it. What the step computes of such a state
         counts for nothing; what needs the others' state is given up.
 
         :param step: of the optimizer; raises :class:`hivenb.errors.UnbelievedStateError` if the others' are ruined, and
-          :class:`hivenb.errors.NotFiniteError` if this peer's own is
-        :returns: the same, which does so only after :data:`RUINED_FOR` seconds, if ``roll_back`` is on; it gives
-          ``None`` where it is given up
+          :class:`hivenb.errors.NotFiniteError` if this peer's own is. With ``roll_back``, it does so only after
+          :data:`RUINED_FOR` seconds
+        :returns: what it gives; ``None`` if it was given up
         """
-        if self._optimizer is not None:
-            # a read of the DHT that fails finds nobody, either
-            self._optimizer.left_out.outlasts = lambda: (
-                self._outlasts_ruin() and (self._was_with_others or not self.is_alone)
-            )
+        optimizer = self._training.optimizer
+        if optimizer is not None:
+            optimizer.left_out.outlasts = self._outlasts_batches
+        try:
+            output = step(*args, **kwargs)
+        except UnbelievedStateError:
+            if not self._outlasts_ruin():
+                raise
+            return None
+        if not self.is_about_to_fail:
+            self._ruined_since = None
+        return output
 
-        def outlasting(*args: Any, **kwargs: Any) -> Any:
-            try:
-                output = step(*args, **kwargs)
-            except UnbelievedStateError:
-                if not self._outlasts_ruin():
-                    raise
-                return None
-            if not self.is_about_to_fail:
-                self._ruined_since = None
-            return output
-
-        return outlasting
+    def _outlasts_batches(self) -> bool:
+        # a read of the DHT that fails finds nobody, either
+        return self._outlasts_ruin() and (self._was_with_others or not self.is_alone)
 
     def _outlasts_ruin(self) -> bool:
         self._ruined_since = self._ruined_since or time.monotonic()
-        return self.options.roll_back and time.monotonic() - self._ruined_since <= RUINED_FOR
+        return self._training.options.roll_back and time.monotonic() - self._ruined_since <= RUINED_FOR
 
     def roll_back(self, epoch: int | None = None) -> int:
         """Return to the state that was kept last, between two batches.
@@ -437,9 +428,9 @@ class RollsBack:
         :returns: the epoch of that state
         :raises TrainingError: if there is none
         """
-        optimizer, to = self._optimizer, self.kept.epoch
+        optimizer, to = self._training.optimizer, self.kept.epoch
         if optimizer is None or to is None:
-            raise TrainingError(no_state(self.options))
+            raise TrainingError(no_state(self._training.options))
         before, at = optimizer.local_epoch, optimizer.local_epoch if epoch is None else epoch
         roll_back(optimizer, self.kept, self._buffers, at)
         self._returns, self._returned_at = self._returns + 1, at
@@ -460,12 +451,14 @@ class RollsBack:
     @property
     def is_about_to_fail(self) -> bool:
         """Whether batches are left out, too many of which end training."""
-        return self._optimizer is not None and self._optimizer.left_out.in_a_row > 0
+        optimizer = self._training.optimizer
+        return optimizer is not None and optimizer.left_out.in_a_row > 0
 
     @property
     def is_alone(self) -> bool:
         """Whether no other peer is known to train with this one."""
-        return self._optimizer is None or bool(self._optimizer.tracker.global_progress.num_peers <= 1)
+        optimizer = self._training.optimizer
+        return optimizer is None or bool(optimizer.tracker.global_progress.num_peers <= 1)
 
     @property
     def may_return(self) -> bool:
@@ -473,12 +466,12 @@ class RollsBack:
         if self.kept.epoch is not None and self._returns < MOST_RETURNS:
             return True
         reason = (
-            no_state(self.options)
+            no_state(self._training.options)
             if self.kept.epoch is None
             else f"it has returned to the state of epoch {self.kept.epoch} {self._returns} times, in vain"
         )
         self.loss_watch.forget_explosion()
-        self.notify(
+        self._training.notify(
             "the loss explodes", f"the loss explodes, and training does not return by itself: {reason}. {REMEDY}"
         )
         return False
@@ -490,7 +483,7 @@ class RollsBack:
             self.roll_back()
             return
         self.loss_watch.forget_explosion()
-        self.notify(
+        self._training.notify(
             "the loss explodes",
             "the loss explodes, and only a peer that is alone returns by itself to its last good state: the others "
             "would average theirs in again. With hivenb.TrainingRun instead of a script, all peers return together",

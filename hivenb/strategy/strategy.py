@@ -11,7 +11,7 @@ import hivemind
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim.lr_scheduler import LRScheduler
 
 from hivenb._signatures import OwnSignature, keywords_of, with_keywords
@@ -24,7 +24,7 @@ from hivenb.engine.optimizer.skipped_batches import scaler_for
 from hivenb.engine.process.child import give_freed_memory_back, keep_for_what_follows
 from hivenb.errors import HivenbError, SwarmError
 from hivenb.options.options import Options
-from hivenb.strategy.callbacks import EndsWithItsData, ExhaustedData, LendsModule
+from hivenb.strategy.callbacks import FirstCallback
 from hivenb.strategy.checks import (
     DEFAULT_HOST_MADDRS,
     check_still_frozen,
@@ -38,12 +38,12 @@ from hivenb.strategy.checks import (
     require_room_for,
     sort_keywords,
 )
-from hivenb.strategy.counted_batches import CountsBatches
+from hivenb.strategy.counted_batches import CountedBatches
 from hivenb.strategy.estimated_steps import EstimatedSteps
-from hivenb.strategy.fit_without_step import SaysIfNoStep
+from hivenb.strategy.fit_without_step import FirstEpoch
 from hivenb.strategy.left_model import LeftModel, fitted_state, in_words, set_up_as, with_description
 from hivenb.strategy.live_changes import (
-    Recovers,
+    Recovery,
     check_change,
     engine_settings,
     reconfigured,
@@ -52,7 +52,7 @@ from hivenb.strategy.live_changes import (
 )
 from hivenb.strategy.module_hooks import ModuleHooks
 from hivenb.strategy.order_of_data import OrderOfData
-from hivenb.strategy.rollback import KeptState, RollsBack
+from hivenb.strategy.rollback import Rollback
 from hivenb.strategy.schedulers import HiveMindScheduler, scheduler_maker, schedulers_for_hivemind, shown_to_lightning
 from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trials import Trials
@@ -66,22 +66,27 @@ from hivenb.system.environment import require_linux
 # What a strategy is that trains one module, which nobody else trains, on one device, without a process group.
 
 
+class HeldModule:
+    """As an attribute of a strategy: a module that it has for itself from the moment on in which it is set.
+
+    What is read is what the strategy's ``__dict__`` holds, without a call: Lightning reads it dozens of times a batch.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __set__(self, strategy: OneDeviceStrategy, module: Any) -> None:
+        # the first that a Trainer does with a module: what is refused here has changed nothing yet
+        if module is not None:
+            hold(module, strategy)
+        vars(strategy)[self._name] = module
+
+
 class OneDeviceStrategy(SingleDeviceStrategy):
     """Base of :class:`hivenb.HivemindStrategy`: a device of its own, and a module of its own while it trains."""
 
     options: Options
-    _module: Any = None
-
-    @property
-    def _lightning_module(self) -> Any:
-        return self._module
-
-    @_lightning_module.setter
-    def _lightning_module(self, module: Any) -> None:
-        # the first that a Trainer does with a module: what is refused here has changed nothing yet
-        if module is not None:
-            hold(module, self)
-        self._module = module
+    _lightning_module: Any = HeldModule()
 
     def teardown(self) -> None:
         """Move the module to host memory, and let others have it."""
@@ -117,7 +122,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["DEFAULT_HOST_MADDRS", "HiveMindScheduler", "HivemindStrategy"]
 
 
-class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWithItsData, OneDeviceStrategy):
+class HivemindStrategy(OneDeviceStrategy):
     """Train one model together with all peers of a run, over the internet, on machines that come and go.
 
     Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
@@ -208,15 +213,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             )
         except HivenbError as e:
             raise MisconfigurationException(str(e)) from e
-        #: called with an EpochReport on the training thread after each epoch of the swarm
-        self.on_epoch: Callable[[EpochReport], None] | None = None
-        #: called on the training thread before the first batch, with the epoch of the state that was taken over from
-        #: the others, if one was
-        self.on_joined: Callable[[int], None] | None = None
         #: what the last epoch of the swarm in the present or last ``fit`` came to; ``None`` before the first
         self.last_epoch_report: EpochReport | None = None
-        #: called on the training thread before each batch that a tuner of Lightning's tries out
-        self.on_trial: Callable[[], None] | None = None
         self._dht, self._owns_dht = dht, dht is None
         self._dht_kwargs = dht_settings(
             initial_peers,
@@ -225,41 +223,72 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             borrows=dht is not None,
             client_mode=self.options.client_mode,
         )
-        #: what ``trainer.estimated_stepping_batches`` says in a ``fit``
-        self.estimated_steps = EstimatedSteps(self)
         self._optimizer_only_kwargs = further.optimizer
-        self._optimizer: Optimizer | None = None
-        self._given_optimizer: torch.optim.Optimizer | None = None
         self._set_up: dict[str, Any] = {}
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Have what belongs to a training, or to who follows it, as before the first one."""
+        #: called with an EpochReport on the training thread after each epoch of the swarm
+        self.on_epoch: Callable[[EpochReport], None] | None = None
+        #: called on the training thread before the first batch, with the epoch of the state that was taken over from
+        #: the others, if one was
+        self.on_joined: Callable[[int], None] | None = None
+        #: called on the training thread with a few words on what whoever trains should know
+        self.on_notice: Callable[[str], None] | None = None
+        #: called on the training thread before each batch that a tuner of Lightning's tries out
+        self.on_trial: Callable[[], None] | None = None
         #: what was left in the module since it was trained last, for a run that goes on with that; ``None`` to load the
         #: weights of a checkpoint
         self.left: LeftModel | None = None
+        #: what ``trainer.estimated_stepping_batches`` says in a ``fit``
+        self.estimated_steps = EstimatedSteps(self)
+        #: the last good state, and how training returns to it
+        self.rollback = Rollback(self)
+        self._recovery = Recovery(self, self._make_optimizer, self._go_on_with)
+        self._batches = CountedBatches(self, self._recovery, self.rollback)
+        self._first_epoch = FirstEpoch(self)
+        self._trials = Trials(self)
+        self._callback: FirstCallback | None = None
+        self._lightning_module = None
+        self.optimizers, self.lr_scheduler_configs = [], []
+        self._optimizer: Optimizer | None = None
+        self._given_optimizer: torch.optim.Optimizer | None = None
         self._configured_schedulers: list[Any] = []
         self._hooks: ModuleHooks | None = None
         self._order_of_data: OrderOfData | None = None
-        self._trials = Trials()
         self._is_set_up = False
         self._declaration: ModelDeclaration | None = None
         self._rest: ModuleRest | None = None
         self._declared_rest: RestDeclaration | None = None
 
+    def _as_at_first(self) -> HivemindStrategy:
+        """One that has begun nothing, and has no settings yet."""
+        made = type(self).__new__(type(self))
+        made._begin_anew()
+        return made
+
     def __deepcopy__(self, memo: dict[int, Any]) -> HivemindStrategy:
         """One with the same settings that does not train yet, and borrows the same DHT or will start its own."""
-        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied = memo[id(self)] = self._as_at_first()
+        copied._dht = None if self._owns_dht else self._dht
         for name, value in vars(self).items():
-            if name == "_dht":
-                copied._dht = None if self._owns_dht else value
-            else:
-                setattr(copied, name, _AT_FIRST[name] if name in _AT_FIRST else copy.deepcopy(value, memo))
-        copied.optimizers, copied.lr_scheduler_configs = [], []
+            if name not in vars(copied):
+                setattr(copied, name, copy.deepcopy(value, memo))
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
         """What a pickle holds of it, such as that of a callback that knows its Trainer: enough to look at, validate and
         predict with. Not the DHT, which is a process, nor how to join or open one, in which there may be a secret.
         """
-        state = {**super().__getstate__(), **_AT_FIRST, "_module": self._module}
-        return {**state, "_dht": None, "_owns_dht": False, "_dht_kwargs": {}, "kept": KeptState(), "_trials": Trials()}
+        begun = vars(self._as_at_first())
+        state = {name: value for name, value in super().__getstate__().items() if name not in begun}
+        own = {"_lightning_module": self._lightning_module, "_dht": None, "_owns_dht": False, "_dht_kwargs": {}}
+        return {**state, **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin_anew()
+        super().__setstate__({**vars(self), **state})
 
     # -- the swarm ----------------------------------------------------------------------------------------------
 
@@ -293,6 +322,21 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
     def hivemind_epoch(self) -> int:
         """Global steps that the swarm has made. The Trainer's ``global_step`` counts this peer's batches instead."""
         return 0 if self._optimizer is None else self._optimizer.local_epoch
+
+    @property
+    def data_is_exhausted(self) -> bool:
+        """Whether the present or last ``fit`` has ended since its data gave no batch any more."""
+        return self._callback is not None and self._callback.data_is_exhausted
+
+    def notify(self, mark: str, text: str) -> None:
+        """Say something that whoever trains should know, on the training thread.
+
+        :param mark: a few words
+        :param text: all of it
+        """
+        rank_zero_warn(text)
+        if self.on_notice is not None:
+            self.on_notice(mark)
 
     # -- what Lightning calls -----------------------------------------------------------------------------------
 
@@ -336,9 +380,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             self._hooks.warn_of_own_scheduler_step()
         self._hooks.follow(self._optimizer)
         self._show_to_lightning(self._optimizer, self._hooks)
-        self._exhausted = ExhaustedData.among(trainer.callbacks, self.notify)
-        LendsModule.among(trainer.callbacks)
-        self._is_set_up, self._trials = True, Trials()
+        self._callback = FirstCallback.among(trainer.callbacks, self)
+        self._is_set_up, self._trials = True, Trials(self, self._hooks, self._set_up)
         if self.root_device.type == "cpu":
             keep_for_what_follows()
 
@@ -351,6 +394,11 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         else:
             hooks.enable_zero_grad()
 
+    def _go_on_with(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        if self._hooks is not None:
+            self._show_to_lightning(optimizer, self._hooks)
+
     def change_options(self, options: Options) -> None:
         """Train on with other options; to be called on the training thread, between two batches.
 
@@ -361,22 +409,22 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         :raises Exception: whatever goes wrong with the new options; the old ones stay in force
         """
         before = self.options
-        self.recover()
+        self._recovery.recover()
         is_training = self._optimizer is not None and self._optimizer.is_alive()
         check_change(before, options, self if is_training else None)
-        if self._optimizer is None or self._hooks is None or not is_training:
+        if self._optimizer is None or not is_training:
             self.options = options
             return
         put_scheduler_back, differing = None, before.difference(options)
         if "scheduler_fn" in differing:
             make = None if options.scheduler_fn is None else scheduler_maker(options.scheduler_fn)
             put_scheduler_back = set_scheduler(self._optimizer, make)
-        self._optimizer, error = reconfigured(self._optimizer, before, options, differing, self._make_optimizer)
+        optimizer, error = reconfigured(self._optimizer, before, options, differing, self._make_optimizer)
         if error is None:
             self.options = options
         elif put_scheduler_back is not None:
-            put_scheduler_back(self._optimizer)
-        self._show_to_lightning(self._optimizer, self._hooks)
+            put_scheduler_back(optimizer)
+        self._go_on_with(optimizer)
         if error is not None:
             raise error
 
@@ -436,7 +484,7 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
 
     def _epoch_ended(self, report: EpochReport) -> None:
         self.last_epoch_report = report
-        self.note_epoch(report)
+        self.rollback.note_epoch(report)
         if self._optimizer is not None:
             check_still_frozen(self.lightning_module, self._optimizer.frozen.unfrozen())
         if self._declaration is not None:
@@ -465,23 +513,22 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         self._trials.see_barrier(name)
 
     def on_train_start(self) -> None:
-        trainer: Any = self.lightning_module.trainer
-        if self._trials.begin(trainer):
-            self._begin_trial()
-            return
-        self._end_trial()  # unless whoever has tried something out has put things back
-        self._note_found()
-        super().on_train_start()
+        module: Any = self.lightning_module
+        if not self._trials.begin(module.trainer):
+            self._begin(module.trainer)
+
+    def _begin(self, trainer: Any) -> None:
+        """Take part in the swarm."""
+        self._first_epoch.begin()
         if self._order_of_data is not None:
-            module: Any = self.lightning_module
-            said = self._order_of_data.begin(module.trainer)
+            said = self._order_of_data.begin(trainer)
             if said is not None:
                 rank_zero_info(said)
                 if self.on_notice is not None:
                     self.on_notice("the order of the data may be the same at each peer")
         if self._optimizer is not None:
             moved = self._optimizer.state_averager.scheduler
-            self.estimated_steps.check(self.lightning_module.trainer, () if moved is None else moved.schedulers)
+            self.estimated_steps.check(trainer, () if moved is None else moved.schedulers)
             self._optimizer.begin()
             if self.left is not None:
                 has_taken = self._optimizer.state_averager.states_taken > 0
@@ -489,40 +536,39 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             if self.on_joined is not None and self._optimizer.state_averager.states_taken:
                 self.on_joined(self._optimizer.local_epoch)
 
-    def _begin_trial(self) -> None:
-        if self._optimizer is not None and self._hooks is not None:
-            self._optimizer.begin_trial()
-            self._hooks.enable_zero_grad()
+    def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Called when all callbacks have been; from now on the module is training's."""
+        if not self._trials.are_on:
+            self._begin_batch(batch)
+        elif self.on_trial is not None:
+            self.on_trial()
 
-    def _end_trial(self) -> None:
-        if not self._trials.are_on or self._optimizer is None or self._hooks is None:
-            return
-        self._trials.end(self.precision_plugin, self._optimizer.opt)
-        self._optimizer.end_trial()
-        if self.options.reuse_grad_buffers:
-            self._hooks.disable_zero_grad()
-        self._optimizer.left_out.note(True)
-
-    def _note_found(self) -> None:
+    def _begin_batch(self, batch: Any) -> None:
+        self._trials.note_found()
         if self._optimizer is not None:
-            self._trials.note_found(self._optimizer.opt, self._set_up)
+            self._optimizer.take_module_back()
+        self._batches.begin(batch)
+        self._first_epoch.see_batch()
+        self.estimated_steps.see_batch(self._batches.samples_in_batch)
 
-    @property
-    def _parts(self) -> Any:
-        """Where methods are that act on a batch: in a trial, those of Lightning's strategy, without the swarm's."""
-        return super(EndsWithItsData, self) if self._trials.are_on else super()
-
-    def on_train_end(self) -> None:
-        self._parts.on_train_end()
+    # in a trial, what acts on a batch is Lightning's, without the swarm's
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._parts.training_step(*args, **kwargs)
+        step = super().training_step
+        return step(*args, **kwargs) if self._trials.are_on else self._batches.training_step(step, *args, **kwargs)
 
     def pre_backward(self, closure_loss: Any) -> None:
-        self._parts.pre_backward(closure_loss)
+        """Called before gradients are computed."""
+        if not self._trials.are_on:
+            self._batches.weigh(closure_loss)
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._parts.optimizer_step(*args, **kwargs)
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        step = super().optimizer_step if self._trials.are_on else self._batches.optimizer_step
+        return step(optimizer, closure, model, **kwargs)
+
+    def on_train_end(self) -> None:
+        if not self._trials.are_on:
+            self._first_epoch.end(data_is_exhausted=self.data_is_exhausted)
 
     def take_up(self, edited: Sequence[str], *, trains_on: bool = True) -> None:
         """Go on with parameters that somebody has changed in the module, on the training thread, between two batches.
@@ -532,7 +578,8 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         """
         if self._optimizer is None or not edited:
             return
-        mine = dict(self.lightning_module.named_parameters())
+        module: Any = self.lightning_module
+        mine = dict(module.named_parameters())
         values = {name: mine[name].detach().clone() for name in edited if name in mine}
         self._optimizer.finish_delayed_updates()  # which would be put in their place later
         with torch.no_grad():
@@ -558,18 +605,6 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
             "Options(run_id=...), or let the others stop first",
         )
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Called when all callbacks have been; from now on the module is training's."""
-        if self._trials.are_on:
-            if self.on_trial is not None:
-                self.on_trial()
-            return
-        self._note_found()
-        if self._optimizer is not None:
-            self._optimizer.take_module_back()
-        super().on_train_batch_start(batch, batch_idx, dataloader_idx)
-        self.estimated_steps.see_batch(self._samples.in_batch)
-
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The module's state, for a checkpoint: the first part of it that Lightning asks for.
 
@@ -580,20 +615,22 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
         return super().lightning_module_state_dict()
 
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
-        self._trials.put_scaler_back(self.precision_plugin)  # its state is the next that is restored
+        self._trials.put_scaler_back()  # its state is the next that is restored
         if self.left is None or self._trials.are_on:  # else what it holds goes on
             super().load_model_state_dict(checkpoint, strict=strict)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        module: Any = self.lightning_module
         state = super().optimizer_state(optimizer)
-        return with_description(state, self.lightning_module, optimizer, self._set_up)
+        return with_description(state, module, optimizer, self._set_up)
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         own: list[Any] = self.optimizers
+        module: Any = self.lightning_module
         left = None if self._trials.are_on else self.left
         for optimizer, state in zip(own, checkpoint["optimizer_states"], strict=True):
             state = optimizer.frozen.of_trained(state)
-            fitted, groups = fitted_state(state, self.lightning_module, optimizer, self._set_up, left=left)
+            fitted, groups = fitted_state(state, module, optimizer, self._set_up, left=left)
             optimizer.load_state_dict(fitted)
             if epoch_of(state) is None:
                 go_on_from_plain(optimizer, checkpoint)
@@ -603,11 +640,11 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
                 for one, config in zip(checkpoint.get("lr_schedulers", ()), self.lr_scheduler_configs, strict=False)
             ]
             if groups.begun:
-                self.kept.forget()
+                self.rollback.kept.forget()
                 logger.info(
                     f"the optimizer begins anew for {in_words(groups.begun)}, and goes on with its state for all else"
                 )
-        self._end_trial()
+        self._trials.end()
 
     def teardown(self) -> None:
         """End the optimizer's processes and, unless it is borrowed, the DHT. Another ``fit`` starts them again."""
@@ -632,30 +669,5 @@ class HivemindStrategy(SaysIfNoStep, CountsBatches, Recovers, RollsBack, EndsWit
                 super().teardown()
                 give_freed_memory_back()
 
-
-#: What of a strategy belongs to a training that is under way, or to who follows it.
-_AT_FIRST: dict[str, Any] = dict.fromkeys(
-    (
-        *(
-            "_optimizer",
-            "_given_optimizer",
-            "_hooks",
-            "_declaration",
-            "_rest",
-            "_declared_rest",
-            "_module",
-            "_exhausted",
-            "_order_of_data",
-            "left",
-        ),
-        *("on_epoch", "on_notice", "on_explosion", "on_return", "on_trial"),
-    )
-) | {
-    "_is_set_up": False,
-    "_configured_schedulers": (),
-    "_optimizers": [],
-    "_lightning_optimizers": [],
-    "lr_scheduler_configs": [],
-}
 
 make_known(HivemindStrategy)

@@ -209,7 +209,7 @@ def test_all_are_found() -> None:
         ("Averager.rpc_aggregate_part", "hivemind.averaging.averager"),
         ("Averager._get_handle_name", "hivemind.p2p.servicer"),
         ("EpochSchedulers.step", "torch.optim.lr_scheduler"),
-        ("CountsBatches.optimizer_step", "lightning.pytorch.strategies.strategy"),
+        ("HivemindStrategy.optimizer_step", "lightning.pytorch.strategies.strategy"),
     }
     bases = {one.base for one in overrides_in(GradientAverager) if one.owner is Averager}
     assert bases == {DecentralizedAverager, ServicerBase}, "it stands behind hivemind's GradientAverager"

@@ -187,7 +187,7 @@ def test_peers_that_reach_the_epoch_of_a_return_before_anybody_has_returned_do_s
     runs = three_runs
     monkeypatch.setattr("hivenb.run.rollback.NOTICE", 1000.0)  # nobody is the first before that epoch
     # as if it had downloaded the state of that epoch from a peer that has not returned yet
-    monkeypatch.setattr(runs[1].strategy, "note_epoch", lambda report: None)
+    monkeypatch.setattr(runs[1].strategy.rollback, "note_epoch", lambda report: None)
     ruined_from = max(run.status.epoch for run in runs) + 2
     for run in runs:
         run.model.ruin_from, run.model.ruin = ruined_from, 1e3

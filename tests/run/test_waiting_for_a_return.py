@@ -23,6 +23,7 @@ class Exploded:
 
     def __init__(self, due_after: int) -> None:
         self.optimizer = SimpleNamespace(rounds=self)
+        self.rollback = self
         self.loss_watch: Any = None
         self.did: list[str] = []
         self._looks_left = due_after

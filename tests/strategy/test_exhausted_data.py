@@ -80,4 +80,4 @@ def test_data_with_several_passes_trains_on(swarm):
         trainer.fit(tiny.TinyModel(), tiny.loader(64))
         assert trainer.global_step == expected
         assert not strategy.data_is_exhausted
-    assert sum(type(callback).__name__ == "ExhaustedData" for callback in trainer.callbacks) == 1
+    assert sum(type(callback).__name__ == "FirstCallback" for callback in trainer.callbacks) == 1

@@ -11,25 +11,33 @@ import pytest
 from hivenb.engine.optimizer.skipped_batches import MOST_IN_A_ROW, LeftOutBatches
 from hivenb.errors import NotFiniteError, UnbelievedStateError
 from hivenb.strategy import rollback
-from hivenb.strategy.counted_batches import CountsBatches
-from hivenb.strategy.rollback import RollsBack
+from hivenb.strategy.counted_batches import CountedBatches
+from hivenb.strategy.live_changes import Recovery
+from hivenb.strategy.rollback import Rollback
 
 
-class Stepping(CountsBatches, RollsBack):
-    """What of a strategy such a step needs."""
+class Stepping:
+    """What of a training such a step needs."""
+
+    dht: Any = None
+    lightning_module: Any = object()
+    precision_plugin: Any = SimpleNamespace(optimizer_step=lambda *args, **kwargs: ruined())
 
     def __init__(self, roll_back: bool, num_peers: int = 2):
-        super().__init__()
         progress = SimpleNamespace(num_peers=num_peers)
-        self.options: Any = SimpleNamespace(roll_back=roll_back)
-        self._optimizer: Any = SimpleNamespace(
+        self.options: Any = SimpleNamespace(roll_back=roll_back, auxiliary=False)
+        self.optimizer: Any = SimpleNamespace(
             left_out=LeftOutBatches(),
             tracker=SimpleNamespace(global_progress=progress),
             share_state=lambda shares: None,
         )
+        self.rollback = Rollback(self)
+
+    def notify(self, mark: str, text: str) -> None:
+        raise AssertionError(text)
 
     def step(self, make: Callable[[], Any]) -> Any:
-        return self.outlasting_ruin(make)()
+        return self.rollback.outlasting_ruin(make)
 
 
 def made() -> str:
@@ -58,15 +66,15 @@ def test_nor_does_it_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leave_out_too_many(own: Stepping) -> None:
     for _ in range(2 * MOST_IN_A_ROW):
-        own.step(lambda: own._optimizer.left_out.leave_out("the gradient of w is nan", "Its samples do not count"))
+        own.step(lambda: own.optimizer.left_out.leave_out("the gradient of w is nan", "Its samples do not count"))
 
 
 def test_batches_are_left_out_until_a_good_state_is_back() -> None:
     own = Stepping(True)
     leave_out_too_many(own)
-    assert own._ruined_since is not None
-    own.step(own._optimizer.left_out.take)
-    assert own._ruined_since is None, "the next ruin is given as long"
+    assert own.rollback._ruined_since is not None
+    own.step(own.optimizer.left_out.take)
+    assert own.rollback._ruined_since is None, "the next ruin is given as long"
 
 
 @pytest.mark.parametrize(("roll_back", "num_peers"), [(False, 2), (True, 1)], ids=["it is off", "nobody is there"])
@@ -77,9 +85,9 @@ def test_where_no_return_is_to_come_they_end_training(roll_back: bool, num_peers
 
 def test_who_was_with_others_in_its_last_round_is_not_alone_because_a_read_of_the_dht_fails() -> None:
     own = Stepping(True, num_peers=0)
-    own.note_epoch(SimpleNamespace(epoch=5, group_size=2))  # type: ignore[arg-type]
+    own.rollback.note_epoch(SimpleNamespace(epoch=5, group_size=2))  # type: ignore[arg-type]
     leave_out_too_many(own)
-    own.note_epoch(SimpleNamespace(epoch=6, group_size=1))  # type: ignore[arg-type]
+    own.rollback.note_epoch(SimpleNamespace(epoch=6, group_size=1))  # type: ignore[arg-type]
     with pytest.raises(NotFiniteError):
         leave_out_too_many(own)
 
@@ -91,12 +99,10 @@ def test_nor_are_they_left_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_strategys_steps_are_such() -> None:
-    own: Any = Stepping(True)
-    own.options.auxiliary = False
-    own.lightning_module = object()
-    own.precision_plugin = SimpleNamespace(optimizer_step=lambda *args, **kwargs: ruined())
-    own.recovering = lambda step, *args, **kwargs: step(*args, **kwargs)
-    assert own.optimizer_step(own._optimizer, lambda: None) is None
+    own = Stepping(True)
+    recovery = Recovery(own, make=lambda **settings: own.optimizer, go_on_with=lambda optimizer: None)
+    batches = CountedBatches(own, recovery, own.rollback)
+    assert batches.optimizer_step(own.optimizer, lambda: None) is None
     own.options.roll_back = False
     with pytest.raises(UnbelievedStateError):
-        own.optimizer_step(own._optimizer, lambda: None)
+        batches.optimizer_step(own.optimizer, lambda: None)

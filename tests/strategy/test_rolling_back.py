@@ -7,26 +7,28 @@ from typing import Any
 
 import pytest
 
-from hivenb.strategy.rollback import RollsBack
+from hivenb.strategy.rollback import Rollback
 from hivenb.swarm.agreement.options_record import Return
 
 TO, AT = 10, 14
 
 
-class Returning(RollsBack):
-    """What of a strategy a return needs; it notes what it does."""
+class Returning(Rollback):
+    """One of a training of which there is what a return needs; it notes what it does."""
 
     def __init__(self, local_epoch: int, has_copy: bool):
-        super().__init__()
         self.done: list[str] = []
-        self.options: Any = SimpleNamespace(roll_back=False, auxiliary=False)
-        self._optimizer: Any = SimpleNamespace(
+        self.optimizer: Any = SimpleNamespace(
             local_epoch=local_epoch,
             tracker=SimpleNamespace(global_epoch=AT),
             rounds=SimpleNamespace(begin_anew=lambda: None),
             share_state=lambda shares: None,
             fall_behind=lambda: self.done.append("downloads"),
         )
+        training: Any = SimpleNamespace(
+            options=SimpleNamespace(roll_back=False, auxiliary=False), optimizer=self.optimizer
+        )
+        super().__init__(training)
         self.kept.epoch = TO if has_copy else None
 
     def roll_back(self, epoch: int | None = None) -> int:
@@ -63,6 +65,6 @@ def test_who_learns_of_it_before_in_or_after_its_epoch(local_epoch: int, has_cop
 def test_who_has_downloaded_a_state_since_then(downloaded: int, done: list[str]) -> None:
     own = Returning(AT - 1, True)
     own.expect_return(Return(TO, AT))
-    own._optimizer.local_epoch = downloaded
+    own.optimizer.local_epoch = downloaded
     own.return_if_due()
     assert own.done == done

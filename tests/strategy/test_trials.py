@@ -355,7 +355,7 @@ def test_what_only_looks_like_a_trial_trains(swarm: hivenb.Swarm, tmp_path: Path
 
     class ByItself(Callback):
         def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
-            trainer.strategy._trials = Trials()
+            trainer.strategy._trials = Trials(trainer.strategy)
             trainer.strategy._trials.see_barrier = lambda name: None
 
     for callback in (WithoutCallbacks(), ByItself()):

@@ -1,0 +1,51 @@
+"""The strategy's own callback costs a batch nothing but what it does in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from lightning import Callback
+from lightning.pytorch.profilers import PassThroughProfiler
+from tiny import TinyModel, loader, own_run, trainer
+
+import hivenb
+from hivenb.strategy import HivemindStrategy
+from hivenb.strategy.callbacks import FirstCallback
+
+BATCHES = 8
+
+
+class Noted(PassThroughProfiler):
+    """Counts in which contexts Lightning was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def start(self, action_name: str) -> None:
+        self.counts[action_name] += 1
+
+
+def test_of_its_hooks_lightning_enters_no_empty_one_in_a_batch(swarm: hivenb.Swarm) -> None:
+    noted, other = Noted(), type("Other", (Callback,), {})
+    strategy = HivemindStrategy(16, dht=swarm.dht, **own_run())
+    fit = trainer(strategy, max_epochs=1, callbacks=[other()], profiler=noted)
+    fit.fit(TinyModel(), loader(8 * BATCHES), loader(8 * BATCHES))
+    often = {name: count for name, count in noted.counts.items() if count >= BATCHES}
+    assert often["[Callback]Other.on_before_zero_grad"] == BATCHES
+    own = {name: count for name, count in often.items() if name.startswith("[Callback]FirstCallback")}
+    assert own == {"[Callback]FirstCallback.on_train_batch_end": BATCHES}
+
+
+def test_those_that_it_has_not_are_hooks_of_lightnings() -> None:
+    left_out = [name for name, hook in vars(FirstCallback).items() if name.startswith("on_") and hook is None]
+    assert left_out
+    assert all(callable(getattr(Callback, name)) for name in left_out)
+
+
+def test_it_is_there_once_and_first(swarm: hivenb.Swarm) -> None:
+    strategy = HivemindStrategy(16, dht=swarm.dht, **own_run())
+    fit = trainer(strategy, max_epochs=1)
+    for _ in range(2):
+        fit.fit(TinyModel(), loader(64))
+        assert [isinstance(one, FirstCallback) for one in fit.callbacks] == [True, *[False] * (len(fit.callbacks) - 1)]
