@@ -178,6 +178,9 @@ class WatchedProcess(ChildProcess):
     #: a future that is done as soon as it works; hivemind makes one in each of its processes
     _ready: Any = None
 
+    #: of multiprocessing's, since it was started last
+    _popen: Any = None
+
     #: the way into it, by the time it is started an :class:`AnsweredPipe`
     _outer_pipe: Any = None
 
