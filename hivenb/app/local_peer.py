@@ -24,7 +24,7 @@ from hivenb.peers.fork_server import unpack
 from hivenb.peers.peer_recipe import PeerRecipe
 from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
-from hivenb.run.without_end import TrainerWithoutEnd
+from hivenb.run.without_end import trainer_without_end
 from hivenb.swarm.swarm import Swarm
 from hivenb.system.logs import collect_logs
 
@@ -39,7 +39,7 @@ class _Follower(TrainingRun):
 
     _may_host = False
     _has_own_end = False
-    _trainer_class = TrainerWithoutEnd
+    _new_trainer = staticmethod(trainer_without_end)
 
     def train_with(self, options: Options) -> None:
         """Train, or train on, with these options."""

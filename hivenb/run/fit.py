@@ -290,14 +290,14 @@ def make_trainer(
     folder: str,
     given: Mapping[str, Any],
     callbacks: Sequence[Callback],
-    trainer_class: type[lightning.Trainer] = lightning.Trainer,
+    new_trainer: Callable[..., lightning.Trainer] = lightning.Trainer,
 ) -> Any:
     """A Trainer with what was given, over :data:`TRAINER_DEFAULTS`.
 
     :param folder: for its files, unless it was told to write checkpoints or logs: those go where Lightning puts them
     :param given: keyword arguments of ``lightning.Trainer``
     :param callbacks: that come after the given ones
-    :param trainer_class: of which it is to be
+    :param new_trainer: makes one of keyword arguments
     :raises Exception: what Lightning says if it cannot make one of them
     """
     # what a person wants to have written outlives the run
@@ -305,7 +305,7 @@ def make_trainer(
     kwargs = {**TRAINER_DEFAULTS, **root, **given}
     own = kwargs.pop("callbacks", None) or []
     own = list(own) if isinstance(own, (list, tuple)) else [own]
-    return trainer_class(strategy=strategy, callbacks=[*own, *callbacks], **kwargs)
+    return new_trainer(strategy=strategy, callbacks=[*own, *callbacks], **kwargs)
 
 
 def leave_out_searches(trainer: Any) -> None:
@@ -401,7 +401,7 @@ def prepare_fit(
     modes: KeptModes,
     on_epoch: Callable[[Any], None],
     on_look: Callable[[Sequence[PeerInfo]], None],
-    trainer_class: type[lightning.Trainer],
+    new_trainer: Callable[..., lightning.Trainer],
 ) -> Fit:
     """Make all that a run needs to train, and start nothing.
 
@@ -411,7 +411,7 @@ def prepare_fit(
     :param modes: of the run's model
     :param on_epoch: called on the training thread after each epoch of the swarm
     :param on_look: called by the monitor, once a second, with the peers that are here
-    :param trainer_class: of which its Trainer is to be
+    :param new_trainer: makes a Trainer of keyword arguments
     :raises TrainingError: if the data has no batches
     :raises SwarmError: if the swarm is closed, or its DHT was given up and cannot be started anew
     :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
@@ -420,7 +420,7 @@ def prepare_fit(
     run.swarm.revive()
     with run.swarm.logs.this_thread():
         strategy = HivemindStrategy(dht=run.swarm.dht, **run.options.to_strategy_kwargs())
-        trainer = make_trainer(strategy, folder, run.trainer_kwargs, [recorder, gate], trainer_class)
+        trainer = make_trainer(strategy, folder, run.trainer_kwargs, [recorder, gate], new_trainer)
     strategy.on_epoch, strategy.on_notice = on_epoch, partial(run.history.mark, "run")
     strategy.on_trial = partial(gate.look_up_in_trial, trainer)
     monitor = Monitor(

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,7 @@ class TrainingRun:
 
     _may_host = True
     _has_own_end = True
-    _trainer_class: type[lightning.Trainer] = lightning.Trainer
+    _new_trainer: Callable[..., lightning.Trainer] = lightning.Trainer
     __signature__ = OwnSignature(lambda: with_keywords(TrainingRun.__init__, trainer_keywords(), is_method=True))
 
     def __init__(
@@ -163,8 +163,8 @@ class TrainingRun:
             self._find_name()
             gate = Gate(self._stage, self._modes, self._began, self._step_aside, partial(self.history.mark, "run"))
             folder = str(self._folder.path)
-            modes, trainer_class = self._modes, self._trainer_class
-            fit = prepare_fit(self, folder, self._recorder, gate, modes, self._on_epoch, self._look, trainer_class)
+            modes, new_trainer = self._modes, self._new_trainer
+            fit = prepare_fit(self, folder, self._recorder, gate, modes, self._on_epoch, self._look, new_trainer)
             if self._fit is not None and checkpoint is None and self._has_own_end:
                 require_way_to_go(fit.trainer, self._fit.trainer)
             self._rolling_back.begin(fit.strategy)

@@ -9,19 +9,20 @@ from lightning.pytorch.loops import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 
-class TrainerWithoutEnd(Trainer):
-    """Trains until it is told to stop, and counts from nothing at each start.
+def trainer_without_end(**kwargs: Any) -> Trainer:
+    """A Trainer that trains until it is told to stop, and counts from nothing at each start.
 
     For a local peer: its run decides when it ends, and its schedules, which may be made of these numbers, are to be the
     run's.
-    """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        ending = self.fit_loop
-        # as Lightning's Trainer makes them
-        self.fit_loop = _FitLoopWithoutEnd(self, ending.min_epochs, ending.max_epochs)
-        self.fit_loop.epoch_loop = _EpochLoopWithoutEnd(self, ending.min_steps, ending.max_steps)
+    :param kwargs: of ``lightning.Trainer``
+    """
+    trainer = Trainer(**kwargs)
+    ending = trainer.fit_loop
+    # as a Trainer makes its own
+    trainer.fit_loop = _FitLoopWithoutEnd(trainer, ending.min_epochs, ending.max_epochs)
+    trainer.fit_loop.epoch_loop = _EpochLoopWithoutEnd(trainer, ending.min_steps, ending.max_steps)
+    return trainer
 
 
 class _FitLoopWithoutEnd(_FitLoop):

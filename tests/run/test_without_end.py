@@ -6,7 +6,7 @@ import lightning
 import pytest
 import tiny
 
-from hivenb.run.without_end import TrainerWithoutEnd
+from hivenb.run.without_end import trainer_without_end
 
 
 class Watched(lightning.Callback):
@@ -22,7 +22,7 @@ class Watched(lightning.Callback):
 @pytest.mark.parametrize("batches", [21, 40])
 def test_a_trainer_goes_on_after_its_end_until_it_is_told_to_stop(batches: int) -> None:
     watched = Watched(batches)
-    trainer = TrainerWithoutEnd(max_steps=4, max_epochs=2, callbacks=[watched], **tiny.QUIET)
+    trainer = trainer_without_end(max_steps=4, max_epochs=2, callbacks=[watched], **tiny.QUIET)
     trainer.fit(tiny.TinyModel(), tiny.loader(64, 8))
     assert watched.seen == batches
 
@@ -31,7 +31,7 @@ def test_it_goes_on_from_where_it_was_after_more_passes_than_it_was_to_make(tmp_
     """Lightning refuses to with an error."""
     for batches in (40, 12):
         watched = Watched(batches)
-        trainer = TrainerWithoutEnd(max_steps=4, max_epochs=2, callbacks=[watched], **tiny.QUIET)
+        trainer = trainer_without_end(max_steps=4, max_epochs=2, callbacks=[watched], **tiny.QUIET)
         path = tmp_path / "last.ckpt"
         trainer.fit(tiny.TinyModel(), tiny.loader(64, 8), ckpt_path=path if path.exists() else None)
         trainer.save_checkpoint(path)
