@@ -1,7 +1,7 @@
 """What a class of hivenb may be: two bases at most, one of them ours; no attribute that nobody declares; one override.
 
-The last rule has a list of classes that still break it, of processes and of averagers of which hivemind itself overrides
-a method more than once. One that holds the rule by now has to be taken off the list.
+The last rule has a list of classes that break it: processes and averagers, of which hivemind itself overrides a method
+more than once. One that holds the rule by now has to be taken off the list.
 """
 
 from __future__ import annotations
