@@ -70,6 +70,8 @@ NOT_YET_OVERRIDDEN_ONCE = frozenset(
         "engine.averaging.state_averager._CheckedDownload",
         "engine.averaging.state_download.AsksWitnesses",
         "engine.averaging.state_download.DownloadsStates",
+        "engine.network.daemon.RelayingP2P",
+        "engine.network.daemon.SelfishP2P",
         "engine.network.dht.DHT",
         "strategy.strategy.HivemindStrategy",
     }
