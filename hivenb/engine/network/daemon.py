@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.sharedctypes import RawArray
-from types import MappingProxyType
 from typing import Any
 
 import hivemind
@@ -216,9 +215,6 @@ class TiedP2P(P2P):
     #: bytes that a message of a stream may have
     longest_message = limit_for(None)
 
-    #: arguments of the daemon that say for whom it relays
-    _relays: Mapping[str, Any] = MappingProxyType({})
-
     def __init__(self) -> None:
         super().__init__()
         self._open_streams = OpenStreams()
@@ -255,9 +251,8 @@ class TiedP2P(P2P):
         """Whether another peer was called that has no pass for the swarm of this one."""
         return bool(self._client.met_stranger)
 
-    @classmethod
-    def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
-        kwargs |= cls._relays
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
         if not kwargs.get("trustedRelays"):
             return tied_to_parent(P2P._make_process_args(*args, **kwargs), _DIALS_FROM_ANY_PORT)
         # Behind a firewall it has to dial from the port at which it listens: what comes back to that is let in. And no
@@ -353,13 +348,17 @@ class TiedP2P(P2P):
 class SelfishP2P(TiedP2P):
     """One that is to pass on nothing between others that cannot reach each other; it still does so for 128 KiB each."""
 
-    _relays = MappingProxyType({"relayService": False})
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        return TiedP2P._make_process_args(*args, **kwargs, relayService=False)
 
 
 class RelayingP2P(TiedP2P):
     """One that is there for others that cannot reach each other."""
 
-    _relays = MappingProxyType(RELAY_ARGUMENTS)
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        return TiedP2P._make_process_args(*args, **kwargs, **RELAY_ARGUMENTS)
 
 
 _KINDS = {Relaying.NOTHING: SelfishP2P, Relaying.A_LITTLE: TiedP2P, Relaying.ALL: RelayingP2P}

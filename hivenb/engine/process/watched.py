@@ -175,6 +175,8 @@ class WatchedProcess(ChildProcess):
     _is_dismissed = False
 
     _watcher: Any = None
+    _popen: Any  # of multiprocessing's
+
     #: a future that is done as soon as it works; hivemind makes one in each of its processes
     _ready: Any = None
 
