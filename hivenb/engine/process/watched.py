@@ -175,13 +175,10 @@ class WatchedProcess(ChildProcess):
     _is_dismissed = False
 
     _watcher: Any = None
-    _popen: Any  # of multiprocessing's
+    _popen: Any = None  # of multiprocessing's
 
     #: a future that is done as soon as it works; hivemind makes one in each of its processes
     _ready: Any = None
-
-    #: of multiprocessing's, since it was started last
-    _popen: Any = None
 
     #: the way into it, by the time it is started an :class:`AnsweredPipe`
     _outer_pipe: Any = None
