@@ -368,8 +368,9 @@ class Rollback:
         """Return if it is time to; to be called between two batches."""
         if self._training.options.roll_back and self.loss_watch.has_exploded:
             (self.on_explosion or self._return_if_alone)()
-        optimizer, to_come = self._training.optimizer, self._to_come
-        if optimizer is None or to_come is None or not self.is_return_due:
+        if (to_come := self._to_come) is None or (optimizer := self._training.optimizer) is None:
+            return
+        if not self.is_return_due:
             return
         self._to_come = None
         # at the very epoch of the return, a state that was downloaded may be of somebody that has not returned yet
@@ -406,7 +407,7 @@ class Rollback:
             if not self._outlasts_ruin():
                 raise
             return None
-        if not self.is_about_to_fail:
+        if optimizer is None or not optimizer.left_out.in_a_row:
             self._ruined_since = None
         return output
 

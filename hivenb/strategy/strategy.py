@@ -170,6 +170,9 @@ class HivemindStrategy(OneDeviceStrategy):
         lambda: with_keywords(HivemindStrategy.__init__, keywords_of(Options), is_method=True, takes_more=True)
     )
 
+    #: called with an EpochReport on the training thread after each epoch of the swarm
+    on_epoch: Callable[[EpochReport], None] | None
+
     def __init__(
         self,
         target_batch_size: int,
@@ -229,8 +232,7 @@ class HivemindStrategy(OneDeviceStrategy):
 
     def _begin_anew(self) -> None:
         """Have what belongs to a training, or to who follows it, as before the first one."""
-        #: called with an EpochReport on the training thread after each epoch of the swarm
-        self.on_epoch: Callable[[EpochReport], None] | None = None
+        self.on_epoch = None
         #: called on the training thread before the first batch, with the epoch of the state that was taken over from
         #: the others, if one was
         self.on_joined: Callable[[int], None] | None = None
@@ -427,6 +429,17 @@ class HivemindStrategy(OneDeviceStrategy):
         self._go_on_with(optimizer)
         if error is not None:
             raise error
+
+    def roll_back(self, epoch: int | None = None) -> int:
+        """Return to the state that was kept last, between two batches.
+
+        Peers that train with this one go on from there when they see it ahead of them: they download the state.
+
+        :param epoch: of the swarm, to go on at; by default the present one, which is for a peer that is alone
+        :returns: the epoch of that state
+        :raises TrainingError: if there is none
+        """
+        return self.rollback.roll_back(epoch)
 
     def _make_first_optimizer(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> Optimizer:
         require_room_for(optimizer, self.options)
