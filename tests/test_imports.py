@@ -38,12 +38,6 @@ def test_the_import_is_light():
     assert heavy.isdisjoint(loaded)
 
 
-@pytest.mark.process
-def test_no_use_of_a_public_name_warns():
-    """In a notebook that would stand below the cell which is the first to need it."""
-    assert python("import hivenb; [getattr(hivenb, name) for name in hivenb.__all__]") == []
-
-
 INTERRUPTED = """
 import os, signal, sys
 

@@ -141,7 +141,6 @@ def test_two_peers_train_where_warnings_are_errors(tmp_path: Path):
     "code",
     [
         "import hivenb; [getattr(hivenb, name) for name in hivenb.__all__]",
-        "import hivenb.training",
         "import hivenb.swarm.invites",
         "import hivenb.compression",
     ],

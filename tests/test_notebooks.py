@@ -60,6 +60,8 @@ def colab(tmp_path_factory: pytest.TempPathFactory) -> ColabInName:
     return ColabInName(python, tmp_path_factory.mktemp("colab"))
 
 
+# What it finds depends on what others have released since, not on a change of ours.
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_install_cell_replaces_nothing_on_colab(colab):

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
-import lightning
-from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from hivenb.engine.averaging.lazy_tensors import lazy_tensors, no_values
@@ -92,6 +90,10 @@ def _for_peers(trainer_kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _as_before_training(data: Any) -> Any:
     """The same data without what the Trainer of this process has put there, which cannot be packed."""
+    # Not above: a run has imported it, and whoever opens a swarm alone, such as a relay, spares the seconds it takes.
+    import lightning
+    from lightning.pytorch.utilities import CombinedLoader
+
     if isinstance(data, lightning.LightningDataModule):
         data = copy.copy(data)
         data.trainer = None

@@ -90,7 +90,8 @@ def test_allreduce_compares_rounds_with_moving_their_bytes(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("script", [pytest.param("gpu.py", marks=pytest.mark.long), "staging.py"])
+@pytest.mark.long
+@pytest.mark.parametrize("script", ["gpu.py", "staging.py"])
 def test_without_a_gpu_its_benchmarks_say_so(tmp_path: Path, script: str) -> None:
     found, printed = run(script, tmp_path)
     assert found["rows"] == []

@@ -120,7 +120,7 @@ def _bytes_a_round(swarm: hivenb.Swarm, run_id: str, eventually: Callable[..., N
             sizes = history.snapshot().series.get("group_size")
             return 0 if sizes is None else int((sizes.values == 2).sum())
 
-        eventually(lambda: rounds() >= 10, 120)
+        eventually(lambda: rounds() >= 7, 120)
         for run in runs:
             run.stop()
         snapshot = history.snapshot()

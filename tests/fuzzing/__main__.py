@@ -1,7 +1,7 @@
 """Feeds what others may send to the code that reads it, again and again, guided by which lines of it are reached.
 
 Each target is fed in a process of its own, by atheris, beginning with its corpus in tests/fuzzing/corpus. An input at
-which it fails is kept there, and is tried with all others in the tests.
+which it fails is kept there, and is tried with all others in the tests. What is fed is imported once, before.
 
     python -m tests.fuzzing --seconds 60
     python -m tests.fuzzing --inputs 1000000 TARGET ...
@@ -11,15 +11,19 @@ which it fails is kept there, and is tried with all others in the tests.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import importlib
+import io
 import logging
 import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
+import time
+import traceback
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +40,7 @@ CORPUS = HERE / "corpus"
 #: MiB by which a process may grow while it is fed, and seconds that one input may take.
 GROWTH, HANG = 512, 30
 
-#: Seconds for which a process may import what it needs, which is not counted.
+#: Seconds for which a process may read its corpus, which is not counted.
 _START = 180
 
 #: Whose lines are watched; libraries below are taken as they are.
@@ -53,34 +57,41 @@ def all_targets() -> dict[str, Target]:
     return {target.name: target for module in modules for target in getattr(module, "TARGETS", ())}
 
 
-def fuzz(name: str, limits: Sequence[str], seconds: float | None) -> bool:
+def fuzz(target: Target, limits: Sequence[str], seconds: float | None) -> bool:
     """Feed one target in a process of its own, print a line, and say whether nothing was found."""
-    kept = CORPUS / name
+    kept = CORPUS / target.name
     kept.mkdir(parents=True, exist_ok=True)
     before = set(kept.iterdir())
-    with tempfile.TemporaryDirectory() as work:
-        command = [sys.executable, "-m", "tests.fuzzing", "--feed", name, work, str(kept), f"-artifact_prefix={kept}/"]
-        process = subprocess.Popen(
-            [*command, *limits],
-            cwd=HERE.parents[1],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            env={**os.environ, "PYTHONHASHSEED": "0"},  # the order of a set would lead the fuzzer another way
-        )
-        try:
-            output, _ = process.communicate(timeout=None if seconds is None else seconds + _START)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            output += "\nit did not end in time"
+    with tempfile.TemporaryDirectory() as work, tempfile.TemporaryFile("w+", errors="replace") as written:
+        arguments = [work, str(kept), f"-artifact_prefix={kept}/", *limits]
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _feed_here(target, arguments, written.fileno())
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                ctypes.CDLL(None).exit(1)  # not os._exit(): at C's own, libFuzzer keeps the input that it was at
+        code = _exit_code_of(pid, None if seconds is None else seconds + _START)
+        written.seek(0)
+        output = written.read()
     found = sorted(path.name for path in set(kept.iterdir()) - before)
-    print(line_of(name, output, process.returncode, found), flush=True)
-    if process.returncode:
+    print(line_of(target.name, output, code, found), flush=True)
+    if code:
         print("\n".join(f"    {line}" for line in output.splitlines()[-40:]), flush=True)
-    return process.returncode == 0
+    return code == 0
+
+
+def _exit_code_of(pid: int, seconds: float | None) -> int:
+    """How a child has ended; it is killed when it has not within so many seconds."""
+    end = None if seconds is None else time.monotonic() + seconds
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if end is not None and time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            break
+        time.sleep(0.05)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def line_of(name: str, output: str, code: int, found: Sequence[str]) -> str:
@@ -101,16 +112,17 @@ def line_of(name: str, output: str, code: int, found: Sequence[str]) -> str:
     return f"{name}: {fed} inputs, {pace} a second, {began} to {peak} MiB: {outcome}"
 
 
-def feed_here(name: str, arguments: list[str]) -> None:
+def _feed_here(target: Target, arguments: list[str], output: int) -> None:
     """Feed a target in this process, until a limit among the arguments of libFuzzer is reached."""
     import atheris
 
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process
     warnings.simplefilter("ignore")
-    with atheris.instrument_imports(include=_WATCHED):
-        target = all_targets()[name]
     logging.disable()
     sys.setrecursionlimit(1000)  # as without the fuzzer
-    for path in sorted((CORPUS / name).iterdir()):
+    for path in sorted((CORPUS / target.name).iterdir()):
         target.feed(path.read_bytes())  # what is imported and made once is there now
     began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"{_BEGAN}{began}", flush=True)
@@ -122,6 +134,16 @@ def feed_here(name: str, arguments: list[str]) -> None:
     atheris.Setup([sys.argv[0], *limits, "-print_final_stats=1", *arguments], feed)
     _limit_address_space()
     atheris.Fuzz()
+
+
+def _watched_targets() -> dict[str, Target]:
+    """All of them, whose lines the fuzzer sees."""
+    import atheris
+
+    warnings.simplefilter("ignore")
+    told = io.StringIO()  # a line for each module
+    with contextlib.redirect_stderr(told), atheris.instrument_imports(include=_WATCHED):
+        return all_targets()
 
 
 def _limit_address_space() -> None:
@@ -141,11 +163,11 @@ def main(arguments: Any = None) -> int:
         "--seed", type=int, help="to feed the same inputs in the same order; by default others each time"
     )
     given = parser.parse_args(arguments)
-    known = all_targets()
     if given.list:
-        for target in known.values():
+        for target in all_targets().values():
             print(f"{target.name}: {target.about}")
         return 0
+    known = _watched_targets()
     if unknown := sorted(set(given.names) - set(known)):
         parser.error(f"no target {', '.join(unknown)}; there are {', '.join(known)}")
     names = given.names or list(known)
@@ -156,13 +178,14 @@ def main(arguments: Any = None) -> int:
         limits = [f"-max_total_time={seconds}"]
     if given.seed is not None:
         limits.append(f"-seed={given.seed}")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is one process, which imports for longer than it is fed
-        fine = list(pool.map(lambda name: fuzz(name, limits, seconds), names))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        fine = list(pool.map(lambda name: fuzz(known[name], limits, seconds), names))
     print(f"{sum(fine)} of {len(fine)} targets without a finding")
     return 0 if all(fine) else 1
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--feed"]:
-        feed_here(sys.argv[2], sys.argv[3:])
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set would lead the fuzzer another way
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        os.execve(sys.executable, [sys.executable, "-m", "tests.fuzzing", *sys.argv[1:]], environment)
     raise SystemExit(main())

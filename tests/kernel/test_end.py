@@ -27,7 +27,8 @@ def names(processes: list[psutil.Process]) -> list[str]:
     return [" ".join(process.cmdline())[:120] for process in processes]
 
 
-@pytest.mark.parametrize("how", ["kernel", "copied kernel", "group", "shutdown"])
+# That its whole group is killed leaves less to end than that it is killed alone.
+@pytest.mark.parametrize("how", ["kernel", "copied kernel", pytest.param("group", marks=pytest.mark.long), "shutdown"])
 def test_nothing_outlives_the_kernel(kernel, how):
     if how == "copied kernel":
         kernel.run(f"import os; os.environ[{VARIABLE!r}] = '1'")

@@ -113,7 +113,10 @@ def run_script(folder: Path, code: str, *interpreter: str) -> tuple[int, str, li
 
 
 @pytest.mark.parametrize("interpreter", INTERPRETERS)
-@pytest.mark.parametrize("is_copied", [pytest.param(False, id="on its own"), pytest.param(True, id="from a copy")])
+# Peers that train from a copied server, tests/kernel/test_end.py has as well.
+@pytest.mark.parametrize(
+    "is_copied", [pytest.param(False, id="on its own"), pytest.param(True, id="from a copy", marks=pytest.mark.long)]
+)
 def test_a_script_without_a_guard_has_local_peers_and_runs_once(
     tmp_path: Path, interpreter: tuple[str, ...], is_copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

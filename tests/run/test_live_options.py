@@ -101,30 +101,53 @@ def error_of(run: hivenb.TrainingRun) -> float:
     return float(torch.nn.functional.mse_loss(run.model.layer(x), y))
 
 
-def averager_kwargs(name: str) -> Callable[[Any], type]:
-    return lambda optimizer: type(getattr(optimizer, name).allreduce_kwargs["compression"])
+def codec_of(averager: Any) -> type:
+    return type(averager.allreduce_kwargs["compression"])
 
 
 #: what to change, and how the optimizer shows that it did; in an order in which each one goes with what was before
 CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
     ({"target_batch_size": 384}, lambda o: (o.target_batch_size, o.tracker.target_batch_size), (384, 384)),
-    ({"grad_compression": "float16"}, averager_kwargs("grad_averager"), Float16Compression),
-    ({"state_averaging_compression": "uniform8bit"}, averager_kwargs("state_averager"), Uniform8BitQuantization),
     (
-        {"load_state_compression": "float16"},
-        lambda o: type(o.state_averager.state_compression.codec),
-        Float16Compression,
+        {
+            "grad_compression": "float16",
+            "state_averaging_compression": "uniform8bit",
+            "load_state_compression": "float16",
+        },
+        lambda o: (
+            codec_of(o.grad_averager),
+            codec_of(o.state_averager),
+            type(o.state_averager.state_compression.codec),
+        ),
+        (Float16Compression, Uniform8BitQuantization, Float16Compression),
     ),
-    ({"matchmaking_time": 2.0}, lambda o: o.grad_averager.matchmaking_kwargs["min_matchmaking_time"], 2.0),
-    ({"averaging_timeout": 15.0}, lambda o: (o.averaging_timeout, o.state_averager._allreduce_timeout), (15.0, 15.0)),
-    ({"allreduce_timeout": 14.0}, lambda o: o.grad_averager._allreduce_timeout, 14.0),
-    ({"next_chunk_timeout": 6.0}, lambda o: o.grad_averager.allreduce_kwargs["sender_timeout"], 6.0),
-    ({"load_state_timeout": 60.0}, lambda o: o.load_state_timeout, 60.0),
-    ({"shutdown_timeout": 4.0}, lambda o: o.state_averager.shutdown_timeout, 4.0),
-    ({"performance_ema_alpha": 0.2}, lambda o: o.tracker.performance_ema.alpha, 0.2),
-    ({"verbose": True}, lambda o: o.status_loglevel, 20),
-    ({"verbose": False}, lambda o: o.status_loglevel, 10),
-    ({"batch_size": 8}, lambda o: None, None),
+    (
+        {"matchmaking_time": 2.0, "averaging_timeout": 15.0, "next_chunk_timeout": 6.0},
+        lambda o: (
+            o.grad_averager.matchmaking_kwargs["min_matchmaking_time"],
+            (o.averaging_timeout, o.state_averager._allreduce_timeout),
+            o.grad_averager.allreduce_kwargs["sender_timeout"],
+        ),
+        (2.0, (15.0, 15.0), 6.0),
+    ),
+    (
+        {
+            "allreduce_timeout": 14.0,
+            "load_state_timeout": 60.0,
+            "shutdown_timeout": 4.0,
+            "performance_ema_alpha": 0.2,
+            "verbose": True,
+        },
+        lambda o: (
+            o.grad_averager._allreduce_timeout,
+            o.load_state_timeout,
+            o.state_averager.shutdown_timeout,
+            o.tracker.performance_ema.alpha,
+            o.status_loglevel,
+        ),
+        (14.0, 60.0, 4.0, 0.2, 20),
+    ),
+    ({"verbose": False, "batch_size": 8}, lambda o: o.status_loglevel, 10),
     ({"average_state_every": 2}, lambda o: o.average_state_every, 2),
     ({"delay_state_averaging": True}, lambda o: o.delay_state_averaging, True),
     ({"reuse_grad_buffers": True}, lambda o: o.grad_averager.reuse_grad_buffers, True),
@@ -151,10 +174,11 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
         lambda o: o.grad_averager.allreduce_kwargs["part_size_bytes"],
         2**17,
     ),
-    ({"keep_state_every": 5}, lambda o: None, None),
-    ({"roll_back": True}, lambda o: None, None),
-    ({"frozen_parameters": "download"}, lambda o: None, None),
-    ({"average_buffers": False}, lambda o: o.state_averager.module_buffers, None),
+    (
+        {"keep_state_every": 5, "roll_back": True, "frozen_parameters": "download", "average_buffers": False},
+        lambda o: o.state_averager.module_buffers,
+        None,
+    ),
     ({"average_buffers": True}, lambda o: len(o.state_averager.module_buffers), 1),
     (
         {"robust_aggregation": "centered_clipping"},

@@ -76,11 +76,17 @@ def assert_ends_in_words(run, name):
     assert run.status.error.startswith(f"TrainingError: {name}")
 
 
-@pytest.mark.parametrize("place", ["setup", "configure_optimizers", "training_step", "callback", "validation_step"])
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=lambda one: type(one).__name__
-)
-def test_a_run_ends_in_words_and_starts_again(home, error, place):
+#: One of them in each place, for each catches what may come there, and all of them in one.
+PLACES = ["setup", "configure_optimizers", "training_step", "callback", "validation_step"]
+RAISED = [
+    *((KeyboardInterrupt, place) for place in PLACES),
+    *((error, place) for error in (SystemExit, GeneratorExit) for place in ("training_step", "validation_step")),
+]
+
+
+@pytest.mark.parametrize(("kind", "place"), RAISED)
+def test_a_run_ends_in_words_and_starts_again(home, kind, place):
+    error = kind(3)
     model = Raises(error, place)
     run = run_of(model, home)
     run.start()

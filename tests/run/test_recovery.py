@@ -100,45 +100,58 @@ def train_with_another(swarm: hivenb.Swarm, chosen: Options) -> tuple[TrainingRu
     return run, groups
 
 
-def wait_for_mark(title: str, run: TrainingRun, count: int = 1) -> None:
+def marks_of(title: str, run: TrainingRun) -> int:
+    """How often a run has said that this was started anew."""
+    return sum(title in event.text for event in run.history.snapshot().events)
+
+
+def wait_for_mark(title: str, run: TrainingRun, count: int) -> None:
     """Wait until a run that trains has said so often that something was started anew."""
     end = time.monotonic() + PATIENCE
-    while sum(title in event.text for event in run.history.snapshot().events) < count:
+    while marks_of(title, run) < count:
         assert run.status.state.is_active, run.exception
         assert time.monotonic() < end, run.log[-20:]
         time.sleep(0.1)
 
 
 @pytest.mark.parametrize("delays", WAYS)
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_that_is_killed_is_started_anew_and_the_peers_meet_again(swarm, eventually, part, delays):
-    run, groups = train_with_another(swarm, options(f"killed-{part}", **delays))
+def test_parts_that_are_killed_are_started_anew_and_the_peers_meet_again(swarm, monkeypatch, delays):
+    """One after the other, in one run, which would end of so many in a minute."""
+    monkeypatch.setattr(watched, "MOST_RESTARTS", len(PARTS))
+    run, groups = train_with_another(swarm, options("killed", **delays))
     peer_id, addresses = swarm.peer_id, swarm.addresses
-    pid_of, title = PARTS[part]
-    pid = pid_of(run)
-    os.kill(pid, signal.SIGKILL)
-    wait_for_mark(title, run)
-    groups.wait_for(2, since=run.status.epoch + 2, run=run)
-    assert swarm.dht.peer_id.to_base58() == swarm.peer_id == peer_id
-    assert swarm.addresses == addresses, "an invite that was given away is good still"
-    assert pid_of(run) != pid
-    assert any(f"process {pid}" in line and "signal 9 (SIGKILL)" in line for line in run.log)
+    for part, (pid_of, title) in PARTS.items():
+        pid, before = pid_of(run), marks_of(title, run)
+        os.kill(pid, signal.SIGKILL)
+        wait_for_mark(title, run, before + 1)
+        groups.wait_for(2, since=run.status.epoch + 2, run=run)
+        assert swarm.dht.peer_id.to_base58() == swarm.peer_id == peer_id, part
+        assert swarm.addresses == addresses, f"{part}: an invite that was given away is good still"
+        assert pid_of(run) != pid
+        assert any(f"process {pid}" in line and "signal 9 (SIGKILL)" in line for line in run.log), part
     run.stop()
     assert run.status.state is RunState.STOPPED
 
 
 @pytest.mark.parametrize("delays", WAYS)
-@pytest.mark.parametrize("part", ["dht", "gradients", "state"])
-def test_one_that_is_killed_in_the_middle_of_an_answer_is_started_anew_as_well(swarm, part, delays):
-    run, groups = train_with_another(swarm, options(f"answering-{part}", **delays))
-    pid_of, title = PARTS[part]
-    for count in (1, 2):  # what is lost the second time is not what was lost the first time
-        kill_in_the_middle_of_an_answer(pid_of(run))
-        wait_for_mark(title, run, count)
-        groups.wait_for(2, since=run.status.epoch + 2, run=run)
-    assert any("held a lock" in line for line in run.log)
+def test_those_that_are_killed_in_the_middle_of_an_answer_are_started_anew_as_well(swarm, monkeypatch, delays):
+    monkeypatch.setattr(watched, "MOST_RESTARTS", 6)
+    run, groups = train_with_another(swarm, options("answering", **delays))
+    for part in ("dht", "gradients", "state"):
+        pid_of, title = PARTS[part]
+        before, freed = marks_of(title, run), locks_freed(run)
+        for count in (1, 2):  # what is lost the second time is not what was lost the first time
+            kill_in_the_middle_of_an_answer(pid_of(run))
+            wait_for_mark(title, run, before + count)
+            groups.wait_for(2, since=run.status.epoch + 2, run=run)
+        assert locks_freed(run) != freed, part
     run.stop()
     assert run.status.state is RunState.STOPPED
+
+
+def locks_freed(run: TrainingRun) -> list[str]:
+    """What the run says of that: how often stands in the same line."""
+    return [line for line in run.log if "held a lock" in line]
 
 
 @pytest.mark.parametrize("delays", WAYS)

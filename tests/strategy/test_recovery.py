@@ -41,16 +41,16 @@ def part_of(pid: int, part: str) -> int:
 
 
 @pytest.mark.parametrize("delays", WAYS)
-@pytest.mark.parametrize("part", ["daemon", "dht", "averager"])
-def test_the_peers_of_a_script_meet_again(start_peer: Start, part: str, delays: dict[str, Any]) -> None:
+def test_the_peers_of_a_script_meet_again(start_peer: Start, delays: dict[str, Any]) -> None:
     settings = {"peers": 2, "epochs": None, "strategy": delays}
     first = start_peer(0, settings)
     second = start_peer(1, settings, addresses=first.wait_until(lambda: first.addresses, "its addresses"))
     peers: list[Peer] = [first, second]
     epoch = meet(peers, since=1)
-    for victim in peers:
-        os.kill(part_of(victim.process.pid, part), signal.SIGKILL)
-        epoch = meet(peers, since=epoch + 3)
+    for part in ("daemon", "dht", "averager"):
+        for victim in peers:
+            os.kill(part_of(victim.process.pid, part), signal.SIGKILL)
+            epoch = meet(peers, since=epoch + 3)
     stop(peers)
 
 
