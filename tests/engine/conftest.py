@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
+from typing import Any
 
 import pytest
 import torch
-from hivemind.p2p import P2PContext
-from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
 from hivenb.engine.averaging.averager import AveragerBase
@@ -103,23 +101,6 @@ def expect_each_other() -> Callable[..., None]:
             )
 
     return expect
-
-
-class Silent(GradientAverager):
-    """Averages what it is sent, and tells nobody."""
-
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in super().rpc_aggregate_part(stream, context):
-            if message.code != averaging_pb2.AVERAGED_PART:
-                yield message
-
-
-@pytest.fixture
-def silent() -> type[GradientAverager]:
-    """A kind of averager that answers nobody."""
-    return Silent
 
 
 @pytest.fixture

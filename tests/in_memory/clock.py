@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import logging
 import selectors
 import sys
 import threading
@@ -17,6 +18,8 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 from unittest.mock import patch
+
+logger = logging.getLogger(__name__)
 
 #: When a test begins, by its clock, and seconds by which the time of the DHT is ahead of that.
 BEGIN, EPOCH = 1000.0, 1.7e9
@@ -70,6 +73,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if seconds is None:
             raise StandstillError("no timer is set any more, and the test waits for something")
         self._now += seconds
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        # without a traceback: it may be garbage collection that calls, while pytest looks at one, and Python 3.11 fails
+        # where its parser is entered twice (https://github.com/python/cpython/issues/106905)
+        logger.warning(f"{context['message']}: {context.get('exception')!r}")
 
     # -- whose tasks they are -----------------------------------------------------------------------------------
 

@@ -118,6 +118,7 @@ class InMemoryPeer:
         value: float | None = None,
         *,
         epoch: Any = 1,
+        weight: float = 1.0,
         timeout: float = 120.0,
         waits: bool = False,
         allow_retries: bool = True,
@@ -125,6 +126,7 @@ class InMemoryPeer:
         """Begin a round of averaging.
 
         :param value: of all its numbers; as they are by default
+        :param weight: with which they count
         :param waits: whether it waits for a trigger when it has a group
         """
         # as hivemind/averaging/averager.py:step, which waits for another process
@@ -134,7 +136,7 @@ class InMemoryPeer:
             scheduled_time=now + own.matchmaking_kwargs["min_matchmaking_time"],
             deadline=now + timeout,
             allow_retries=allow_retries,
-            weight=1.0,
+            weight=weight,
             data_for_gather=gathered,
         )
         if value is not None:

@@ -21,6 +21,7 @@ from hivenb.engine.exchange import all_reduce
 from hivenb.engine.exchange import runner as module
 from hivenb.engine.exchange.runner import AllGather, FaultTolerantRunner
 from hivenb.engine.matchmaking.matchmaking import ExpectedPeers
+from hivenb.engine.trust.aggregation import SampleReports, Told
 from in_memory.network import Message
 from in_memory.swarm import InMemoryPeer, InMemorySwarm, outcome
 
@@ -491,6 +492,35 @@ async def test_numbers_that_are_none_are_refused_by_all_they_are_sent_to(memory:
         assert group.refused.keys() == ids(attacker)
         assert peer.numbers.tolist() == [sum(range(2, count + 1)) / (count - 1)] * 3
     assert bool(attacker.numbers.isnan().all())
+
+
+# -- what a sender claims ------------------------------------------------------------------------------------------
+
+
+async def honest_and_liar(memory: InMemorySwarm, reported: float) -> list[InMemoryPeer]:
+    """Two, one of whom has reported so many samples of an epoch of 32."""
+    honest, liar = peers = await memory.join(2)
+    await honest.average_with()
+    await liar.average_with(client_mode=True)
+    memory.expect_each_other(*peers)
+    honest.averager.note_reports(SampleReports(32.0, {liar.id: Told(1, reported, 0.0, 0.0)}))
+    return peers
+
+
+async def test_a_claim_of_a_thousand_million_samples_counts_for_those_that_were_reported(memory: InMemorySwarm) -> None:
+    honest, liar = peers = await honest_and_liar(memory, reported=16.0)
+    rounds = [await honest.search(0.0, weight=32.0), await liar.search(1.0, weight=1e9)]
+    groups = await asyncio.gather(*map(outcome, rounds))
+    assert [set(group) for group in groups] == [ids(*peers)] * 2
+    assert [peer.numbers.tolist() for peer in peers] == [[0.5] * 3] * 2
+
+
+async def test_in_a_round_it_is_seen_who_has_reported_more_than_it_puts_in(memory: InMemorySwarm) -> None:
+    honest, liar = peers = await honest_and_liar(memory, reported=32.0)
+    rounds = [await peer.search(0.0, weight=8.0) for peer in peers]
+    await asyncio.gather(*map(outcome, rounds))
+    (account,) = honest.averager.take_accounts()
+    assert account.overstated == {liar.id}
 
 
 # -- what is still to be sent --------------------------------------------------------------------------------------

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
+from hivemind.utils import ValueWithExpiration
 
+from hivenb.engine.network.access.identity import id_of
 from hivenb.engine.network.record_board import owner_of
+from hivenb.engine.progress import failure_detector
 from hivenb.engine.progress import tracker as module
-from hivenb.engine.progress.failure_detector import MAX_UNREACHED, TRY_AGAIN_AFTER, FailureDetector
+from hivenb.engine.progress.failure_detector import FLOOD, MAX_UNREACHED, TRY_AGAIN_AFTER, FailureDetector, Pace
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
-from hivenb.engine.progress.tracker import GONE_AFTER, METADATA_EXPIRATION
+from hivenb.engine.progress.tracker import GONE_AFTER, METADATA_EXPIRATION, PeerList, ProgressTracker
 from hivenb.errors import SwarmError
-from in_memory.records import signing_key
+from in_memory.records import identity
 from in_memory.swarm import RUN, InMemoryPeer, InMemorySwarm
 
 NOBODY = PeerID(b"\x12\x20" + bytes(range(32)))
@@ -254,6 +258,139 @@ async def test_a_batch_that_misleads_the_others_is_reported_soon_and_others_once
     assert len(stored) == before + 1
 
 
+async def test_between_two_reports_it_rests(memory: InMemorySwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_detector, "AS_RECKONED", 600.0)
+    looks: list[float] = []
+    due_after: Any = ProgressTracker._report_due_after.fget
+    monkeypatch.setattr(
+        ProgressTracker, "_report_due_after", property(lambda self: looks.append(memory.now) or due_after(self))
+    )
+    (peer,) = await tracking(memory, 1)
+    peer.tracker.report_local_progress(0, 10)
+    peer.tracker.announce()
+    await asyncio.sleep(2.0)
+    peer.tracker.local_progress = peer.tracker._reported  # a batch that comes as reckoned
+    looks.clear()
+    peer.tracker.should_report_progress.set()
+    await asyncio.sleep(5.0)
+    assert 1 <= len(looks) <= 3
+
+
+@pytest.mark.parametrize("epoch", [0, 1], ids=["in its epoch", "at the next one"])
+async def test_a_clock_that_is_set_back_silences_nobody(
+    memory: InMemorySwarm, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_back = 0.0
+    monkeypatch.setattr(module, "get_dht_time", lambda: memory.loop.dht_time() - set_back)
+    (peer,) = await tracking(memory, 1)
+    stored: list[float] = []
+    store = peer.dht.store
+
+    def noting(*args: Any, expiration_time: float, **kwargs: Any) -> Any:
+        stored.append(expiration_time)
+        return store(*args, expiration_time=expiration_time, **kwargs)
+
+    peer.dht.store = noting
+    peer.tracker.report_local_progress(0, 1)
+    peer.tracker.announce()
+    await asyncio.sleep(2.0)
+    set_back = 600.0
+    before = len(stored)
+    peer.tracker.report_local_progress(epoch, 2)
+    await asyncio.sleep(2 * module.SILENCE)
+    assert len(stored) >= before + 3
+    assert stored[-1] < memory.loop.dht_time() - set_back + METADATA_EXPIRATION + 1.0
+
+
+async def test_alone_it_soon_looks_again(memory: InMemorySwarm) -> None:
+    (peer,) = await tracking(memory, 1)
+    peer.tracker.report_local_progress(0, 1)
+    await asyncio.sleep(4.0)
+    progress = peer.tracker.global_progress
+    assert progress.num_peers == 1
+    assert progress.next_fetch_time - memory.loop.dht_time() <= peer.tracker.default_refresh_period
+
+
+# -- the list of peers ---------------------------------------------------------------------------------------------
+
+
+def record(memory: InMemorySwarm, **peers: bytes) -> ValueWithExpiration[Any]:
+    """What peers have reported, by the keys under which they have."""
+    report = {"epoch": 0, "samples_accumulated": 1, "samples_per_second": 1.0, "client_mode": False}
+    report |= {"time": memory.loop.dht_time()}
+    entries = {key.encode(): ValueWithExpiration({**report, "peer_id": peer}, math.inf) for key, peer in peers.items()}
+    return ValueWithExpiration(entries, math.inf)
+
+
+async def test_of_several_that_name_one_peer_the_first_counts(memory: InMemorySwarm) -> None:
+    own, other = await memory.join(2)
+    peers = PeerList(own.dht)
+    assert set(peers.take_in(record(memory, true=other.id), b"own", GONE_AFTER)) == {b"true"}
+    both = record(memory, forged=other.id, true=other.id)
+    both.value[b"forged"].value["epoch"] = 7
+    assert {key: one.epoch for key, one in peers.take_in(both, b"own", GONE_AFTER).items()} == {b"true": 0}
+    assert peers.look is not None
+    assert [info.epoch for info in peers.look.peers] == [0]
+    peers.take_in(record(memory), b"own", GONE_AFTER)
+    assert set(peers.take_in(both, b"own", GONE_AFTER)) == {b"forged"}, "nobody else was there meanwhile"
+
+
+async def test_rounds_wait_for_nobody_who_does_not_answer_and_a_flood_is_not_counted(memory: InMemorySwarm) -> None:
+    own, other = await memory.join(2)
+    peers, seen = PeerList(own.dht), []
+    peers.on_look = lambda reports, gone: seen.append([one.peer_id for one in reports]) or frozenset()
+    flood = {f"bogus{number}": id_of(identity(1000 + number)) for number in range(3 * MAX_UNREACHED)}
+    for _ in range(20):
+        counted = peers.take_in(record(memory, true=other.id, **flood), b"own", GONE_AFTER)
+        assert len(counted) <= MAX_UNREACHED + 1
+        assert b"true" in counted
+        await asyncio.sleep(0.2)
+    assert seen[-1] == [other.id]
+    assert peers.pace.peers == 1 + FLOOD + 1, "they are not to slow it down"
+
+
+async def test_the_more_are_on_the_list_the_more_seldom_each_reports(memory: InMemorySwarm) -> None:
+    own, other = await memory.join(2)
+    peers = PeerList(own.dht)
+    assert peers.pace == Pace(1)
+    peers.take_in(record(memory, own=own.id, other=other.id), b"own", GONE_AFTER)
+    assert peers.pace == Pace(2)
+    peers.take_in(record(memory), b"own", GONE_AFTER)
+    assert peers.pace == Pace(1)
+
+
+async def test_silence_is_what_is_heard_while_somebody_listens(
+    memory: InMemorySwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own,) = await memory.join()
+    peers, told = PeerList(own.dht), []
+    monkeypatch.setattr(peers._detector, "find_gone", lambda *args: told.append(args) or frozenset())
+    peers.look_for_the_gone(GONE_AFTER, reading_since=0.0)
+    assert told == [], "nobody is known yet"
+    peers.take_in(record(memory), b"own", GONE_AFTER)
+    assert peers.look is not None
+    for seconds in (3.0, -3.0):  # until the next look began; it was under way already
+        peers.look_for_the_gone(GONE_AFTER, reading_since=peers.look.taken_at + seconds)
+    assert [unread for *_, unread in told[1:]] == [pytest.approx(3.0), 0.0]
+
+
+async def test_what_is_no_list_holds_nobody(memory: InMemorySwarm) -> None:
+    (own,) = await memory.join()
+    peers = PeerList(own.dht)
+    for rubbish in (None, 7, "x", ValueWithExpiration(b"plain", 1.0), ValueWithExpiration({"a": 1}, 1.0)):
+        assert peers.take_in(rubbish, b"own", GONE_AFTER) == {}
+
+
+async def test_what_does_not_count_is_seen_and_not_counted(memory: InMemorySwarm) -> None:
+    own, other = await memory.join(2)
+    peers = PeerList(own.dht)
+    peers.on_look = lambda reports, gone: frozenset(one.peer_id for one in reports)
+    assert peers.take_in(record(memory, true=other.id), b"own", GONE_AFTER) == {}
+    assert peers.look is not None
+    assert [info.peer_id for info in peers.look.peers] == [other.peer_id.to_base58()]
+    assert peers.look.uncounted == {other.peer_id.to_base58()}
+
+
 # -- who is there --------------------------------------------------------------------------------------------------
 
 
@@ -397,16 +534,8 @@ async def test_of_a_flood_no_more_are_counted_than_can_be_asked(memory: InMemory
 
 async def test_a_line_that_is_long_makes_nobody_gone(memory: InMemorySwarm) -> None:
     memory.network.latency, memory.network.jitter, memory.network.loss = 0.3, 0.1, 0.1
-    made, (other,) = await watch_long(memory)
+    own, other = await memory.join(2)
+    made = Watch(memory, own, other)
     assert await made.go_on(30.0) == frozenset()
     assert 0.6 <= made.detector.round_trip <= 1.0
     assert made.was_reached(other)
-
-
-async def watch_long(memory: InMemorySwarm) -> tuple[Watch, list[InMemoryPeer]]:
-    own, other = await memory.join(2)
-    return Watch(memory, own, other), [other]
-
-
-def test_keys_of_peers_are_their_own() -> None:
-    assert owner_of(signing_key(1)) != owner_of(signing_key(2))

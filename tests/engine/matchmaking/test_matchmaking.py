@@ -1,46 +1,23 @@
-"""Who meets whom: peers at the same epoch, and those that do not say at which they are."""
+"""What one peer answers those that it may meet, and when its group is complete; who meets whom: tests/in_memory."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch
 from fuzzing.averager_without_process import EVIL, OTHER, OWN, anew, gathered, run, step, stream
-from hivemind.averaging.control import AveragingStage
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.averaging.partition import AllreduceException
-from hivemind.optim.grad_averager import GradientAverager as PlainGradientAverager
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.matchmaking.group_records import LARGEST_GROUP, epoch_of, is_marked, marked
-from hivenb.engine.matchmaking.matchmaking import SEARCH_EVERY, Attendance, EpochMatchmaking, ExpectedPeers
-from hivenb.engine.network.dht import DHT
-
-Make = Callable[..., Any]
-
-
-@pytest.fixture
-def make_averager(run_id: str) -> Iterator[Make]:
-    made: list[GradientAverager] = []
-
-    def make(own: DHT, kind: type = GradientAverager) -> Any:
-        settings = {"prefix": run_id, "min_matchmaking_time": 1.0, "request_timeout": 1.0, "start": True}
-        made.append(kind([torch.nn.Parameter(torch.zeros(3))], dht=own, **settings))
-        return made[-1]
-
-    yield make
-    for averager in made:
-        averager.shutdown()
+from hivenb.engine.matchmaking.matchmaking import Attendance, EpochMatchmaking, ExpectedPeers
 
 
 def test_the_epoch_travels_with_the_request() -> None:
@@ -55,46 +32,14 @@ def test_what_is_no_request_of_ours_has_no_epoch(sent: bytes) -> None:
     assert epoch_of(sent) is None
 
 
-def test_peers_at_different_epochs_do_not_meet(dht: DHT, joining_dht: DHT, make_averager: Make) -> None:
-    averagers = [make_averager(own) for own in (dht, joining_dht)]
-    controls = [
-        averager.step(gather=epoch, wait=False, timeout=5.0, allow_retries=False)
-        for epoch, averager in enumerate(averagers, start=3)
-    ]
-    for control in controls:
-        with pytest.raises(AllreduceException):
-            control.result(20)
-
-
-def test_who_gives_up_an_old_epoch_meets_those_of_the_new_one(
-    dht: DHT, joining_dht: DHT, make_averager: Make, eventually: Callable[..., None]
-) -> None:
-    late, ahead = (make_averager(own) for own in (dht, joining_dht))
-    old = late.step(gather=3, wait=False, timeout=60.0)
-    new = ahead.step(gather=4, wait=False, timeout=60.0)
-    eventually(lambda: old.stage is AveragingStage.LOOKING_FOR_GROUP)
-    assert not late.give_up_searches(before=3)
-    assert late.give_up_searches(before=4)
-    assert old.cancelled()
-    assert len(late.step(gather=4, timeout=30.0)) == len(new.result(30)) == 2
-
-
-@pytest.mark.parametrize("gather", [None, 9])
-def test_a_peer_of_plain_hivemind_is_met_at_any_epoch(
-    gather: Any, dht: DHT, joining_dht: DHT, make_averager: Make
-) -> None:
-    plain = make_averager(dht, PlainGradientAverager).step(gather=gather, wait=False, timeout=30.0)
-    ours = make_averager(joining_dht).step(gather=4, wait=False, timeout=30.0)
-    assert len(plain.result(40)) == len(ours.result(40)) == 2
-
-
-async def _matchmaking(own: DHT, run_id: str, target_group_size: int | None = None) -> EpochMatchmaking:
+async def _matchmaking(target_group_size: int | None = None) -> EpochMatchmaking:
+    own: Any = SimpleNamespace(peer_id=OWN)
     return EpochMatchmaking(
-        cast(Any, SimpleNamespace(peer_id=own.peer_id)),
+        own,
         b"schema",
         own,
         servicer_type=GradientAverager,
-        prefix=run_id,
+        prefix="run",
         target_group_size=target_group_size,
         min_group_size=2,
         min_matchmaking_time=5.0,
@@ -103,13 +48,13 @@ async def _matchmaking(own: DHT, run_id: str, target_group_size: int | None = No
     )
 
 
-def test_who_asks_somebody_itself_answers_at_once_that_it_cannot_lead(dht: DHT, joining_dht: DHT, run_id: str) -> None:
+def test_who_asks_somebody_itself_answers_at_once_that_it_cannot_lead() -> None:
     """Two that ask each other would wait for each other's answer."""
 
     async def be_asked() -> None:
-        asked, now = await _matchmaking(dht, run_id), get_dht_time()
+        asked, now = await _matchmaking(), get_dht_time()
         asked.potential_leaders.declared_expiration_time = now + 10.0
-        context = P2PContext(handle_name="", local_id=dht.peer_id, remote_id=joining_dht.peer_id)
+        context = P2PContext(handle_name="", local_id=OWN, remote_id=EVIL)
 
         def answer(expiration: float) -> asyncio.Task[averaging_pb2.MessageFromLeader]:
             request = averaging_pb2.JoinRequest(schema_hash=b"schema", expiration=expiration)
@@ -126,10 +71,10 @@ def test_who_asks_somebody_itself_answers_at_once_that_it_cannot_lead(dht: DHT, 
 
 @pytest.mark.parametrize(("chosen", "size"), [(None, 3), (4, 4)])
 def test_a_group_is_complete_with_those_who_are_there_or_with_as_many_as_the_user_has_chosen(
-    chosen: int | None, size: int, dht: DHT, run_id: str
+    chosen: int | None, size: int
 ) -> None:
     async def expect_two() -> int | None:
-        matchmaking = await _matchmaking(dht, run_id, chosen)
+        matchmaking = await _matchmaking(chosen)
         assert matchmaking.target_group_size == chosen
         await matchmaking.expect(ExpectedPeers(frozenset({Attendance(b"one", 0, 0), Attendance(b"another", 0, 0)})))
         return matchmaking.target_group_size
@@ -137,11 +82,11 @@ def test_a_group_is_complete_with_those_who_are_there_or_with_as_many_as_the_use
     assert asyncio.run(expect_two()) == size
 
 
-def test_a_group_takes_no_more_than_all_can_begin_with(dht: DHT, run_id: str) -> None:
+def test_a_group_takes_no_more_than_all_can_begin_with() -> None:
     async def expect_too_many() -> list[int | None]:
         found = []
         for chosen in (None, 10**6):
-            matchmaking = await _matchmaking(dht, run_id, chosen)
+            matchmaking = await _matchmaking(chosen)
             await matchmaking.expect(ExpectedPeers(frozenset(Attendance(b"%d" % n, 0, 0) for n in range(1000))))
             found.append(matchmaking.target_group_size)
         return found
@@ -183,29 +128,27 @@ def test_a_leader_that_announces_no_group_is_blamed(peers: tuple[PeerID, ...], g
     assert run(follow()) == [frozenset({EVIL.to_bytes()})]
 
 
-def test_whoever_comes_unexpectedly_takes_nobodys_place(dht: DHT, joining_dht: DHT, run_id: str) -> None:
+def test_whoever_comes_unexpectedly_takes_nobodys_place() -> None:
     async def be_joined() -> None:
-        matchmaking = await _matchmaking(dht, run_id)
-        await matchmaking.expect(ExpectedPeers(frozenset({Attendance(joining_dht.peer_id.to_bytes(), 0, 0)})))
+        matchmaking = await _matchmaking()
+        await matchmaking.expect(ExpectedPeers(frozenset({Attendance(EVIL.to_bytes(), 0, 0)})))
         matchmaking.current_followers[PeerID(b"\x12\x20" + bytes(range(32)))] = averaging_pb2.JoinRequest()
         assert matchmaking.target_group_size == 3
-        matchmaking.current_followers[joining_dht.peer_id] = averaging_pb2.JoinRequest()
+        matchmaking.current_followers[EVIL] = averaging_pb2.JoinRequest()
         assert matchmaking.target_group_size == 3
 
     asyncio.run(be_joined())
 
 
-def test_a_group_does_not_wait_for_the_dht_to_know_that_it_has_met(
-    dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_does_not_wait_for_the_dht_to_know_that_it_has_met(monkeypatch: pytest.MonkeyPatch) -> None:
     async def be_declared(keys: GroupKeyManager, *args: Any, looking_for_group: bool = True) -> bool:
         """As long as a node of the DHT does not answer."""
         await asyncio.sleep(60)
         return looking_for_group
 
     async def withdraw() -> None:
-        keys = (await _matchmaking(dht, run_id)).group_key_manager
-        declaration = keys.current_key, dht.peer_id, get_dht_time() + 60.0
+        keys = (await _matchmaking()).group_key_manager
+        declaration = keys.current_key, OWN, get_dht_time() + 60.0
         assert await asyncio.wait_for(keys.declare_averager(*declaration, looking_for_group=False), 10)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(keys.declare_averager(*declaration), 0.1)
@@ -214,23 +157,21 @@ def test_a_group_does_not_wait_for_the_dht_to_know_that_it_has_met(
     asyncio.run(withdraw())
 
 
-def test_whoever_has_gone_is_not_asked_to_lead(
-    dht: DHT, joining_dht: DHT, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_has_gone_is_not_asked_to_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[PeerID] = []
 
     async def be_asked(matchmaking: Matchmaking, leader: PeerID) -> None:
         asked.append(leader)
 
     async def search() -> None:
-        matchmaking = await _matchmaking(dht, run_id)
-        await matchmaking._request_join_group(joining_dht.peer_id)
-        await matchmaking.expect(ExpectedPeers(frozenset(), gone=frozenset({joining_dht.peer_id.to_bytes()})))
-        await matchmaking._request_join_group(joining_dht.peer_id)
+        matchmaking = await _matchmaking()
+        await matchmaking._request_join_group(EVIL)
+        await matchmaking.expect(ExpectedPeers(frozenset(), gone=frozenset({EVIL.to_bytes()})))
+        await matchmaking._request_join_group(EVIL)
 
     monkeypatch.setattr(Matchmaking, "_request_join_group", be_asked)
     asyncio.run(search())
-    assert asked == [joining_dht.peer_id]
+    assert asked == [EVIL]
 
 
 @pytest.fixture(params=[False, True], ids=["asked itself", "asked after another one"])
@@ -251,11 +192,9 @@ def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> as
     return was_asked
 
 
-def test_a_search_that_has_ended_asks_nobody_else(
-    dht: DHT, joining_dht: DHT, run_id: str, asked: asyncio.Event
-) -> None:
+def test_a_search_that_has_ended_asks_nobody_else(asked: asyncio.Event) -> None:
     async def end_a_search() -> None:
-        searching = asyncio.create_task((await _matchmaking(dht, run_id))._request_join_group(joining_dht.peer_id))
+        searching = asyncio.create_task((await _matchmaking())._request_join_group(EVIL))
         await asked.wait()
         searching.cancel()
         await asyncio.wait({searching}, timeout=10)
@@ -265,27 +204,14 @@ def test_a_search_that_has_ended_asks_nobody_else(
     asyncio.run(end_a_search())
 
 
-def test_a_leader_that_has_gone_is_followed_no_longer(
-    dht: DHT, joining_dht: DHT, run_id: str, asked: asyncio.Event
-) -> None:
+def test_a_leader_that_has_gone_is_followed_no_longer(asked: asyncio.Event) -> None:
     async def follow() -> None:
-        matchmaking = await _matchmaking(dht, run_id)
-        following = asyncio.create_task(matchmaking._request_join_group(joining_dht.peer_id))
+        matchmaking = await _matchmaking()
+        following = asyncio.create_task(matchmaking._request_join_group(EVIL))
         await asked.wait()
         await matchmaking.expect(ExpectedPeers(frozenset(), gone=frozenset({b"another"})))
         assert not (await asyncio.wait({following}, timeout=0.5))[0]
-        await matchmaking.expect(ExpectedPeers(frozenset(), gone=frozenset({joining_dht.peer_id.to_bytes()})))
+        await matchmaking.expect(ExpectedPeers(frozenset(), gone=frozenset({EVIL.to_bytes()})))
         assert await asyncio.wait_for(following, 10) is None
 
     asyncio.run(follow())
-
-
-def test_it_looks_for_peers_at_a_pace(dht: DHT, run_id: str) -> None:
-    async def look() -> float:
-        keys = (await _matchmaking(dht, run_id)).group_key_manager
-        began = time.monotonic()
-        for _ in range(4):
-            assert await keys.get_averagers(keys.current_key, only_active=True) == []
-        return time.monotonic() - began
-
-    assert asyncio.run(look()) >= 3 * SEARCH_EVERY

@@ -1,10 +1,12 @@
-"""Who is there of those who have reported, as told by real DHTs that live, were killed, or no longer answer."""
+"""Who is there of those who have reported, as told by real DHTs that live, were killed, or no longer answer.
+
+All else that a detector makes of answers: tests/in_memory.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -20,7 +22,7 @@ from tiny import LOOPBACK
 
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.process.child import shared_locks_held
-from hivenb.engine.progress.failure_detector import MAX_QUESTIONS, MAX_UNREACHED, FailureDetector
+from hivenb.engine.progress.failure_detector import MAX_QUESTIONS, FailureDetector
 from hivenb.engine.progress.tracker import GONE_AFTER
 
 
@@ -96,55 +98,6 @@ def test_whoever_does_not_answer_for_long_is_gone(
             os.kill(process.pid, signal.SIGCONT)
 
 
-def test_a_report_that_is_seen_late_says_nothing_of_now(
-    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
-) -> None:
-    detector, first, last = FailureDetector(dht), report(mortal_dht, is_client), report(mortal_dht, is_client)
-    eventually(lambda: detector.find_gone([first], GONE_AFTER) or was_reached(detector, mortal_dht))
-    mortal_dht.kill()
-    eventually(lambda: bool(detector.find_gone([first], GONE_AFTER)))
-    assert detector.find_gone([last], GONE_AFTER) == {mortal_dht.peer_id.to_bytes()}
-
-
-def test_one_whose_reports_come_before_its_answers_is_reached_all_the_same(
-    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
-) -> None:
-    detector = FailureDetector(dht)
-    eventually(
-        lambda: detector.find_gone([report(mortal_dht, is_client)], GONE_AFTER) or was_reached(detector, mortal_dht)
-    )
-
-
-def test_whoever_could_never_be_reached_may_be_there_for_others(
-    dht: DHT, is_client: bool, eventually: Callable[..., None]
-) -> None:
-    detector = FailureDetector(dht)
-    stranger = report(PeerID(b"\x12\x20" + bytes(range(32))), client_mode=is_client)
-    detector.find_gone([stranger], GONE_AFTER)
-    first = detector._sightings[stranger.peer_id].answer
-    assert first is not None
-    eventually(first.done)
-    for _ in range(3):
-        assert detector.find_gone([stranger], GONE_AFTER) == frozenset()
-
-
-def test_whoever_can_not_be_reached_and_reports_no_more_was_gone_before(
-    dht: DHT, is_client: bool, eventually: Callable[..., None]
-) -> None:
-    detector = FailureDetector(dht)
-    dead = report(PeerID(b"\x12\x20" + bytes(range(32))), client_mode=is_client)
-    eventually(lambda: detector.find_gone([dead], GONE_AFTER) == {dead.peer_id})
-
-
-def test_one_that_a_look_misses_is_remembered(
-    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
-) -> None:
-    detector, reports = FailureDetector(dht), [report(mortal_dht, is_client)]
-    eventually(lambda: detector.find_gone(reports, GONE_AFTER) or was_reached(detector, mortal_dht))
-    assert detector.find_gone([], GONE_AFTER) == frozenset()
-    assert was_reached(detector, mortal_dht)
-
-
 def test_whoever_was_not_asked_for_want_of_room_comes_first() -> None:
     """In a large swarm, those at the end of the list would never be asked."""
     questions: list[Future[bool]] = []
@@ -163,53 +116,3 @@ def test_whoever_was_not_asked_for_want_of_room_comes_first() -> None:
         question.set_result(True)
     detector.find_gone(reports, GONE_AFTER, ask_after=0.0)
     assert asked[MAX_QUESTIONS : MAX_QUESTIONS + 2] == [one.peer_id for one in reports[MAX_QUESTIONS:]]
-
-
-def test_nobody_is_asked_for_a_silence_in_which_nobody_listened(eventually: Callable[..., None]) -> None:
-    """In a large swarm there are seconds between two looks at the reports, and all would be asked before each."""
-    asked: list[float] = []
-
-    def be_asked(question: partial[Any], return_future: bool) -> Future[float]:
-        asked.append(time.monotonic())
-        answered: Future[float] = Future()
-        answered.set_result(0.01)
-        return answered
-
-    detector = FailureDetector(cast(Any, SimpleNamespace(run_coroutine=be_asked)))
-    peer = PeerID(b"\x12\x20" + bytes(32))
-
-    first = report(peer)
-    eventually(lambda: detector.find_gone([first], GONE_AFTER, 0.2) or detector.round_trip > 0)
-    count = len(asked)
-    newest = report(peer)
-    read_at = time.monotonic()
-    detector.find_gone([newest], GONE_AFTER, 0.2)
-    time.sleep(0.5)
-    detector.find_gone([newest], GONE_AFTER, 0.2, unread=time.monotonic() - read_at)
-    assert len(asked) == count
-    detector.find_gone([newest], GONE_AFTER, 0.2)
-    assert len(asked) == count + 1
-
-
-def test_no_round_waits_for_one_that_has_never_answered(dht: DHT, joining_dht: DHT, eventually: Any) -> None:
-    detector = FailureDetector(dht)
-    nobody = PeerID(b"\x12\x20" + bytes(range(32)))
-
-    def looks() -> list[bool]:
-        assert detector.find_gone([report(nobody), report(joining_dht)], GONE_AFTER) == frozenset()
-        return [detector.in_doubt(peer.to_bytes()) for peer in (nobody, joining_dht.peer_id)]
-
-    assert looks() == [False, False], "before it was asked"
-    eventually(lambda: looks() == [True, False])
-
-
-def test_of_a_flood_no_more_are_counted_than_can_be_asked(dht: DHT, joining_dht: DHT, eventually: Any) -> None:
-    detector = FailureDetector(dht)
-    eventually(lambda: detector.find_gone([report(joining_dht)], GONE_AFTER) or was_reached(detector, joining_dht))
-    flood = [report(PeerID(number.to_bytes(2, "big") + b"x" * 32)) for number in range(10 * MAX_UNREACHED)]
-    detector.find_gone([*flood, report(joining_dht)], GONE_AFTER)
-    too_many = detector.too_many()
-    assert len(too_many) == 9 * MAX_UNREACHED
-    assert joining_dht.peer_id.to_bytes() not in too_many
-    assert detector.in_doubt(flood[0].peer_id), "before it was asked"
-    assert not detector.in_doubt(joining_dht.peer_id.to_bytes())

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Sequence
-from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 import pytest
 import torch
 from hivemind.averaging.partition import TensorPartContainer
-from hivemind.compression import CompressionInfo, Float16Compression, Uniform8BitQuantization, serialize_torch_tensor
+from hivemind.compression import CompressionInfo
 from hivemind.p2p import PeerID
-from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
-from tiny import LOOPBACK
 
 from hivenb.compression import codec
-from hivenb.engine.averaging.gradient_averager import GradientAverager
-from hivenb.engine.exchange.runner import FaultTolerantRunner
-from hivenb.engine.network.dht import DHT
 from hivenb.engine.trust.aggregation import (
     LARGEST_NORM,
     LARGEST_WEIGHT,
@@ -113,133 +106,3 @@ class TestCheckedParts:
         with pytest.raises(RefusedPart, match="one more"):
             parts.register_processed_part(0, 1, torch.ones(4))
         parts.finalize()
-
-
-class Sender(GradientAverager):
-    """Sends what it is told to, with such a weight, to those who average."""
-
-    value: ClassVar[float | None] = None
-    weight: ClassVar[float | None] = None
-
-    async def _run_allreduce_inplace_(self, tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> None:
-        if self.value is not None:
-            for tensor in tensors:
-                tensor.view(-1)[-1] = self.value
-        await super()._run_allreduce_inplace_(tensors, *args, **kwargs)
-
-    def _runner_of(self, *args: Any) -> FaultTolerantRunner:
-        runner = super()._runner_of(*args)
-        runner.weight = runner.weight if self.weight is None else self.weight
-        return runner
-
-
-class Garbler(FaultTolerantRunner):
-    """Answers with numbers that are no average."""
-
-    async def _accumulate_parts_streaming(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in super()._accumulate_parts_streaming(stream, sender_index):
-            size = tuple(message.tensor_part.size)
-            garbage = serialize_torch_tensor(torch.full(size, math.nan))
-            yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=garbage)
-
-
-class GarblingReducer(GradientAverager):
-    """Its averages are garbage."""
-
-    def _runner_of(self, *args: Any) -> FaultTolerantRunner:
-        runner = super()._runner_of(*args)
-        runner.__class__ = Garbler
-        return runner
-
-
-Averagers = Callable[..., list[GradientAverager]]
-
-
-@pytest.fixture
-def average(
-    dht: DHT,
-    make_averager: Callable[..., GradientAverager],
-    expect_each_other: Callable[..., None],
-    request: pytest.FixtureRequest,
-) -> Callable[..., tuple[list[Any], list[GradientAverager]]]:
-    """What two honest peers, and one of such a kind, have of a round in which they put in 1, 2 and 6."""
-
-    def run(
-        kind: type[GradientAverager], rule: str = "norm_bound", **of_third: Any
-    ) -> tuple[list[Any], list[GradientAverager]]:
-        averagers = []
-        for number, one in enumerate((GradientAverager, GradientAverager, kind)):
-            own = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK)
-            request.addfinalizer(own.shutdown)
-            options = {"robust_aggregation": rule, **(of_third if number == 2 else {"bandwidth": 1.0})}
-            averagers.append(make_averager(own, 300_000, one, min_matchmaking_time=5.0, **options))
-        expect_each_other(*averagers)
-        for value, averager in zip((1.0, 2.0, 6.0), averagers, strict=True):
-            averager.parameters[0].grad = torch.full((300_000,), value)
-            averager.accumulate_grads_(1)
-        controls = [averager.step(gather=0, timeout=60.0, wait=False) for averager in averagers]
-        return [control.result(60) for control in controls[:2]], averagers
-
-    return run
-
-
-ATTACKS: dict[str, dict[str, Any]] = {
-    "nan": {"value": math.nan},
-    "infinity": {"value": math.inf},
-    "1e30": {"value": 1e30},
-    "much larger than usual": {"value": 1e6},
-    "a weight of nan": {"weight": math.nan},
-    "a negative weight": {"weight": -1.0},
-    "an infinite weight": {"weight": math.inf},
-}
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_the_others_average_without_a_sender_of_such(average: Callable[..., Any], attack: str) -> None:
-    kind = type("OneOfThose", (Sender,), ATTACKS[attack])
-    outcomes, (*honest, attacker) = average(kind, client_mode=True)
-    # the one of the two that averages the last part sees the number in it
-    named = [outcome for outcome in outcomes if outcome.refused]
-    assert named
-    for outcome in named:
-        assert outcome.refused.keys() == {attacker.peer_id}
-        assert attacker.peer_id not in outcome
-    for averager in honest:
-        with averager.get_tensors() as (gradient,):
-            # parts of those that average before the last number, which is the bad one, may hold all three
-            assert bool(gradient.isfinite().all())
-            assert gradient[-1].item() == 1.5
-
-
-@pytest.mark.parametrize("chosen", [Float16Compression(), Uniform8BitQuantization()], ids=["float16", "8 bits"])
-def test_codecs_hide_nothing(average: Callable[..., Any], chosen: Any) -> None:
-    kind = type("SendsNan", (Sender,), {"value": math.nan})
-    outcomes, (*_, attacker) = average(kind, client_mode=True, compression=chosen)
-    assert any(set(outcome.refused) == {attacker.peer_id} for outcome in outcomes)
-
-
-def test_without_a_rule_all_that_is_finite_counts(average: Callable[..., Any]) -> None:
-    outcomes, (*honest, attacker) = average(type("Large", (Sender,), {"value": 3e6}), rule="none", client_mode=True)
-    assert all(attacker.peer_id in outcome and not outcome.refused for outcome in outcomes)
-    for averager in honest:
-        with averager.get_tensors() as (gradient,):
-            assert gradient[-1].item() == 1_000_001.0
-
-
-def test_with_centered_clipping_one_of_three_has_no_more_force_than_the_others(average: Callable[..., Any]) -> None:
-    outcomes, (*honest, attacker) = average(GradientAverager, rule="centered_clipping", client_mode=True)
-    assert all(attacker.peer_id in outcome for outcome in outcomes)
-    for averager in honest:
-        with averager.get_tensors() as (gradient,):
-            assert 1.5 <= gradient.min().item() <= gradient.max().item() <= 2.5  # the mean is 3
-
-
-def test_an_average_that_is_none_leaves_this_peers_own(average: Callable[..., Any]) -> None:
-    outcomes, (*honest, attacker) = average(GarblingReducer, bandwidth=1.0)
-    for outcome, averager, own in zip(outcomes, honest, (1.0, 2.0), strict=True):
-        assert outcome.refused.keys() == {attacker.peer_id}
-        assert "as an average" in outcome.refused[attacker.peer_id]
-        with averager.get_tensors() as (gradient,):
-            assert set(gradient.tolist()) == {own, 3.0}

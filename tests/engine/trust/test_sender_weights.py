@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
-from hivenb.engine.network.dht import DHT
 from hivenb.engine.trust.aggregation import MARGIN, SampleReports, SenderWeights, Told
 
 SENDERS = [PeerID(bytes([number])) for number in range(10)]
@@ -136,46 +132,3 @@ def test_reports_are_those_of_the_tracker() -> None:
 def test_each_state_counts_for_one() -> None:
     averager: Any = SimpleNamespace(outer=None)
     assert TrainingStateAverager._largest_weights(averager, SENDERS) == [1.0] * 10
-
-
-def test_a_claim_of_a_thousand_million_samples_counts_for_those_that_were_reported(
-    dht: DHT,
-    joining_dht: DHT,
-    make_averager: Callable[..., GradientAverager],
-    expect_each_other: Callable[..., None],
-) -> None:
-    honest = make_averager(dht, min_matchmaking_time=5.0)
-    liar = make_averager(joining_dht, min_matchmaking_time=5.0, client_mode=True)
-    expect_each_other(honest, liar)
-    honest.note_reports(SampleReports(32.0, {liar.peer_id.to_bytes(): Told(0, 16.0, 0.0, 0.0)}))
-    for value, averager in ((0.0, honest), (1.0, liar)):
-        averager.parameters[0].grad = torch.full((3,), value)
-        averager.accumulate_grads_(32)
-    controls = [honest.step(gather=0, timeout=60.0, wait=False), liar.step(1e9, gather=0, timeout=60.0, wait=False)]
-    for control in controls:
-        assert len(control.result(60)) == 2
-    for averager in (honest, liar):
-        with averager.get_tensors() as (gradient,):
-            assert gradient.tolist() == [0.5] * 3
-
-
-def test_in_a_round_it_is_seen_who_has_reported_more_than_it_puts_in(
-    dht: DHT,
-    joining_dht: DHT,
-    make_averager: Callable[..., GradientAverager],
-    expect_each_other: Callable[..., None],
-    eventually: Callable[..., None],
-) -> None:
-    honest = make_averager(dht, min_matchmaking_time=5.0)
-    liar = make_averager(joining_dht, min_matchmaking_time=5.0, client_mode=True)
-    expect_each_other(honest, liar)
-    honest.note_reports(SampleReports(32.0, {liar.peer_id.to_bytes(): Told(0, 32.0, 0.0, 0.0)}))
-    for averager in (honest, liar):
-        averager.parameters[0].grad = torch.zeros(3)
-        averager.accumulate_grads_(8)
-    for control in [one.step(gather=0, timeout=60.0, wait=False) for one in (honest, liar)]:
-        assert len(control.result(60)) == 2
-    told: list[Any] = []
-    eventually(lambda: told.extend(honest.take_accounts()) or told)
-    assert told[0].overstated == {liar.peer_id.to_bytes()}
-    assert honest.peer_id.to_bytes() not in told[0].overstated

@@ -19,18 +19,16 @@ from tiny import LOOPBACK, loader
 
 import hivenb
 from hivenb.engine.network.record_board import RECORD_BYTES, is_owned, owner_of
-from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.errors import OptionsError
 from hivenb.options import FIELDS, Options
 from hivenb.options.swarm_wide import PART_SIZE, SHARED_FIELDS, shared_part, with_shared_part
 from hivenb.run.status import RunState
-from hivenb.swarm.agreement.host import NOTICE, Hosting, epochs_ahead
+from hivenb.swarm.agreement.host import NOTICE, epochs_ahead
 from hivenb.swarm.agreement.options_record import (
     EXPIRATION,
     Declaration,
     Plan,
     Records,
-    label_of,
     parse,
 )
 
@@ -228,142 +226,6 @@ def test_records_that_are_forged_unsigned_or_malformed_are_ignored(
         store(signing, owner_of(key), Declaration(owner_of(key), "late", 200.0, true).pack())
         host.withdraw(10.0)
         eventually(lambda: host.owner not in [one.owner for one in reader.read()])
-
-
-def test_declarations_that_a_read_does_not_find_count_until_they_expire(swarm: hivenb.Swarm) -> None:
-    records = Records(swarm.dht, "kept")
-    declared = Declaration(records.owner, swarm.peer_id, 1.0, Plan(0, ((0, SHARED),)))
-    records.write(declared)
-    assert records.read() == (declared,)
-    swarm.dht.store("kept_options", value=b"all in one", expiration_time=get_dht_time() + 2 * EXPIRATION)
-    assert records.read() == (declared,)
-    records.withdraw(10.0)
-    assert records.read() == ()
-
-
-def hosting_of(swarm: hivenb.Swarm, may_host: bool = True) -> Hosting:
-    return Hosting(swarm.dht, partial(swarm.peers, "both"), "both", may_host)
-
-
-def test_the_elder_stays_host_and_the_next_one_follows_it(swarm: hivenb.Swarm, eventually: Callable[..., None]) -> None:
-    other = shared_part(OPTIONS.replace(target_batch_size=96))
-    with hivenb.Swarm.join(swarm.invite, "younger") as second:
-        elder, younger = hosting_of(swarm), hosting_of(second)
-        assert elder.join(SHARED) == SHARED
-        eventually(lambda: Records(second.dht, "both").read())
-        assert younger.join(other) == SHARED, "what is agreed on, instead of its own"
-
-        def sees(hosting: Hosting, reason: bool) -> bool:
-            hosting.look(())
-            return (hosting.why_not_host is not None) is reason
-
-        assert sees(younger, True)
-        assert sees(elder, False)
-        with pytest.raises(OptionsError, match=rf"at this peer: .*{swarm.peer_id[-6:]}"):
-            younger.decide(other, 0, None)
-        elder.leave()
-        eventually(lambda: sees(younger, False))
-        assert younger.wanted(0, is_paused=False) == SHARED, "what was agreed on stays"
-        assert younger.decide(other, 5, None) == 5, "with nobody else there, at once"
-        # who returns is the elder again, and goes on with what was decided meanwhile
-        returned = hosting_of(swarm)
-        eventually(lambda: [one.plan.newest for one in Records(swarm.dht, "both").read()] == [other])
-        assert returned.join(SHARED) == other
-        eventually(lambda: sees(younger, True) and sees(returned, False))
-        assert hosting_of(second, may_host=False).why_not_host is not None
-
-
-def forge(dht: hivemind.DHT, key: RSAPrivateKey, version: int, since: float, size: int) -> None:
-    plan = Plan(version, ((0, shared_part(OPTIONS.replace(target_batch_size=size))),))
-    packed = Declaration(owner_of(key), dht.peer_id.to_base58(), since, plan).pack()
-    expires = get_dht_time() + EXPIRATION + version
-    assert dht.store("both_options", subkey=owner_of(key), value=packed, expiration_time=expires)
-
-
-def test_whoever_claims_to_have_come_first_is_not_followed(
-    swarm: hivenb.Swarm, intruder: Any, eventually: Callable[..., None]
-) -> None:
-    key = RSAPrivateKey()
-    with hivenb.Swarm.join(swarm.invite, "second") as second, hivenb.Swarm.join(swarm.invite, "third") as third:
-        founder, member = hosting_of(swarm), hosting_of(second)
-        founder.join(SHARED)
-        eventually(lambda: Records(second.dht, "both").read())
-        member.join(SHARED)
-        forge(intruder(key), key, version=9, since=0.0, size=96)
-        eventually(lambda: owner_of(key) in [one.owner for one in Records(third.dht, "both").read()])
-        eventually(lambda: len(Records(third.dht, "both").read()) == 3)
-        for hosting in (founder, member):
-            hosting.look(())
-            assert hosting.wanted(0, is_paused=False) == SHARED
-        assert founder.why_not_host is None
-        newcomer = hosting_of(third)
-        assert newcomer.join(shared_part(OPTIONS.replace(target_batch_size=64))) == SHARED, (
-            "of the peer that invited it"
-        )
-        declared = {one.owner: one.plan.newest for one in Records(third.dht, "both").read()}
-        assert [owner for owner, shared in declared.items() if shared != SHARED] == [owner_of(key)]
-
-
-def test_one_that_joined_and_missed_the_host_at_first_follows_it_and_says_so(
-    swarm: hivenb.Swarm, intruder: Any, eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hivenb.swarm.agreement.host.CANDIDATES", 1)
-    own = shared_part(OPTIONS.replace(target_batch_size=128))
-    with hivenb.Swarm.join(swarm.invite, "younger") as second:
-        younger, records = hosting_of(second), Records(second.dht, "both")
-        assert younger.join(own) == own, "it has found nobody"
-        eventually(lambda: [one.order for one in records.read()] == [(label_of(records.owner),)])
-        key = RSAPrivateKey()
-        forge(intruder(key), key, version=0, since=5.0, size=512)
-
-        def follows() -> bool:
-            younger.look(())
-            return younger.wanted(0, is_paused=False) == SHARED
-
-        eventually(follows)
-        assert younger.why_not_host is not None
-        order = (label_of(owner_of(key)), label_of(records.owner))
-        eventually(lambda: order in [one.order for one in records.read() if one.owner == records.owner])
-
-
-def test_a_host_that_changes_too_much_at_once_is_not_followed_and_can_be_deposed(
-    swarm: hivenb.Swarm, intruder: Any, eventually: Callable[..., None]
-) -> None:
-    key, own = RSAPrivateKey(), shared_part(OPTIONS.replace(target_batch_size=128))
-    host = intruder(key)
-    forge(host, key, version=0, since=5.0, size=512)
-    member = hosting_of(swarm)
-    eventually(lambda: Records(swarm.dht, "both").read())
-    assert member.join(own) == SHARED
-    assert member.refusal is None
-    forge(host, key, version=1, since=5.0, size=63)
-
-    def looks(word: str) -> bool:
-        member.look(())
-        return member.refusal is not None and word in member.refusal
-
-    eventually(lambda: looks("target batch size from 512 to 63, which is more than 8 times"))
-    assert member.wanted(0, is_paused=False) == SHARED
-    forge(host, key, version=2, since=5.0, size=64)
-    eventually(lambda: not looks(""))
-    assert member.plan is not None
-    assert member.plan.newest["target_batch_size"] == 64
-    assert member.depose() == host.peer_id.to_base58()
-    member.look(())
-    assert member.why_not_host is None
-    assert member.wanted(0, is_paused=False) == own, "not what the other one has decided"
-    with pytest.raises(OptionsError, match="there is no other peer that decides"):
-        member.depose()
-
-
-def test_a_host_is_told_what_nobody_would_follow(swarm: hivenb.Swarm) -> None:
-    hosting = Hosting(swarm.dht, lambda: (PeerInfo("other", 0, 0, 1.0, False, 0.0, False),), "told")
-    hosting.join(SHARED)
-    with pytest.raises(
-        OptionsError, match=r"from 512 to 4097, which is more than 8 times .*: make it in several steps"
-    ):
-        hosting.decide(shared_part(OPTIONS.replace(target_batch_size=4097)), 0, None)
-    hosting.decide(shared_part(OPTIONS.replace(target_batch_size=4096)), 0, None)
 
 
 # -- real peers ---------------------------------------------------------------------------------------------------
