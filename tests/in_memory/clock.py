@@ -37,7 +37,7 @@ class StandstillError(RuntimeError):
     """Nothing will ever happen any more: no timer is set, and the test waits for something."""
 
 
-class _Selector(selectors.SelectSelector):
+class _Selector(selectors.DefaultSelector):
     """Never waits: tells the loop how long it would have."""
 
     def __init__(self) -> None:

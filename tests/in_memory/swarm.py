@@ -99,6 +99,9 @@ class InMemoryPeer:
         made._inner_pipe.send(("_SHUTDOWN", None))  # nobody asks its thread for a state
         made._outer_pipe = _Pipe(self)
         self.averager = made
+        self._swarm.to_close.append(made._inner_pipe)
+        if isinstance(made, GradientAverager):
+            self._swarm.to_close += [made._accounts._in, made._accounts._out]
         await self.do(self._serve())
 
     async def _serve(self) -> None:
@@ -201,6 +204,8 @@ class InMemorySwarm:
         self.records = SharedRecords(self.network)
         self.records.know_run(RUN)
         self.peers: list[InMemoryPeer] = []
+        #: descriptors, which garbage would hold until it is looked for
+        self.to_close: list[Any] = []
 
     async def join(self, count: int = 1, initial_peers: Sequence[str] = ()) -> list[InMemoryPeer]:
         """Let some more come."""
@@ -277,6 +282,8 @@ def opened() -> Iterator[InMemorySwarm]:
                 yield swarm
             finally:
                 loop.run_until_complete(_end(swarm))
+                for one in swarm.to_close:
+                    one.close()
     finally:
         loop.close()
         asyncio.set_event_loop(None)

@@ -144,6 +144,7 @@ async def test_a_host_that_dies_is_followed_until_its_declaration_expires(memory
     elder.peer.die()
     died = memory.now
     while not others[0].leads:
+        assert memory.now - died < 2 * EXPIRATION
         await looks(*others)
         await asyncio.sleep(1.0)
     assert EXPIRATION - 4.0 <= memory.now - died <= EXPIRATION + 1.0
@@ -244,11 +245,15 @@ async def test_a_host_is_told_what_nobody_would_follow(memory: InMemorySwarm) ->
 # -- whoever writes what is not so ---------------------------------------------------------------------------------
 
 
-async def forge(peer: InMemoryPeer, version: int, since: float, size: int, seconds: float = 0.0) -> None:
-    """Declare what is not so, as one can who has a key of its own."""
-    plan = Plan(version, ((0, target(size)),))
-    packed = Declaration(owner_of(peer.dht.private_key), peer.peer_id.to_base58(), since, plan).pack()
-    expires = peer.dht.loop.dht_time() + EXPIRATION + version + seconds
+async def forge(peer: InMemoryPeer, version: int, since: float, size: int, first: InMemoryPeer | None = None) -> None:
+    """Declare what is not so, as one can who has a key of its own.
+
+    :param first: that it says was there before it
+    """
+    owner, plan = owner_of(peer.dht.private_key), Plan(version, ((0, target(size)),))
+    order = (label_of(owner_of((first or peer).dht.private_key)), label_of(owner))
+    packed = Declaration(owner, peer.peer_id.to_base58(), since, plan, order).pack()
+    expires = peer.dht.loop.dht_time() + EXPIRATION + version
     assert await peer.dht.store(
         f"{RUN}_options",
         subkey=owner_of(peer.dht.private_key),
@@ -268,9 +273,20 @@ async def test_whoever_claims_to_have_come_first_is_not_followed(memory: InMemor
     await looks(founder, member)
     assert (founder.leads, member.leads) == (True, False)
     assert (founder.size, member.size) == (512, 512)
-    inviting = f"/ip4/127.0.0.1/tcp/1/p2p/{founder.peer.peer_id}"
-    newcomer = Member(memory, (await memory.join(initial_peers=[inviting]))[0])
-    assert await newcomer.join(target(64)) == SHARED, "of the peer that invited it"
+    (newcomer,) = await members(memory, 1)
+    assert await newcomer.join(target(64)) == SHARED, "whom most of them follow"
+
+
+async def test_a_newcomer_believes_who_has_invited_it_and_not_those_who_are_more(memory: InMemorySwarm) -> None:
+    (founder,) = await members(memory, 1)
+    await founder.join()
+    first, *others = await memory.join(3)
+    for forger in (first, *others):
+        await forge(forger, version=9, since=0.0, size=96, first=first)
+    for inviting, size in ((founder.peer, 512), (first, 96)):
+        invite = f"/ip4/127.0.0.1/tcp/1/p2p/{inviting.peer_id}"
+        newcomer = Member(memory, (await memory.join(initial_peers=[invite]))[0])
+        assert await newcomer.join(target(64)) == target(size)
 
 
 async def test_one_that_joined_and_missed_the_host_at_first_follows_it_and_says_so(

@@ -148,9 +148,13 @@ async def test_a_peer_of_plain_hivemind_is_met_at_any_epoch(memory: InMemorySwar
     plain, ours = await memory.join(2)
     await plain.average_with(kind=PlainGradientAverager)
     await ours.average_with()
-    rounds = [await plain.search(1.0, epoch=gather), await ours.search(2.0, epoch=4)]
+    began = memory.now
+    rounds = [await ours.search(2.0, epoch=4)]
+    await asyncio.sleep(1.5)  # so that it leads
+    rounds.append(await plain.search(1.0, epoch=gather))
     assert await groups_of(*rounds) == [ids(plain, ours)] * 2
     assert [peer.numbers.tolist() for peer in (plain, ours)] == [[1.5] * 3] * 2
+    assert memory.now - began < MATCHMAKING + 1.0, "else ours would have followed, later"
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
