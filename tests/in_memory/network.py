@@ -84,8 +84,6 @@ class Network:
         self._healed = asyncio.Event()
         #: called with each message; whether its stream breaks before it arrives
         self.breaks: Callable[[Message], bool] = lambda message: False
-        #: called with each message that arrives
-        self.on_arrival: Callable[[Message], None] = lambda message: None
         #: requests and streams to each handler
         self.asked: Counter[str] = Counter()
 
@@ -255,7 +253,6 @@ class _Direction:
                 self.break_off()
                 self.other.is_closed = True
             elif not self.reader.at_eof():
-                self.network.on_arrival(self._message(data))
                 with contextlib.suppress(AssertionError):  # its receiver has closed it
                     self.reader.feed_data(data)
 

@@ -93,6 +93,10 @@ class SharedRecords:
         is_plain = record.subkey == DHTProtocol.IS_REGULAR_VALUE
         return bool(self._storage.store(key, record.value, record.expiration_time, None if is_plain else subkey))
 
+    def put_unchecked(self, key: str, subkey: Any, value: Any, expiration_time: float) -> None:
+        """Have something stand there that a node of plain hivemind has taken in."""
+        self._storage.store(_id_of(key), BoundedSerializer.dumps(value), expiration_time, subkey)
+
     def get(self, key: DHTID) -> Any:
         """What stands under a key, as it was signed."""
         return self._storage.get(key)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -268,6 +269,18 @@ def has_met(control: Round) -> bool:
 
 
 @contextlib.contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """It takes longer than a test, comes at any moment of it, and ends what others have left behind."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def opened() -> Iterator[InMemorySwarm]:
     """A swarm and its loop, for one test."""
     loop = VirtualLoop()
@@ -276,7 +289,7 @@ def opened() -> Iterator[InMemorySwarm]:
     asyncio.set_event_loop(loop)
     try:
         # what the machine sends says nothing of lines in memory
-        with told_by(loop), patch.object(pace, "bytes_sent", dict), _nothing_shared():
+        with told_by(loop), patch.object(pace, "bytes_sent", dict), _nothing_shared(), _no_garbage_collected():
             swarm = _in_loop(loop)
             try:
                 yield swarm

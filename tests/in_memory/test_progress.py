@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from typing import Any
 
@@ -206,14 +207,19 @@ async def test_tells_how_many_peers_there_are_also_while_an_epoch_ends(memory: I
         assert len(told) >= already + 2
 
 
-async def test_what_others_write_does_not_end_it(memory: InMemorySwarm) -> None:
-    (peer,) = await tracking(memory, 1)
-    (stranger,) = await memory.join()
-    owner = owner_of(stranger.dht.private_key)
-    for number, junk in enumerate([5, "text", {"epoch": 10**9}, {"peer_id": 7, "epoch": -1}]):
-        for subkey in (owner, number, b"anybody"):
-            expires = memory.loop.dht_time() + 60 + number
-            await stranger.dht.store(f"{RUN}_progress", junk, expires, subkey, return_future=True)
+@pytest.mark.parametrize("is_there_before", [True, False])
+async def test_what_others_write_neither_keeps_it_from_starting_nor_ends_it(
+    memory: InMemorySwarm, is_there_before: bool
+) -> None:
+    peer, stranger = await memory.join(2)
+    if not is_there_before:
+        await peer.track()
+    subkeys = (owner_of(stranger.dht.private_key), 7, b"anybody")
+    junk = (5, "text", {"epoch": 10**9}, {"peer_id": 7, "epoch": -1})
+    for number, (subkey, value) in enumerate(itertools.product(subkeys, junk)):
+        memory.records.put_unchecked(f"{RUN}_progress", subkey, value, memory.loop.dht_time() + 60 + number)
+    if is_there_before:
+        await peer.track()
     peer.tracker.report_local_progress(0, 5)
     await asyncio.sleep(5.0)
     assert not peer.tracking.done()
