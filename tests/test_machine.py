@@ -94,14 +94,17 @@ def test_a_working_directory_that_was_deleted(tmp_path):
     assert "%cd ~" in told
 
 
-@pytest.mark.parametrize("names", [(), ("HOME",), ("TMPDIR",)])
-def test_folders_that_nobody_needs(tmp_path, names):
-    missing = dict.fromkeys(names, str(tmp_path / "missing"))
+def test_folders_that_nobody_needs_are_not_named(tmp_path):
+    assert said(OPENS, tmp_path) == "open\n"
+
+
+def test_folders_that_nobody_needs_are_missing(tmp_path):
+    missing = dict.fromkeys(("HOME", "TMPDIR"), str(tmp_path / "missing"))
     assert said(OPENS, tmp_path, **missing) == "open\n"
 
 
-def test_a_folder_for_temporary_files_that_is_read_only(tmp_path):
+def test_folders_that_nobody_needs_are_read_only(tmp_path):
     folder = tmp_path / "read-only"
     folder.mkdir()
     mounts = f"mount -t tmpfs -o ro none {folder}"
-    assert said(OPENS, tmp_path, mounts, TMPDIR=str(folder)) == "open\n"
+    assert said(OPENS, tmp_path, mounts, HOME=str(folder), TMPDIR=str(folder)) == "open\n"

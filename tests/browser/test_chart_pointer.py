@@ -120,14 +120,16 @@ class Charts:
         self.image.scroll_into_view_if_needed()
 
 
-@pytest.fixture
-def charts(lab, page):
-    page.set_viewport_size({"width": 1400, "height": 900})
+@pytest.fixture(scope="module")
+def charts(lab, browser):
+    """Of one notebook for all tests: to open it, with its kernel, takes longest."""
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
     page.goto(lab.open(notebook(lab.folder, "pointer.ipynb", CELLS)))
     run_all(page)
     shown = Charts(page)
     shown.appear()
-    return shown
+    yield shown
+    page.close()
 
 
 def test_it_answers_a_pointer(charts: Charts) -> None:

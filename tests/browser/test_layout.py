@@ -43,15 +43,17 @@ NARROW = """root => {
 }"""
 
 
-@pytest.fixture
-def dashboard(lab, page):
-    page.set_viewport_size({"width": 1400, "height": 900})
+@pytest.fixture(scope="module")
+def dashboard(lab, browser):
+    """In one notebook for both tests: to open it, with its kernel, takes longest."""
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
     page.goto(lab.open(notebook(lab.folder, "layout.ipynb", CELLS)))
     run_all(page)
     shown = page.locator(DASHBOARD).first
     shown.wait_for(timeout=120_000)
     shown.locator("img").first.wait_for(timeout=20_000)
-    return shown
+    yield shown
+    page.close()
 
 
 def tab_names(dashboard) -> list[str]:
@@ -71,7 +73,8 @@ def each_tab(dashboard):
     dashboard.get_by_role("tab", name="Peers").click()
 
 
-def test_all_is_in_view_wide_enough_and_still(dashboard, page):
+def test_all_is_in_view_wide_enough_and_still(dashboard):
+    page = dashboard.page
     # the cell with its code at the top of the notebook, as after a click into it
     cell = page.locator(".jp-CodeCell", has=page.locator(".hivenb")).first
     cell.evaluate("e => e.scrollIntoView({block: 'start'})")
@@ -111,7 +114,8 @@ def test_all_is_in_view_wide_enough_and_still(dashboard, page):
     keep_screenshot(page, "layout-messages")
 
 
-def test_each_field_says_what_it_means_to_pointer_keyboard_and_finger(dashboard, page):
+def test_each_field_says_what_it_means_to_pointer_keyboard_and_finger(dashboard):
+    page = dashboard.page
     names = [name for names in shown().values() for name in names]
     titles = dashboard.locator(".hivenb-help > summary").evaluate_all("all => all.map(e => e.title)")
     for name in names:

@@ -121,7 +121,11 @@ def steer(dashboard, told: Told, name: str) -> None:
     # a peer on this machine, by the slider
     slide(dashboard, 1)
     told.wait(lambda: told["local"] == 1, 60, "no local peer came")
+    picture = dashboard.locator("img").first
     dashboard.get_by_role("button", name="Start").click()
+    dashboard.get_by_text("training").first.wait_for(timeout=60_000)
+    first = picture.get_attribute("src")
+    wait_for(lambda: picture.get_attribute("src") != first, 30, "the picture does not change")
     told.wait(lambda: told["peers"] == 2, 60, "the local peer does not train")
     dashboard.get_by_text("local 1").wait_for(timeout=20_000)
     dashboard.locator("td", has_text="Ann").first.wait_for(timeout=20_000)
@@ -155,6 +159,7 @@ def steer(dashboard, told: Told, name: str) -> None:
     # Stop, change, Start
     dashboard.get_by_role("button", name="Stop").click()
     told.wait(lambda: told["state"] == "stopped", 60, "it does not stop")
+    dashboard.get_by_text("stopped").first.wait_for(timeout=20_000)
     epoch = told["epoch"]
     field.fill("256")
     field.press("Tab")

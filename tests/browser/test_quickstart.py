@@ -6,7 +6,6 @@ import os
 import shutil
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from hivenb.system.environment import notebook
@@ -82,28 +81,3 @@ def test_runs_from_top_to_bottom_with_a_live_picture(lab, page):
     assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
     keep_screenshot(page, "quickstart-done")
     keep_screenshot(last, "dashboard")
-
-
-@pytest.mark.timeout(240)
-def test_start_and_stop_buttons(lab, page):
-    cells = [
-        "import hivenb\nfrom hivenb import tasks\ntask = tasks.digits()\nswarm = hivenb.Swarm()",
-        "options = hivenb.Options(target_batch_size=256)\n"
-        "run = hivenb.TrainingRun(task.model, (task.train, task.validation), swarm=swarm, options=options)\n"
-        "hivenb.Dashboard(run)",
-    ]
-    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    content.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(content, lab.folder / "buttons.ipynb")
-    page.goto(lab.open("buttons.ipynb"))
-    run_all(page)
-    dashboard = page.locator(STATE).first
-    dashboard.wait_for(timeout=90_000)
-    dashboard.get_by_role("button", name="Start").click()
-    dashboard.get_by_text("training", exact=False).first.wait_for(timeout=60_000)
-    first = picture(page)
-    wait_for(lambda: picture(page) != first, 30, "the picture does not change")
-    keep_screenshot(page, "buttons-training")
-    dashboard.get_by_role("button", name="Stop").click()
-    dashboard.get_by_text("stopped", exact=False).first.wait_for(timeout=60_000)
-    keep_screenshot(page, "buttons-stopped")
