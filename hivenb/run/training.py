@@ -38,7 +38,7 @@ from hivenb.run.succession import before, claim_place, give_way, make_room, one_
 from hivenb.run.waiting import Goal, wait_with_line
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.agreement.other_runs import OtherRuns
-from hivenb.swarm.roster import Member, Roster
+from hivenb.swarm.roster import Roster
 from hivenb.swarm.swarm import Swarm
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class TrainingRun:
 
     Nothing happens before :meth:`start`. All methods may be called from any thread. The Trainer trains until it is
     stopped (``max_epochs=-1``), on one device, writes no checkpoints and shows no progress bar, unless
-    ``trainer_kwargs`` say so. ``history`` is what was recorded, a :class:`hivenb.History`; ``members`` tells who is and
+    ``trainer_kwargs`` say so. ``history`` is what was recorded, a :class:`hivenb.History`; ``roster`` tells who is and
     was here, as the list of peers does; ``followers`` are the local peers, which train with the options of the run.
     Series of the history:
 
@@ -423,11 +423,6 @@ class TrainingRun:
           what has no text of its own, such as a callback, is a comment that asks for it
         """
         return script_of(self, is_active=self.is_active)
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """Who is and was here, as the list of peers shows it: those that are here first, then who has put in most."""
-        return self.roster.members
 
     @property
     def log(self) -> tuple[str, ...]:
