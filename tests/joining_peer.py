@@ -125,8 +125,8 @@ def obey(run: hivenb.TrainingRun, order: str, what: dict[str, Any]) -> Any:
         "peer_id": run.swarm.peer_id,
         "epoch": run.strategy.hivemind_epoch,
         "group": run.history.snapshot().last("group_size"),
-        "why_not_host": run.why_not_host,
+        "not_host_reason": run.not_host_reason,
         "options": {name: getattr(run.options, name) for name in ("target_batch_size", "average_state_every")},
         "events": [event.text for event in run.history.snapshot().events],
-        "log": run.log,
+        "log": run.log_lines,
     }

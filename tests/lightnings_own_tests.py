@@ -3,7 +3,7 @@
 ``python tests/lightnings_own_tests.py FOLDER``, where
 ``FOLDER`` is ``tests`` in a clone of https://github.com/Lightning-AI/pytorch-lightning, of the version that is
 installed. With hivenb, each Trainer that a test makes without a strategy gets :class:`hivenb.HivemindStrategy`, alone
-in its run, with a target of one batch, so that each batch is an epoch of the swarm. A table says, file by file, how
+in its run, with a target of one batch, so that each batch is a swarm epoch. A table says, file by file, how
 many tests have passed each way; below it is each test that passed with Lightning's alone, and why.
 
 As a plugin of pytest (``-p lightnings_own_tests``) this module is what gives the strategy.

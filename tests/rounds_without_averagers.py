@@ -15,7 +15,7 @@ from hivenb.engine.averaging.round import Round
 from hivenb.engine.matchmaking.matchmaking import ExpectedPeers
 from hivenb.engine.network.daemon import BlockedPeers
 from hivenb.engine.trust.aggregation import SampleReports
-from hivenb.engine.trust.conduct import Account
+from hivenb.engine.trust.reliability import RoundReport
 
 #: Id of the peer whose rounds they are.
 OWN = b"this one"
@@ -51,7 +51,7 @@ class FakeAverager:
         self.given_up: list[float] = []
         self.given_up_if_alone: list[float] = []
         self.told: list[SampleReports] = []
-        self.accounts: list[Account] = []
+        self.round_reports: list[RoundReport] = []
         self.exchanged_early: list[FakeRound] = []
         self.was_made_ready, self.may_begin_early = 0, True
         self.waited = 0
@@ -77,8 +77,8 @@ class FakeAverager:
     def note_reports(self, reports: SampleReports) -> None:
         self.told.append(reports)
 
-    def take_accounts(self) -> list[Account]:
-        taken, self.accounts = self.accounts, []
+    def take_round_reports(self) -> list[RoundReport]:
+        taken, self.round_reports = self.round_reports, []
         return taken
 
     def give_up_searches(self, before: float) -> bool:

@@ -1,4 +1,4 @@
-"""The rooms of the package: imports run one way, from a floor to those below it, and never in a circle."""
+"""The packages of hivenb: imports run one way, from a layer to those below it, and never in a circle."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import hivenb
 
 PACKAGE = Path(hivenb.__file__).parent
 
-#: Where the order of rooms is written down.
+#: Where the order of packages is written down.
 MAP = PACKAGE / "ARCHITECTURE.md"
 
 
-def floors() -> dict[str, int]:
-    """The floor of each room, by its name within the package. Without a room of its own, a module or package is of the
-    room that holds it."""
+def layers() -> dict[str, int]:
+    """The layer of each package, by its name within the package. Without a package of its own, a module or package is
+    of the package that holds it."""
     rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", MAP.read_text(), flags=re.MULTILINE)
-    found = {room: int(number) for number, rooms in rows for room in re.findall(r"`([\w.]+)`", rooms)}
+    found = {package: int(number) for number, packages in rows for package in re.findall(r"`([\w.]+)`", packages)}
     found[""] = found.pop("hivenb")
     return found
 
 
-FLOOR_OF = floors()
+LAYER_OF = layers()
 
 
 @cache
@@ -38,9 +38,9 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     parts = module.split(".")
-    return next(room for n in range(len(parts), -1, -1) if (room := ".".join(parts[:n])) in FLOOR_OF)
+    return next(package for n in range(len(parts), -1, -1) if (package := ".".join(parts[:n])) in LAYER_OF)
 
 
 @cache
@@ -68,11 +68,11 @@ def nearest(name: str) -> str | None:
 
 def test_imports_run_down() -> None:
     up = [
-        f"{module} (room {own or 'hivenb'}) imports {other} (room {theirs or 'hivenb'}), which is not below it"
+        f"{module} (package {own or 'hivenb'}) imports {other} (package {theirs or 'hivenb'}), which is not below it"
         for module in modules()
         if not is_face(module)
         for other in imports_of(module)
-        if (theirs := room_of(other)) != (own := room_of(module)) and FLOOR_OF[theirs] >= FLOOR_OF[own]
+        if (theirs := package_of(other)) != (own := package_of(module)) and LAYER_OF[theirs] >= LAYER_OF[own]
     ]
     assert up == []
 
@@ -99,13 +99,13 @@ def test_there_is_no_circle() -> None:
         visit(module)
 
 
-def test_every_room_is_there() -> None:
-    assert {room for room in FLOOR_OF if room not in modules()} == set()
+def test_every_package_is_there() -> None:
+    assert {package for package in LAYER_OF if package not in modules()} == set()
 
 
 def test_only_the_view_displays() -> None:
     displays = {"IPython", "ipywidgets", "matplotlib", "traitlets"}
-    named = {name for name in modules() if room_of(name) != "view" and not displays.isdisjoint(packages_of(name))}
+    named = {name for name in modules() if package_of(name) != "view" and not displays.isdisjoint(packages_of(name))}
     assert named == set()
 
 

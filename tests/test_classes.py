@@ -37,7 +37,7 @@ NOT_YET_OVERRIDDEN_ONCE = frozenset(
         "engine.averaging.state_averager.TrainingStateAverager",
         "engine.averaging.state_download.SharesState",
         "engine.network.daemon.RelayingP2P",
-        "engine.network.daemon.SelfishP2P",
+        "engine.network.daemon.NonRelayingP2P",
         "engine.network.dht.DHT",
         "strategy.strategy.HivemindStrategy",
     }

@@ -78,10 +78,10 @@ def is_inner(call: ast.Call) -> bool:
     return called(call) == "RLock"
 
 
-def test_the_floors_name_all_that_lies_in_the_package() -> None:
-    rooms = {room for _, cell, _ in table("Floors", MAP) for room in re.findall(r"[\w.]+", cell)}
+def test_the_layers_name_all_that_lies_in_the_package() -> None:
+    packages = {package for _, cell, _ in table("Layers", MAP) for package in re.findall(r"[\w.]+", cell)}
     there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert there - {"__init__", "__main__"} <= rooms
+    assert there - {"__init__", "__main__"} <= packages
 
 
 def test_every_file_on_it_is_there() -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not NOTEBOOKS, reason="the tests run apart from 
 #: Methods that return nothing, with which a cell may end that shows nothing.
 SILENT = {
     "append", "apply", "block", "chdir", "cleanup", "close", "insert", "join", "kill", "mkdir", "pause", "remove",
-    "remove_local_peers", "resume", "rmtree", "roll_back", "send_signal", "server_close", "show_the_door",
+    "remove_local_peers", "resume", "rmtree", "roll_back", "send_signal", "server_close", "ban",
     "shutdown", "start", "stop", "terminate", "unlink", "write_text",
 }  # fmt: skip
 

@@ -30,7 +30,7 @@ DEMO = """\
 Trains a small model on real data, as the first of a swarm of peers on this machine, and shows how it goes.
 At the end: a table, a picture, and the accuracy of the model on data that no peer has trained on.
 
-An epoch of the swarm is one optimizer step, made once all peers together have processed enough samples.
+A swarm epoch is one optimizer step, made once all peers together have processed enough samples.
 Others may join meanwhile, with the line that is shown at the start.
 """
 
@@ -145,7 +145,7 @@ def _add_demo(commands: _Commands) -> argparse.ArgumentParser:
     demo.add_argument(
         "--peers", type=_whole(0), default=2, metavar="N", help="further peers on this machine (default: 2)"
     )
-    demo.add_argument("--epochs", type=_whole(1), default=20, metavar="N", help="epochs of the swarm (default: 20)")
+    demo.add_argument("--epochs", type=_whole(1), default=20, metavar="N", help="swarm epochs (default: 20)")
     demo.add_argument("--json", type=_file, metavar="FILE", help="write the figures to this file, as JSON")
     demo.add_argument(
         "--png",
@@ -165,7 +165,9 @@ def _add_join(commands: _Commands) -> argparse.ArgumentParser:
     join = commands.add_parser("join", help="take part in a swarm", description=JOIN)
     join.add_argument("invite", metavar="INVITE", help="hivenb://... , the address of a peer, or - to read it")
     _add_task(join)
-    join.add_argument("--epochs", type=_whole(1), metavar="N", help="leave after so many epochs (default: on Ctrl-C)")
+    join.add_argument(
+        "--epochs", type=_whole(1), metavar="N", help="leave after so many swarm epochs (default: on Ctrl-C)"
+    )
     join.add_argument(
         "--client",
         action="store_true",

@@ -47,7 +47,7 @@ class DemoSettings:
 
     :param task: a name in ``hivenb.tasks.TASKS``
     :param peers: further peers on this machine
-    :param epochs: epochs of the swarm, which are steps of the optimizer, to train for
+    :param epochs: swarm epochs, which are steps of the optimizer, to train for
     :param accelerator: as the Trainer takes it
     :param public: let other machines join
     :param json: where to write the figures; ``None`` for nowhere
@@ -86,7 +86,7 @@ def run_demo(settings: DemoSettings, terminal: Terminal) -> None:
         _start(run, settings.accelerator)
         last = _watch(run, terminal, until_epoch=settings.epochs)
         clock.lap("training")
-        members, children = run.roster.members, descendants()
+        members, children = run.members, descendants()
         run.stop()
         failed = [str(peer.number) for peer in swarm.local_peers if peer.state == "failed"]
     clock.lap("closing")
@@ -145,7 +145,7 @@ def run_join(
         _start(run, accelerator)
         with contextlib.suppress(KeyboardInterrupt):
             _watch(run, terminal, for_epochs=epochs)
-        members = run.roster.members
+        members = run.members
         terminal.show("leaving the swarm ...")
     _report(run, members, terminal)
 
@@ -314,7 +314,7 @@ def _last_words(figures: dict[str, Any], settings: DemoSettings, failed: list[st
 
 
 def _epochs(count: int) -> str:
-    return f"{count} epoch{'s' * (count != 1)} of the swarm"
+    return f"{count} swarm epoch{'s' * (count != 1)}"
 
 
 def _peers(count: int) -> str:

@@ -35,7 +35,7 @@ _LOOK_EVERY = 5.0
 class RelaySettings:
     """Where a relay listens, and what it is known by.
 
-    :param folder: for its secret, its key and the list of who is out, which are made if they are not there
+    :param folder: for its secret, its key and the ban list, which are made if they are not there
     :param port: for TCP and for UDP
     :param address: the machine's address or name to the others, if it cannot see it itself; empty if it can. With one
       that only this machine can reach, such as 127.0.0.1, the relay listens there and nowhere else
@@ -76,8 +76,8 @@ def open_relay(settings: RelaySettings) -> Iterator[Swarm]:
     _require_free(settings.port)
     secret = secret_in(settings.folder)
     with Swarm(f"relay-{settings.port}", **settings.swarm, secret=secret) as swarm:
-        if signed := _read(settings.folder / "door"):
-            swarm.dht.run_coroutine(partial(_take, signed))  # who was put out before the relay was started again
+        if signed := _read(settings.folder / "ban-list"):
+            swarm.dht.run_coroutine(partial(_take, signed))  # who was banned before the relay was started again
         yield swarm
 
 
@@ -153,14 +153,14 @@ def connected_to(swarm: Swarm) -> frozenset[str]:
 
 
 def _look(swarm: Swarm, folder: Path) -> str:
-    """Who is there, in words; remembers who is out, as the relay may be the only one left that knows.
+    """Who is there, in words; remembers who is banned, as the relay may be the only one left that knows.
 
     :raises SwarmError: if the DHT has ended for good
     """
-    door = swarm.dht.door
+    ban_list = swarm.dht.ban_list
     try:
-        if door is not None and door.signed and door.signed != _read(folder / "door"):
-            _write(folder / "door", door.signed)
+        if ban_list is not None and ban_list.signed and ban_list.signed != _read(folder / "ban-list"):
+            _write(folder / "ban-list", ban_list.signed)
         count = len(connected_to(swarm))
     except SwarmError as e:  # may pass
         return str(e)
@@ -168,7 +168,7 @@ def _look(swarm: Swarm, folder: Path) -> str:
 
 
 async def _take(signed: bytes, dht: hivemind.DHT, node: DHTNode) -> None:
-    dht.door.take(signed)
+    dht.ban_list.take(signed)
 
 
 async def _connected(dht: hivemind.DHT, node: DHTNode) -> list[str]:

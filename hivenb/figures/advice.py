@@ -76,7 +76,7 @@ def advise(snapshot: Snapshot, options: Options) -> tuple[Advice, ...]:
     :param snapshot: of the run's history
     :param options: in force
     """
-    found: list[Advice | None] = [_batches_left_out(snapshot)]
+    found: list[Advice | None] = [_batches_skipped(snapshot)]
     # A helper waits for others all the time, and that is what it is for.
     rounds = None if options.auxiliary else newest_rounds(snapshot)
     if rounds is not None:
@@ -97,20 +97,20 @@ def _on_rounds(rounds: Rounds, options: Options) -> list[Advice | None]:
 # -- the rules --------------------------------------------------------------------------------------------------
 
 
-def _batches_left_out(snapshot: Snapshot) -> Advice | None:
-    series = snapshot.series.get("left_out_in_a_row")
+def _batches_skipped(snapshot: Snapshot) -> Advice | None:
+    series = snapshot.series.get("skipped_in_a_row")
     if series is None:
         return None
     now = max(float(one.times[-1]) for one in snapshot.series.values())
     most = int(series.highs[series.times >= now - SAID_FOR].max(initial=0))
     if most < SEVERAL_IN_A_ROW:
         return None
-    total = int(snapshot.last("left_out_batches") or most)
+    total = int(snapshot.last("skipped_batches") or most)
     text = (
-        f"The gradients of {most} batches in a row were not finite; {total} were left out so far, and if it goes on "
+        f"The gradients of {most} batches in a row were not finite; {total} were skipped so far, and if it goes on "
         f"the run ends. {NotFiniteError.REMEDY}."
     )
-    return Advice("batches left out", text, {"in_a_row": most, "left_out": total}, {})
+    return Advice("batches skipped", text, {"in_a_row": most, "skipped": total}, {})
 
 
 def _too_few_peers(rounds: Rounds, options: Options) -> Advice | None:
@@ -180,7 +180,7 @@ def _standing_still(rounds: Rounds, options: Options) -> Advice | None:
         return _rarer("rounds too often", options, seen, figures)
     if rounds.epoch < SHORT_EPOCH * options.matchmaking_time:
         seen += (
-            f", as epochs of {_seconds(rounds.epoch)} are much shorter than the matchmaking time of "
+            f", as swarm epochs of {_seconds(rounds.epoch)} are much shorter than the matchmaking time of "
             f"{options.matchmaking_time:g} s"
         )
         figures |= {"epoch_seconds": rounds.epoch}

@@ -26,7 +26,7 @@ MAX_BYTES = 8 << 20
 _MAX_NAME, _MAX_TEXT = 200, 2000
 
 #: Series that count from the beginning of their run.
-_COUNTED = ("bytes_sent", "bytes_received", "left_out_batches")
+_COUNTED = ("bytes_sent", "bytes_received", "skipped_batches")
 
 
 def header_line(run: str, model: str, started_at: float) -> str:

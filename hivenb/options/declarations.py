@@ -84,7 +84,7 @@ class Option(Declaration):
 
     @property
     def unit(self) -> str | None:
-        """Of a number: "samples", "seconds", "epochs" or "pieces"."""
+        """Of a number: "samples", "seconds", "swarm epochs" or "pieces"."""
         return self.kind.unit
 
     @property

@@ -50,7 +50,7 @@ FROZEN_PARAMETERS: Mapping[str, str] = MappingProxyType(
 class Kind:
     """Which values an option takes; by itself, any.
 
-    :param unit: of a number: "samples", "seconds", "epochs" or "pieces"
+    :param unit: of a number: "samples", "seconds", "swarm epochs" or "pieces"
     :param takes_none: whether it need not be given
     """
 

@@ -154,7 +154,7 @@ class Options:
             kind=Flag(),
             label="gradient averaging in background",
             help=(
-                "Training goes on while gradients are averaged, which then arrive up to one epoch late: no "
+                "Training goes on while gradients are averaged, which then arrive up to one swarm epoch late: no "
                 "wait, but less is learned from as many samples (three peers on digits: accuracy 0.9 instead "
                 "of 0.99)."
             ),
@@ -237,7 +237,7 @@ class Options:
         metadata=Declaration(
             kind=Seconds(takes_none=True),
             label="chunk timeout",
-            help="A peer silent for so long is left out of the round; the matchmaking time unless given.",
+            help="A peer silent for so long is excluded from the round; the matchmaking time unless given.",
             group="rounds",
             takes_effect=TakesEffect.IN_PLACE,
             place=Place("rounds", 3),
@@ -316,7 +316,7 @@ class Options:
         default=1,
         metadata=Declaration(
             kind=Count("epochs"),
-            label="epochs between averagings",
+            label="swarm epochs between averagings",
             help="How often parameters are averaged: more rarely saves traffic, and peers drift apart.",
             group="rounds",
             takes_effect=TakesEffect.IN_PLACE,
@@ -376,24 +376,26 @@ class Options:
             swarm_wide=True,
         ).metadata,
     )
-    keep_state_every: int | None = field(
+    snapshot_every: int | None = field(
         default=10,
         metadata=Declaration(
             kind=Count("epochs", takes_none=True),
-            label="epochs between kept states",
-            help=("How often a good state is copied into main memory, to return to; none is kept without a number."),
+            label="swarm epochs between snapshots",
+            help=(
+                "How often a snapshot of a good state is taken in main memory, to roll back to; none without a number."
+            ),
             group="memory",
             takes_effect=TakesEffect.NEXT_BATCH,
             place=Place("peer", 0),
         ).metadata,
     )
-    roll_back: bool = field(
+    auto_roll_back: bool = field(
         default=False,
         metadata=Declaration(
             kind=Flag(),
-            label="roll back by itself",
+            label="roll back automatically",
             help=(
-                "When the loss explodes, all peers return to their last good state: some epochs are lost, not the run."
+                "When the loss explodes, all peers return to their last snapshot: swarm epochs are lost, not the run."
             ),
             group="rounds",
             takes_effect=TakesEffect.NEXT_BATCH,

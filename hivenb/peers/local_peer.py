@@ -80,7 +80,7 @@ class LocalPeer:
             return ""
         return self._told_why or self._failure or (self.last_words if self.state == "failed" else "")
 
-    def put_out(self, why: str) -> None:
+    def ask_to_end(self, why: str) -> None:
         """Tell it to end, since it cannot take part any more. Returns at once.
 
         :param why: that is so

@@ -140,7 +140,7 @@ class LocalPeers:
         self._is_closed = False
         self._restarts = LocalPeerRestarts(self._start_again)
         self._coming: dict[str, ComingBack] = {}
-        self._out: weakref.WeakSet[LocalPeer] = weakref.WeakSet()
+        self._banned: weakref.WeakSet[LocalPeer] = weakref.WeakSet()
         self._changed = threading.Condition()
         self._logs: tempfile.TemporaryDirectory[str] | None = None
 
@@ -205,7 +205,7 @@ class LocalPeers:
         with coming.arriving:  # none comes from here on
             self._leave(run, [peer for peer in self._peers if peer in run.followers])
 
-    def leave_behind(self, run: FollowedRun) -> None:
+    def remove_of_earlier_runs(self, run: FollowedRun) -> None:
         """Let those leave that follow another run of the same experiment; as many come with this one instead."""
         self._leave(None, left_behind(self._peers, run))
 
@@ -273,21 +273,21 @@ class LocalPeers:
         """Do not start this one again, if it is one of these: somebody wants it out."""
         self._restarts.forget(peer for peer in self._peers if peer.peer_id == peer_id)
 
-    def put_out(self, ids: Collection[str]) -> None:
-        """Let those end that were shown the door of the swarm. They stay on the list, with the reason. Returns at once.
+    def end_banned(self, ids: Collection[str]) -> None:
+        """Let those end that were banned from the swarm. They stay on the list, with the reason. Returns at once.
 
         :param ids: of all peers that were
         """
         out = [peer for peer in self._peers if peer.peer_id in ids and peer.state in ("ready", "training")]
-        new = [peer for peer in out if peer not in self._out]
+        new = [peer for peer in out if peer not in self._banned]
         if new:
-            self._out.update(new)
+            self._banned.update(new)
             self._restarts.forget(new)
             for peer in new:
-                peer.put_out("it was shown the door of the swarm")
-            BackgroundThread(target=self._end_those_out, args=(new,), name="hivenb-local-peers-out").start()
+                peer.ask_to_end("it was banned from the swarm")
+            BackgroundThread(target=self._end_those, args=(new,), name="hivenb-local-peers-banned").start()
 
-    def _end_those_out(self, peers: Sequence[LocalPeer]) -> None:
+    def _end_those(self, peers: Sequence[LocalPeer]) -> None:
         with self._working():
             _end(peers, LEAVE_TIMEOUT)
 

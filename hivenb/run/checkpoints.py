@@ -40,7 +40,7 @@ class RunFolder:
         :param checkpoint: the file; without one, the next start goes on from where the last one ended
         :param epoch: of the swarm, at which that was
         :param is_active: whether the run trains, so that it comes too late
-        :returns: the epoch of the swarm from which the next start goes on
+        :returns: the swarm epoch from which the next start goes on
         :raises TrainingError: if it does, there is no such file, or it is something else
         """
         if not is_active:
@@ -87,7 +87,7 @@ class RunFolder:
     def take_back(self) -> int:
         """Let the next start go on from where the last one was to: it failed before it had begun.
 
-        :returns: the epoch of the swarm from which that goes on
+        :returns: the swarm epoch from which that goes on
         """
         self.checkpoint, epoch = self._former
         return epoch

@@ -40,7 +40,7 @@ class Outcome:
 
     :param name: of these options in the comparison
     :param options: what it trained with
-    :param seconds_per_epoch: mean time of an epoch of the swarm, from the first one of all peers on
+    :param seconds_per_epoch: mean time of a swarm epoch, from the first one of all peers on
     :param stalled_share: share of that time for which training stood still, from 0 to 1
     :param bytes_per_epoch: bytes sent to other peers in an epoch, on average; ``None`` where it cannot be measured
     :param peak_memory: the most bytes of main memory that this training took in this process and in those that it
@@ -142,7 +142,7 @@ class ComparedTraining:
 
     :param model: the LightningModule to begin with; it stays as it is
     :param data: as for :class:`hivenb.TrainingRun`
-    :param epochs: of the swarm, for each, after all peers have met; at least 2
+    :param epochs: swarm epochs for each, after all peers have met; at least 2
     :param local_peers: further peers, as processes on this machine
     :param seed: of all random numbers
     :param trainer_kwargs: keyword arguments of ``lightning.Trainer``

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hivenb.run.kept_modes import KeptModes
     from hivenb.run.recorder import Recorder
     from hivenb.run.stage import Gate
-    from hivenb.swarm.roster import Roster
+    from hivenb.swarm.members import MemberList
 
 
 # -- arguments -------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class PreparedRun(RunInSwarm, Protocol):
     """What of a run its Trainer and its monitor are made of."""
 
     @property
-    def roster(self) -> Roster:
+    def member_list(self) -> MemberList:
         """Who takes part."""
 
 
@@ -409,7 +409,7 @@ def prepare_fit(
     :param recorder: of the run
     :param gate: of the run; like the recorder, it comes after the callbacks in the run's ``trainer_kwargs``
     :param modes: of the run's model
-    :param on_epoch: called on the training thread after each epoch of the swarm
+    :param on_epoch: called on the training thread after each swarm epoch
     :param on_look: called by the monitor, once a second, with the peers that are here
     :param new_trainer: makes a Trainer of keyword arguments
     :raises TrainingError: if the data has no batches
@@ -417,7 +417,7 @@ def prepare_fit(
     :raises Exception: what Lightning says if it cannot make a Trainer of the keyword arguments
     """
     train, validation = split_data(run.data, run.model)
-    run.swarm.revive()
+    run.swarm.restart_if_ended()
     with run.swarm.logs.this_thread():
         strategy = HivemindStrategy(dht=run.swarm.dht, **run.options.to_strategy_kwargs())
         trainer = make_trainer(strategy, folder, run.trainer_kwargs, [recorder, gate], new_trainer)
@@ -427,13 +427,13 @@ def prepare_fit(
         run.swarm,
         run.options.run_id,
         run.history,
-        run.roster,
+        run.member_list,
         lambda: run.options.target_batch_size,
         lambda: recorder.samples,
     )
     monitor.on_look = on_look
     monitor.tracker = lambda: strategy.optimizer and strategy.optimizer.tracker
-    monitor.left_out = lambda: strategy.optimizer.rounds.reasons if strategy.optimizer else {}
+    monitor.excluded_peers = lambda: strategy.optimizer.rounds.reasons if strategy.optimizer else {}
     fit = Fit(trainer, strategy, monitor, recorder, gate, modes, train, validation)
     monitor.on_error = lambda: gate.stop(fit.end)
     return fit

@@ -107,10 +107,10 @@ class RunOptions:
         return None if plan is None or plan.newest == shared_part(self._in_force) else plan.newest_epoch
 
     @property
-    def why_not_host(self) -> str | None:
+    def not_host_reason(self) -> str | None:
         """Why swarm-wide options cannot be changed here at the moment; ``None`` if they can."""
         hosting = self.hosting
-        return None if hosting is None else hosting.why_not_host
+        return None if hosting is None else hosting.not_host_reason
 
     def apply(self, options: Options | None, changes: dict[str, Any], wait: bool) -> Options:
         """See :meth:`hivenb.TrainingRun.apply`."""
@@ -123,7 +123,7 @@ class RunOptions:
                 return new
             check_change(self._in_force, new)
             wanted, present = shared_part(new), shared_part(self._in_force)
-            is_shared = wanted != shared_part(base) and (wanted != present or self.why_not_host is None)
+            is_shared = wanted != shared_part(base) and (wanted != present or self.not_host_reason is None)
             if is_shared:
                 self._check_host(labels_of(present, wanted))
             self.error = None
@@ -174,7 +174,7 @@ class RunOptions:
             self._go_on_with(options)
             logger.info(
                 f"This peer trains with the swarm's {', '.join(labels_of(own, agreed))} instead of its own: "
-                f"{hosting.why_not_host or 'it was decided meanwhile'}"
+                f"{hosting.not_host_reason or 'it was decided meanwhile'}"
             )
         self.hosting, self._refused = hosting, None
 
@@ -188,14 +188,14 @@ class RunOptions:
             if (refusal := self.hosting.refusal) is not None and str(self.error) != refusal:
                 self.error = OptionsError(refusal)
                 self._history.mark("option", "the host's change is not followed: it is too large")
-            if (reason := self.hosting.why_not_host) is not None:
+            if (reason := self.hosting.not_host_reason) is not None:
                 for change in self._waiting():
                     if change.is_shared:
                         self._settle(change, OptionsError(f"they cannot be changed at this peer any more: {reason}"))
             self._step_if_due()
 
     def on_epoch(self) -> None:
-        """An epoch of the swarm has ended at this peer; to be called on the training thread."""
+        """A swarm epoch has ended at this peer; to be called on the training thread."""
         if self.hosting is not None:
             self.hosting.note_epoch()
             self._step_if_due()
@@ -278,7 +278,7 @@ class RunOptions:
     def _take_back(self, shared: Shared) -> None:
         """As the host, decide that all stays, or becomes again, as it is here."""
         hosting = self.hosting
-        if hosting is None or hosting.why_not_host is not None or hosting.plan is None:
+        if hosting is None or hosting.not_host_reason is not None or hosting.plan is None:
             return
         if hosting.plan.newest != shared:
             hosting.decide_at_once(shared, self._position()[0])
@@ -345,7 +345,7 @@ class RunOptions:
             return options
 
     def _check_host(self, labels: Sequence[str]) -> None:
-        reason = self.why_not_host
+        reason = self.not_host_reason
         if reason is not None:
             raise OptionsError(
                 f"{', '.join(labels)} cannot be changed at this peer: {reason}. Change it there, or give this run a "

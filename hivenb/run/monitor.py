@@ -21,8 +21,8 @@ from hivenb.errors import SwarmError
 from hivenb.figures.history import History
 from hivenb.figures.measured_traffic import Traffic
 from hivenb.swarm.agreement.public_names import PublicNames
+from hivenb.swarm.members import MemberList, Presence
 from hivenb.swarm.peer_id import short_id
-from hivenb.swarm.roster import Presence, Roster
 from hivenb.system.process_tree import own_descendants
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Monitor:
     :param swarm: the swarm to watch
     :param run_id: the run to watch in it
     :param history: where to write
-    :param roster: where to keep who takes part; one of its own unless given
+    :param member_list: where to keep who takes part; one of its own unless given
     :param target_batch_size: gives the samples that make an epoch, as of now
     :param samples: gives those that this peer has trained on so far
     """
@@ -59,18 +59,18 @@ class Monitor:
         swarm: Swarm,
         run_id: str,
         history: History,
-        roster: Roster | None = None,
+        member_list: MemberList | None = None,
         target_batch_size: Callable[[], int] = lambda: 1,
         samples: Callable[[], int] = lambda: 0,
     ):
         self._swarm, self._run_id, self._history = swarm, run_id, history
-        self._roster = Roster() if roster is None else roster
+        self._member_list = MemberList() if member_list is None else member_list
         self._target_batch_size, self._samples = target_batch_size, samples
         self._names: PublicNames | None = None
         #: called after each sample with the peers that are here; on this thread, which may wait for the DHT
         self.on_look: Callable[[Sequence[PeerInfo]], None] | None = None
         #: gives the peers for which no round waits, by their ids, with the reasons
-        self.left_out: Callable[[], Mapping[str, str]] = dict
+        self.excluded_peers: Callable[[], Mapping[str, str]] = dict
         #: gives the run's tracker; ``None`` while there is none
         self.tracker: Callable[[], ProgressTracker | None] = lambda: None
         #: what has ended this thread before its time, an error of hivenb's own
@@ -96,7 +96,7 @@ class Monitor:
         self._thread.start()
 
     def on_epoch(self, epoch: int) -> None:
-        """Note what has been sent and received until now, when an epoch of the swarm has ended at this peer.
+        """Note what has been sent and received until now, when a swarm epoch has ended at this peer.
 
         :param epoch: the one that has begun
         """
@@ -109,7 +109,7 @@ class Monitor:
         self._ended.set()
         if self._thread.ident is not None:  # it was started
             self._thread.join()
-        self._roster.stop_watching()
+        self._member_list.stop_watching()
 
     def _watch(self) -> None:
         try:
@@ -153,9 +153,9 @@ class Monitor:
     def _sample(self) -> None:
         look = self._newest_look()
         names, routes = self._look_for_names(), self._swarm.dht.routes
-        self._swarm.local.put_out(self._swarm.shown_the_door)
-        self._roster.update(look, self._target_batch_size(), names, self.left_out(), routes)
-        peers = self._roster.present
+        self._swarm.local.end_banned(self._swarm.banned)
+        self._member_list.update(look, self._target_batch_size(), names, self.excluded_peers(), routes)
+        peers = self._member_list.present
         if self._peers:  # those of the first look were there already
             self._mark_changes(_others(self._peers), _others(peers))
         self._peers = peers
@@ -193,7 +193,7 @@ class Monitor:
                     self._history.record(name, total, epoch=self._epoch, samples=self._samples())
 
     def _mark_changes(self, before: set[str], after: set[str]) -> None:
-        gone = {member.peer.peer_id for member in self._roster.members if member.presence is Presence.GONE}
+        gone = {member.peer.peer_id for member in self._member_list.members if member.presence is Presence.GONE}
         for peer_id in sorted(after - before):
             self._history.mark("peer", f"peer {short_id(peer_id)} joined")
         for peer_id in sorted(before - after):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from hivenb.engine.optimizer.skipped_batches import LeavesOutBatches
+from hivenb.engine.optimizer.skipped_batches import SkipsBatches
 from hivenb.figures.history import History
 from hivenb.strategy.counted_batches import count_samples
 
@@ -24,7 +24,7 @@ LOSS_INTERVAL = 0.1
 #: How names of validation metrics begin.
 _VALIDATION = re.compile(r"val(id|idation)?(?![a-z])", re.IGNORECASE)
 
-#: Seconds between two marks on batches that were left out.
+#: Seconds between two marks on batches that were skipped.
 MARK_INTERVAL = 10.0
 
 
@@ -41,7 +41,7 @@ class Recorder(Callback):
         self._history = history
         self._losses: torch.Tensor | None = None
         self._next_flush = 0.0
-        self._left_out_before = self._unmarked = self._in_a_row = 0
+        self._skipped_before = self._unmarked = self._in_a_row = 0
         self._refused: set[str] = set()
         self._next_mark = 0.0
         self._recorded: dict[str, float] = {}
@@ -52,15 +52,15 @@ class Recorder(Callback):
         #: of the swarm that have passed while the run trained; it may join, or go on, at a later one
         self.epochs = 0
         #: batches that count for nothing, as their gradients were not finite
-        self.left_out = 0
+        self.skipped_batches = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._left_out_before = 0  # its optimizer is a new one
+        self._skipped_before = 0  # its optimizer is a new one
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.steps += 1
         self.samples += _samples(trainer, batch)
-        self._see_left_out(trainer)
+        self._see_skipped(trainer)
         self._look_at_buffers(trainer.strategy)
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not torch.is_tensor(loss):
@@ -81,14 +81,14 @@ class Recorder(Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._next_mark = 0.0  # those that have ended the run are to be seen
-        self._see_left_out(trainer)
+        self._see_skipped(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
             self._record_metrics(trainer, validation=True)
 
     def on_epoch(self, report: EpochReport) -> None:
-        """Take over a new epoch of the swarm; failed rounds, and peers refused in one, become marks on the charts."""
+        """Take over a new swarm epoch; failed rounds, and peers refused in one, become marks on the charts."""
         self.epochs += max(1, report.epoch - self.epoch)  # more than one, where it has fallen behind and caught up
         self.epoch = report.epoch
         in_vain = 0.0 if report.failed is None else report.seconds
@@ -101,12 +101,12 @@ class Recorder(Callback):
         if report.failed is not None:
             self._history.mark("round", f"round failed in epoch {report.epoch}: {report.failed}")
         for peer, reason in report.refused.items():
-            if peer not in self._refused:  # once: one that goes on with it is left out time and again
+            if peer not in self._refused:  # once: one that goes on with it is excluded time and again
                 self._refused.add(peer)
-                self._history.mark("round", f"{peer} left out in epoch {report.epoch}: {reason}")
+                self._history.mark("round", f"{peer} excluded in epoch {report.epoch}: {reason}")
 
     def _look_at_buffers(self, strategy: Any) -> None:
-        """Mark on the charts, once, that the module's buffers are left out."""
+        """Mark on the charts, once, that the module's buffers are skipped."""
         averager = getattr(getattr(strategy, "optimizer", None), "state_averager", None)
         left_out = getattr(averager, "buffers_left_out", None)
         if left_out is not None and left_out != self._buffers_left_out:
@@ -120,21 +120,21 @@ class Recorder(Callback):
         self._losses = None
         self._next_flush = time.monotonic() + LOSS_INTERVAL
 
-    def _see_left_out(self, trainer: Any) -> None:
+    def _see_skipped(self, trainer: Any) -> None:
         optimizer = getattr(trainer.strategy, "optimizer", None)
-        if not isinstance(optimizer, LeavesOutBatches):
+        if not isinstance(optimizer, SkipsBatches):
             return
-        count = optimizer.left_out
-        if new := count.total - self._left_out_before:
-            self.left_out, self._left_out_before = self.left_out + new, count.total
+        count = optimizer.skipped_batches
+        if new := count.total - self._skipped_before:
+            self.skipped_batches, self._skipped_before = self.skipped_batches + new, count.total
             self._unmarked += new
-            self._record("left_out_batches", self.left_out)
+            self._record("skipped_batches", self.skipped_batches)
         if count.in_a_row != self._in_a_row:
             self._in_a_row = count.in_a_row
-            self._record("left_out_in_a_row", count.in_a_row)
+            self._record("skipped_in_a_row", count.in_a_row)
         if self._unmarked and time.monotonic() >= self._next_mark:
             which = f"batch {self.steps}" if self._unmarked == 1 else f"{self._unmarked} batches"
-            self._history.mark("batch", f"{which} left out: gradients not finite")
+            self._history.mark("batch", f"{which} skipped: gradients not finite")
             self._unmarked, self._next_mark = 0, time.monotonic() + MARK_INTERVAL
 
     def _record_metrics(self, trainer: Any, *, validation: bool) -> None:

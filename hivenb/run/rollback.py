@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NOTICE = 2.0
 
 #: Seconds at most for which a peer whose loss has exploded waits for the host to let all return.
-PATIENCE = 15.0
+LONGEST_WAIT = 15.0
 
 #: Seconds between two looks whether it is time.
 _TICK = 0.05
@@ -131,19 +131,19 @@ class RollingBack:
         strategy, hosting = self._strategy, self._hosting
         if strategy is None:
             return
-        decides = hosting is None or hosting.is_alone or hosting.why_not_host is None
+        decides = hosting is None or hosting.is_alone or hosting.not_host_reason is None
         if decides and not strategy.rollback.is_returning and strategy.rollback.may_return:
             self._return()
         if strategy.rollback.is_about_to_fail and strategy.rollback.loss_watch.has_exploded:
             self._hold(strategy)
 
     def _hold(self, strategy: HivemindStrategy) -> None:
-        """Make no further batch, of which too many that are left out end the run, until all return."""
+        """Make no further batch, of which too many that are skipped end the run, until all return."""
         if strategy.optimizer is not None:
             strategy.optimizer.rounds.leave(
                 wait=False
             )  # or the host waits in one of them for this peer, which waits for it
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + LONGEST_WAIT
         while not strategy.rollback.is_return_due and self._stage.state is RunState.TRAINING:
             if time.monotonic() > end:
                 self.loss_watch.forget_explosion()  # the others are well, or their host is gone
@@ -153,7 +153,7 @@ class RollingBack:
 
     def _check_host(self) -> None:
         hosting = self._hosting
-        if hosting is not None and not hosting.is_alone and (reason := hosting.why_not_host) is not None:
+        if hosting is not None and not hosting.is_alone and (reason := hosting.not_host_reason) is not None:
             raise TrainingError(
                 f"this peer cannot roll the run back: {reason}. The others would average their parameters in again"
             )

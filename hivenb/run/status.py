@@ -37,11 +37,11 @@ class RunStatus:
     """A run at one moment.
 
     :param state: where it stands
-    :param epoch: epochs of the swarm that are done
+    :param epoch: swarm epochs that are done
     :param step: batches that this peer has trained on
-    :param samples: samples that the swarm has accumulated towards the next epoch
-    :param target_batch_size: samples that make an epoch
-    :param eta_seconds: seconds until the next epoch, as estimated; ``None`` if it cannot be told
+    :param samples: samples that the swarm has accumulated towards the next swarm epoch
+    :param target_batch_size: samples that make a swarm epoch
+    :param eta_seconds: seconds until the next swarm epoch, as estimated; ``None`` if it cannot be told
     :param num_peers: peers in the run, this one included while it trains
     :param samples_per_second: speed of this peer
     :param swarm_samples_per_second: speed of all peers together
@@ -49,8 +49,8 @@ class RunStatus:
     :param error: what went wrong, in words; ``None`` if nothing did
     :param origin: with what it has begun, as ``run.origin`` says it
     :param elsewhere: how many peers of the swarm train in other runs, by their names; this machine's are left out
-    :param left_out: batches of this peer that count for nothing, as their gradients were not finite
-    :param left_out_peers: peers for which no round of this peer waits, by their ids, with the reasons
+    :param skipped_batches: batches of this peer that count for nothing, as their gradients were not finite
+    :param excluded_peers: peers for which no round of this peer waits, by their ids, with the reasons
     """
 
     state: RunState
@@ -64,8 +64,8 @@ class RunStatus:
     swarm_samples_per_second: float
     loss: float | None
     error: str | None
-    left_out: int = 0
-    left_out_peers: Mapping[str, str] = field(default_factory=dict)
+    skipped_batches: int = 0
+    excluded_peers: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
     elsewhere: Mapping[str, int] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ def status_of(
         swarm_samples_per_second=sum(p.samples_per_second for p in peers),
         loss=loss,
         error=None if error is None else f"{type(error).__name__}: {error}",
-        left_out=recorder.left_out,
+        skipped_batches=recorder.skipped_batches,
     )
 
 

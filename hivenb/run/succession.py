@@ -109,7 +109,7 @@ def give_way(older: Sequence[Neighbour], newer: Neighbour) -> None:
         newer.history.mark("run", "took the place of an older one")
     if left := left_behind(newer.swarm.local_peers, newer):  # such as those that were kept when their run stopped
         logger.info(f"{_peers_here(len(left))} of an older run of {newer.experiment!r} give way to a newer one")
-        newer.swarm.local.leave_behind(newer)
+        newer.swarm.local.remove_of_earlier_runs(newer)
 
 
 def before(run: Neighbour) -> Neighbour | None:

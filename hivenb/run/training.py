@@ -38,7 +38,7 @@ from hivenb.run.succession import before, claim_place, give_way, make_room, one_
 from hivenb.run.waiting import Goal, wait_with_line
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.agreement.other_runs import OtherRuns
-from hivenb.swarm.roster import Roster
+from hivenb.swarm.members import Member, MemberList
 from hivenb.swarm.swarm import Swarm
 
 if TYPE_CHECKING:
@@ -55,17 +55,18 @@ class TrainingRun:
 
     Nothing happens before :meth:`start`. All methods may be called from any thread. The Trainer trains until it is
     stopped (``max_epochs=-1``), on one device, writes no checkpoints and shows no progress bar, unless
-    ``trainer_kwargs`` say so. ``history`` is what was recorded, a :class:`hivenb.History`; ``roster`` tells who is and
+    ``trainer_kwargs`` say so. ``history`` is what was recorded, a :class:`hivenb.History`; ``members`` tells who is and
     was here, as the list of peers does; ``followers`` are the local peers, which train with the options of the run.
     Series of the history:
 
     - ``loss``, and whatever the module logs, under its name
     - ``peers``, and ``group_size``, those who met in a round
     - ``samples_per_second`` of this peer, ``swarm_samples_per_second`` of all
-    - ``stalled_seconds`` for which training stood still in an epoch; ``waiting_seconds``, those of a round that failed
+    - ``stalled_seconds`` for which training stood still in a swarm epoch; ``waiting_seconds``, those of a round that
+      failed
     - ``bytes_sent``, ``bytes_received`` by this peer since the beginning
     - ``memory`` of this process in main memory, ``gpu_memory`` of its tensors, in bytes
-    - ``left_out_batches``, whose gradients were not finite, and ``left_out_in_a_row``
+    - ``skipped_batches``, whose gradients were not finite, and ``skipped_in_a_row``
 
     :param model: the LightningModule
     :param data: what ``Trainer.fit`` trains on: a DataLoader, a LightningDataModule, a CombinedLoader, lists and dicts
@@ -105,7 +106,7 @@ class TrainingRun:
         check_arguments(model, swarm, options, trainer_kwargs)
         experiment, options = options.run_id, in_invited_run(options, swarm)
         self.model, self.data, self.swarm, self.trainer_kwargs = model, data, swarm, trainer_kwargs
-        self.history, self.roster = History(), Roster()
+        self.history, self.member_list = History(), MemberList()
         #: those who train with the options of this run, from when it begins: its local peers
         self.followers = Followers(partial(self.history.mark, "peer"), experiment)
         self._resumes = resume
@@ -226,7 +227,7 @@ class TrainingRun:
         An interrupt (KeyboardInterrupt) ends the waiting at once; training goes on in the background. In a notebook and
         in a terminal, a line tells how far it is.
 
-        :param epochs: that many further epochs of the swarm, of those in which the run trains: who joins at the
+        :param epochs: that many further swarm epochs, of those in which the run trains: who joins at the
           fiftieth has seen none
         :param steps: that many further batches of this peer
         :param timeout: at most this many seconds
@@ -260,9 +261,9 @@ class TrainingRun:
     def apply(self, options: Options | None = None, *, wait: bool = True, **changes: Any) -> Options:
         """Change options, also while the run trains: it goes on with them at its next batch.
 
-        Parameters, optimizer state, schedules, the swarm's epoch and what was accumulated for it are kept, and so are
+        Parameters, optimizer state, schedules, the swarm epoch and what was accumulated for it are kept, and so are
         the DHT and the local peers, which follow. What all peers have to agree on changes at all of them at the same
-        epoch, a little later, and only the run's host can change it: the peer that has taken part longest.
+        swarm epoch, a little later, and only the run's host can change it: the peer that has taken part longest.
 
         :param options: the new options as a whole; without them, ``changes`` to those in force or on their way
         :param wait: return only when the options are in force. While a validation runs, that is after it
@@ -278,21 +279,21 @@ class TrainingRun:
     def roll_back(self, wait: bool = True) -> int:
         """Return to the last good state: parameters, optimizer state and buffers, as they were kept in main memory.
 
-        For a loss that explodes all the same. The swarm's epoch and the learning rate schedule go on from where they
+        For a loss that explodes all the same. The swarm epoch and the learning rate schedule go on from where they
         are, a little ahead if other peers take part: all return together, and only the run's host can let them. A run
-        that has ended returns when it starts again. ``Options(roll_back=True)`` does it by itself.
+        that has ended returns when it starts again. ``Options(auto_roll_back=True)`` does it by itself.
 
         :param wait: return only when training goes on from there
-        :returns: the epoch of the swarm that the state is of
+        :returns: the swarm epoch that the state is of
         :raises TrainingError: if there is no good state yet, none is kept, or another peer is the host
         """
         return self._rolling_back.ask(self.options, wait and not self._is_trainer_thread())
 
-    def depose_host(self) -> str:
+    def stop_following_host(self) -> str:
         """Follow the present host no more, and train with this peer's own options until the next host decides.
 
         What it has decided is not passed on to those who come later. The other peers go on to follow it, unless they
-        depose it as well.
+        stop following it as well.
 
         :returns: id of the peer that was the host
         :raises OptionsError: if this peer is the host, or there is none
@@ -300,7 +301,7 @@ class TrainingRun:
         hosting = self._options.hosting
         if hosting is None:
             raise OptionsError("the run does not train, and follows nobody")
-        return hosting.depose()
+        return hosting.stop_following_host()
 
     def snapshot(self, device: Any = "cpu", *, timeout: float = 60.0) -> Any:
         """A copy of the model to look at and predict with, with the weights of one moment; at any time, also in a cell
@@ -343,13 +344,13 @@ class TrainingRun:
 
     @property
     def pending_epoch(self) -> int | None:
-        """The epoch of the swarm at which the pending options on which all peers agree come into force, if any do."""
+        """The swarm epoch at which the pending options on which all peers agree come into force, if any do."""
         return self._options.pending_epoch
 
     @property
-    def why_not_host(self) -> str | None:
+    def not_host_reason(self) -> str | None:
         """Why what all peers have to agree on cannot be changed here at the moment; ``None`` if it can."""
-        return self._options.why_not_host
+        return self._options.not_host_reason
 
     @property
     def options_error(self) -> Exception | None:
@@ -387,7 +388,8 @@ class TrainingRun:
     @property
     def origin(self) -> str:
         """What the present or last start has begun with: ``"new run"``, with the weights of its model; ``"goes on from
-        epoch 12"``, or ``"joined at epoch 12"``, with the state of the other peers. Empty before the first start."""
+        swarm epoch 12"``, or ``"joined at swarm epoch 12"``, with the state of the other peers. Empty before the first
+        start."""
         return self._origin if self._state is not RunState.READY else ""
 
     @property
@@ -401,8 +403,8 @@ class TrainingRun:
         return self._started_at
 
     @property
-    def kept_epoch(self) -> int | None:
-        """The epoch of the last good state, to which :meth:`roll_back` returns; ``None`` while there is none."""
+    def snapshot_epoch(self) -> int | None:
+        """The swarm epoch of the last snapshot, to which :meth:`roll_back` returns; ``None`` while there is none."""
         return self._rolling_back.kept.epoch
 
     @property
@@ -425,7 +427,12 @@ class TrainingRun:
         return script_of(self, is_active=self.is_active)
 
     @property
-    def log(self) -> tuple[str, ...]:
+    def members(self) -> tuple[Member, ...]:
+        """Who is and was here, as the list of peers shows it: who is here first, then who has put in most."""
+        return self.member_list.members
+
+    @property
+    def log_lines(self) -> tuple[str, ...]:
         """What hivemind, Lightning and hivenb have logged in the background, newest last."""
         return self.swarm.logs.tail()
 
@@ -450,7 +457,7 @@ class TrainingRun:
             loss=self.history.snapshot().last("loss"),
         )
         elsewhere = {} if self._others is None or not state.is_active else dict(self._others.peers)
-        return replace(status, left_out_peers=self.roster.left_out, origin=self.origin, elsewhere=elsewhere)
+        return replace(status, excluded_peers=self.member_list.excluded_peers, origin=self.origin, elsewhere=elsewhere)
 
     def __repr__(self) -> str:
         return f"TrainingRun({type(self.model).__name__}, {self._state.value}, run_id={self.options.run_id!r})"
@@ -531,7 +538,7 @@ class TrainingRun:
     def _began(self) -> None:
         self.history.mark("run", "started" if self._folder.checkpoint is None else "resumed")
         if self._folder.checkpoint is not None:
-            self._origin = f"goes on from epoch {self._recorder.epoch:,}"
+            self._origin = f"goes on from swarm epoch {self._recorder.epoch:,}"
         elif self._name != self.experiment and not self.swarm.is_joined:
             self.history.mark("run", f"new run {self._name}")
         self.followers.tell(self.options)
@@ -540,7 +547,7 @@ class TrainingRun:
     def _joined(self, epoch: int) -> None:
         """The state of the others was taken over before the first batch."""
         self._recorder.epoch = epoch
-        self._origin = f"joined at epoch {epoch:,}"
+        self._origin = f"joined at swarm epoch {epoch:,}"
         self.history.mark("run", f"{self._origin}, with the state of the others")
 
     def _go_on_from(self, former: TrainingRun) -> None:

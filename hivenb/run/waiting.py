@@ -31,9 +31,9 @@ BAR = 20
 class Goal:
     """Where a run is to be: so much further than where it was.
 
-    :param epochs: epochs of the swarm to go from there; ``None`` if they do not matter
+    :param epochs: swarm epochs to go from there; ``None`` if they do not matter
     :param steps: batches of this peer to go from there; ``None`` if they do not matter
-    :param epoch: where it was, in epochs of the swarm that had passed while it trained
+    :param epoch: where it was, in swarm epochs that had passed while it trained
     :param step: where it was, in batches
     """
 
@@ -54,7 +54,7 @@ class Goal:
         return epoch >= self.epoch + (self.epochs or 0) and step >= self.step + (self.steps or 0)
 
     def __str__(self) -> str:
-        wanted = ((self.epochs, "epoch"), (self.steps, "step"))
+        wanted = ((self.epochs, "swarm epoch"), (self.steps, "step"))
         parts = [f"{count} {unit}" if count == 1 else f"{count} {unit}s" for count, unit in wanted if count]
         return " and ".join(parts) or "the end"
 
@@ -62,10 +62,10 @@ class Goal:
 def progress_line(goal: Goal, status: RunStatus, passed: int, seconds: float) -> str:
     """How far a run has come on its way, in one line.
 
-    :param passed: epochs of the swarm that have passed while it trained
+    :param passed: swarm epochs that have passed while it trained
     :param seconds: for which it has been waited
     """
-    done, wanted, unit = passed - goal.epoch, goal.epochs, "epoch"
+    done, wanted, unit = passed - goal.epoch, goal.epochs, "swarm epoch"
     if not goal.epochs and goal.steps:
         done, wanted, unit = status.step - goal.step, goal.steps, "step"
     words = [] if status.state.value == "training" else [status.state.value]
@@ -74,7 +74,7 @@ def progress_line(goal: Goal, status: RunStatus, passed: int, seconds: float) ->
         filled = BAR * done // wanted
         words.append(f"{unit} {done}/{wanted} [{'#' * filled}{'.' * (BAR - filled)}]")
     else:
-        words.append(f"epoch {status.epoch}")
+        words.append(f"swarm epoch {status.epoch}")
     if status.loss is not None:
         words.append(f"loss {status.loss:.4g}")
     if wanted and done:

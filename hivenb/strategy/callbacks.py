@@ -12,7 +12,7 @@ from hivenb.strategy.trains import Trains
 
 
 class FirstCallback(Callback):
-    """Lends the module to the other callbacks, and ends training after a pass through the data without a batch.
+    """Releases the module to the other callbacks, and ends training after a pass through the data without a batch.
 
     Other callbacks, and hooks of the module, may put other weights into the module between two batches and in a
     validation, as Lightning's ``WeightAveraging`` does; the strategy takes it back before each batch.

@@ -138,7 +138,7 @@ class CountedBatches:
     def begin(self, batch: Any) -> None:
         """Be ready for a batch, before anything happens for it, and count its samples.
 
-        :raises NotInvitedError: if the invite to the swarm has expired, or this peer was shown the door
+        :raises NotInvitedError: if the invite to the swarm has expired, or this peer was banned
         """
         training = self._training
         require_invited(training.dht)
@@ -191,14 +191,14 @@ class CountedBatches:
         # as the method of the base class, which takes no model of pytorch_lightning
         kwargs |= {"model": model or self._training.lightning_module, "batch_size": samples.since_step}
         try:
-            return recovery.recovering(self._rollback.outlasting_ruin, self._step, optimizer, closure, **kwargs)
+            return recovery.recovering(self._rollback.tolerating_divergence, self._step, optimizer, closure, **kwargs)
         finally:
             samples.begin_anew()
 
     def _step(self, optimizer: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
         plugin, samples = self._training.precision_plugin, self._samples
         scaler = getattr(plugin, "scaler", None)
-        optimizer.left_out.counted = samples.counted
+        optimizer.skipped_batches.counted = samples.counted
         if scaler is None:
             return plugin.optimizer_step(optimizer, closure=closure, **kwargs)
 

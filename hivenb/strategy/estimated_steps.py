@@ -1,4 +1,4 @@
-"""How many steps a training comes to, in the sense in which schedulers count them: in epochs of the swarm."""
+"""How many steps a training comes to, in the sense in which schedulers count them: in swarm epochs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hivenb.strategy.counted_batches import count_samples
 from hivenb.strategy.schedule_ends import lengths_of
 from hivenb.strategy.trains import Trains
 
-#: Passes over the data beyond which epochs of the swarm are reckoned from this many.
+#: Passes over the data beyond which swarm epochs are reckoned from this many.
 _PASSES_WALKED = 10_000
 
 
@@ -35,7 +35,7 @@ class Pass:
 
 
 class EstimatedSteps:
-    """What ``trainer.estimated_stepping_batches`` says while the strategy trains: epochs of the swarm to be expected.
+    """What ``trainer.estimated_stepping_batches`` says while the strategy trains: swarm epochs to be expected.
 
     With Lightning's other strategies it is the number of the steps of the optimizer, by which schedulers move. Here
     these are the swarm's. It is the number for a peer that is alone, whoever takes part: all peers that have the same
@@ -68,7 +68,7 @@ class EstimatedSteps:
             trainer.__class__ = trainer.__class__.__base__
 
     def of(self, trainer: Any, steps: float) -> float:
-        """The number of epochs of the swarm that a Trainer comes to, with its peer alone; at least 1.
+        """The number of swarm epochs that a Trainer comes to, with its peer alone; at least 1.
 
         :param steps: what Lightning says: after how many of this peer's own steps training ends; -1 where nobody knows
         """
@@ -76,7 +76,7 @@ class EstimatedSteps:
             self._say(
                 "trainer.estimated_stepping_batches is infinite: this Trainer has no end that could be counted in "
                 f"steps (max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}), and a schedule made of it "
-                "does not move. Give max_epochs or max_steps, or the number of the swarm's epochs, each of "
+                "does not move. Give max_epochs or max_steps, or the number of swarm epochs, each of "
                 f"target_batch_size={self._training.options.target_batch_size} samples, in place of it"
             )
             self.told = math.inf
@@ -116,7 +116,7 @@ class EstimatedSteps:
             if taken is not None and abs(taken - epochs) > 1:
                 self._say(
                     f"{type(scheduler).__name__} is made for {taken:g} steps, which are batches of this peer, and "
-                    "schedulers move once in each epoch of the swarm: there are about "
+                    "schedulers move once in each swarm epoch: there are about "
                     f"{epochs} of them until this Trainer ends, if this peer is alone. Make it of "
                     "self.trainer.estimated_stepping_batches, which is that number with HivemindStrategy"
                 )

@@ -8,7 +8,7 @@ from hivenb.strategy.trains import Trains
 
 
 class FirstEpoch:
-    """The epoch of the swarm in which the first batch of a ``fit`` was computed: it is to be over at the end.
+    """The swarm epoch in which the first batch of a ``fit`` was computed: it is to be over at the end.
 
     :param training: that is looked at
     """

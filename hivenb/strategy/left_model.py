@@ -14,7 +14,7 @@ from hivenb.engine.averaging.torch_state import group_settings
 from hivenb.errors import TrainingError
 from hivenb.swarm.agreement.model_record import describe_parameters
 
-#: Beside the swarm's epoch, in what a checkpoint holds of an optimizer.
+#: Beside the swarm epoch, in what a checkpoint holds of an optimizer.
 _OURS = "hivemind"
 
 #: How many names of parameters a sentence has.

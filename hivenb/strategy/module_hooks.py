@@ -12,7 +12,7 @@ from hivenb.engine.optimizer.optimizer import Optimizer
 
 # -- running statistics ----------------------------------------------------------------------------------------------
 #
-# Running statistics of normalization layers, which no batch may spoil that is left out.
+# Running statistics of normalization layers, which no batch may spoil that is skipped.
 
 
 class RunningStatistics:
@@ -40,7 +40,7 @@ class RunningStatistics:
     def follow(self, counts: bool) -> None:
         """Keep what there is, or put back what was kept last.
 
-        :param counts: whether what there is counts; if not, it is of a batch that is left out
+        :param counts: whether what there is counts; if not, it is of a batch that is skipped
         """
         for kept, now in zip(self._kept, self._buffers(), strict=True):
             if counts:
@@ -83,11 +83,11 @@ class ModuleHooks:
         self._silence("optimizer_zero_grad")
 
     def warn_of_own_scheduler_step(self) -> None:
-        """Say that a hook of the user's own which moves schedulers does not: the swarm's epochs do."""
+        """Say that a hook of the user's own which moves schedulers does not: the swarm epochs do."""
         if not _is_lightnings(self._module.lr_scheduler_step):
             rank_zero_warn(
                 f"{type(self._module).__name__}.lr_scheduler_step does not move the scheduler it is given: schedulers "
-                "move with the epochs of the swarm, by scheduler.step() without arguments"
+                "move with the swarm epochs, by scheduler.step() without arguments"
             )
 
     def enable_zero_grad(self) -> None:
@@ -95,13 +95,13 @@ class ModuleHooks:
         self._put_back("optimizer_zero_grad")
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Let the module's gradients be clipped in the swarm's step, and batches that are left out spoil nothing in it.
+        """Let the module's gradients be clipped in the swarm's step, and batches that are skipped spoil nothing in it.
 
         :param optimizer: the swarm's
         """
         self.clip_at(optimizer.opt)
         statistics = RunningStatistics(self._module)
-        optimizer.left_out.on_batch = statistics.follow if statistics.are_there else None
+        optimizer.skipped_batches.on_batch = statistics.follow if statistics.are_there else None
 
     def clip_at(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients of the swarm's step instead of those of each batch.

@@ -36,12 +36,12 @@ class KeptState:
     """A copy of parameters, optimizer state and buffers in main memory; a new one is written over the one before.
 
     It is kept by position, not by tensor, so that an optimizer's successor can return to it, too. Learning rates and
-    schedules are left as they are: they go on with the swarm's epoch. For the thread that trains, but for
+    schedules are left as they are: they go on with the swarm epoch. For the thread that trains, but for
     :attr:`epoch`.
     """
 
     def __init__(self) -> None:
-        #: the epoch of the swarm that the copy is of; ``None`` while there is none
+        #: the swarm epoch that the copy is of; ``None`` while there is none
         self.epoch: int | None = None
         self._tensors: dict[Any, torch.Tensor] = {}
         self._values: dict[Any, Any] = {}
@@ -99,7 +99,7 @@ class KeptState:
 
 
 def roll_back(optimizer: Optimizer, kept: KeptState, buffers: Mapping[str, torch.Tensor], epoch: int) -> None:
-    """Return to a state that was kept, and go on with it at an epoch of the swarm.
+    """Return to a state that was kept, and go on with it at a swarm epoch.
 
     What is under way in the background is finished first, and the samples of the present epoch are dropped.
 
@@ -266,9 +266,9 @@ LOOK_EVERY = 0.1
 #: How often training returns by itself to one state that was kept: what explodes once more will explode again.
 MOST_RETURNS = 3
 
-#: Seconds for which a peer whose state is ruined, or that is given nothing but ruined ones, waits for a return before
-#: that is an error.
-RUINED_FOR = 60.0
+#: Seconds for which a peer whose state has diverged, or that is given nothing but diverged ones, waits for a return
+#: before that is an error.
+DIVERGED_FOR = 60.0
 
 #: What to do when that was in vain.
 REMEDY = "Lower the learning rate, clip gradients (Trainer(gradient_clip_val=1.0)), or look at the data"
@@ -296,7 +296,7 @@ class Rollback:
         self._latest_at: float | None = None
         self._is_reached = False
         self._returns, self._returned_at = 0, 0
-        self._ruined_since: float | None = None
+        self._diverged_since: float | None = None
         self._was_with_others = False
 
     # -- the last good state --------------------------------------------------------------------------------------
@@ -310,20 +310,20 @@ class Rollback:
         self._unread.append(loss.detach().float().mean())
         is_due = self._is_due(optimizer)
         # a loss that is not finite ends training soon, be it read or not
-        is_urgent = 2 * optimizer.left_out.in_a_row >= MOST_IN_A_ROW
+        is_urgent = 2 * optimizer.skipped_batches.in_a_row >= MOST_IN_A_ROW
         if not (is_due or is_urgent or time.monotonic() >= self._read_at + LOOK_EVERY):
             return
         self.loss_watch.note(torch.stack(self._unread).tolist())
         self._unread, self._read_at = [], time.monotonic()
         if is_due and self.loss_watch.is_calm and self.kept.keep(optimizer, self._buffers):
-            every, epoch = self._training.options.keep_state_every, self.kept.epoch
+            every, epoch = self._training.options.snapshot_every, self.kept.epoch
             if every is not None and epoch is not None and epoch >= self._returned_at + every:
                 self._returns = 0  # it has gone well for that long
 
     def _is_due(self, optimizer: Optimizer) -> bool:
         """Whether a copy is to be taken in this epoch: in the same ones at all peers, which return together."""
         options, epoch = self._training.options, optimizer.state_averager.epoch_of_parameters
-        every = options.keep_state_every
+        every = options.snapshot_every
         if every is None and self.kept.epoch is not None:
             self.kept.forget()
         if every is None or options.auxiliary or self._to_come is not None:
@@ -366,7 +366,7 @@ class Rollback:
 
     def return_if_due(self) -> None:
         """Return if it is time to; to be called between two batches."""
-        if self._training.options.roll_back and self.loss_watch.has_exploded:
+        if self._training.options.auto_roll_back and self.loss_watch.has_exploded:
             (self.on_explosion or self._return_if_alone)()
         if (to_come := self._to_come) is None or (optimizer := self._training.optimizer) is None:
             return
@@ -387,37 +387,37 @@ class Rollback:
         if self.on_return is not None:
             self.on_return(None)
 
-    def outlasting_ruin(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Make a step, which for a while is no error where it is of a ruined state, and no other is to be had.
+    def tolerating_divergence(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a step, which for a while is no error where it is of a diverged state, and no other is to be had.
 
         All are about to return then: the host by itself, and the others with it. What the step computes of such a state
         counts for nothing; what needs the others' state is given up.
 
-        :param step: of the optimizer; raises :class:`hivenb.errors.UnbelievedStateError` if the others' are ruined, and
-          :class:`hivenb.errors.NotFiniteError` if this peer's own is. With ``roll_back``, it does so only after
-          :data:`RUINED_FOR` seconds
+        :param step: of the optimizer; raises :class:`hivenb.errors.UnbelievedStateError` if the others' have diverged,
+          and :class:`hivenb.errors.NotFiniteError` if this peer's own is. With ``roll_back``, it does so only after
+          :data:`DIVERGED_FOR` seconds
         :returns: what it gives; ``None`` if it was given up
         """
         optimizer = self._training.optimizer
         if optimizer is not None:
-            optimizer.left_out.outlasts = self._outlasts_batches
+            optimizer.skipped_batches.outlasts = self._outlasts_batches
         try:
             output = step(*args, **kwargs)
         except UnbelievedStateError:
-            if not self._outlasts_ruin():
+            if not self._tolerates_divergence():
                 raise
             return None
-        if optimizer is None or not optimizer.left_out.in_a_row:
-            self._ruined_since = None
+        if optimizer is None or not optimizer.skipped_batches.in_a_row:
+            self._diverged_since = None
         return output
 
     def _outlasts_batches(self) -> bool:
         # a read of the DHT that fails finds nobody, either
-        return self._outlasts_ruin() and (self._was_with_others or not self.is_alone)
+        return self._tolerates_divergence() and (self._was_with_others or not self.is_alone)
 
-    def _outlasts_ruin(self) -> bool:
-        self._ruined_since = self._ruined_since or time.monotonic()
-        return self._training.options.roll_back and time.monotonic() - self._ruined_since <= RUINED_FOR
+    def _tolerates_divergence(self) -> bool:
+        self._diverged_since = self._diverged_since or time.monotonic()
+        return self._training.options.auto_roll_back and time.monotonic() - self._diverged_since <= DIVERGED_FOR
 
     def roll_back(self, epoch: int | None = None) -> int:
         """Return to the state that was kept last, between two batches.
@@ -451,9 +451,9 @@ class Rollback:
 
     @property
     def is_about_to_fail(self) -> bool:
-        """Whether batches are left out, too many of which end training."""
+        """Whether batches are skipped, too many of which end training."""
         optimizer = self._training.optimizer
-        return optimizer is not None and optimizer.left_out.in_a_row > 0
+        return optimizer is not None and optimizer.skipped_batches.in_a_row > 0
 
     @property
     def is_alone(self) -> bool:
@@ -493,9 +493,9 @@ class Rollback:
 
 def no_state(options: Options) -> str:
     """Why there is no state to return to, in words."""
-    if options.keep_state_every is None:
-        return "no state is kept (keep_state_every=None)"
+    if options.snapshot_every is None:
+        return "no snapshot is taken (snapshot_every=None)"
     return (
-        f"there is no good state yet: a copy is taken every {options.keep_state_every} epochs of the swarm "
-        "(keep_state_every), while the loss is as usual"
+        f"there is no snapshot yet: one is taken every {options.snapshot_every} swarm epochs "
+        "(snapshot_every), while the loss is as usual"
     )

@@ -1,4 +1,4 @@
-"""Learning rate schedulers that move with the epochs of the swarm, so that all peers have the same rate."""
+"""Learning rate schedulers that move with the swarm epochs, so that all peers have the same rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hivenb.strategy.schedule_ends import end_of
 
 
 class HiveMindScheduler:
-    """What Lightning and a module see of a scheduler that the swarm's epochs move: all of it but a step of its own.
+    """What Lightning and a module see of a scheduler that the swarm epochs move: all of it but a step of its own.
 
     :param scheduler: the scheduler that hivemind steps
     :param optimizer: the torch optimizer whose rate it sets; by default the scheduler's own
@@ -29,7 +29,7 @@ class HiveMindScheduler:
         self.optimizer: torch.optim.Optimizer = scheduler.optimizer if optimizer is None else optimizer
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: hivemind steps the scheduler once in each epoch of the swarm."""
+        """Nothing: hivemind steps the scheduler once in each swarm epoch."""
 
     def get_last_lr(self) -> list[float]:
         """Learning rate of each parameter group."""
@@ -97,7 +97,7 @@ def schedulers_for_hivemind(
         moved = [(_follows_epochs(scheduler_fn), 1, end_of(scheduler_fn, estimated))]
     elif any(config.interval == "epoch" for config in configured):
         rank_zero_warn(
-            'Schedulers with interval="epoch", Lightning\'s default, move once in each epoch of the swarm too, that is '
+            'Schedulers with interval="epoch", Lightning\'s default, move once in each swarm epoch too, that is '
             "with target_batch_size samples of all peers, and not with a pass through the data. Count what you give "
             'them, such as T_max or step_size, in these epochs, and return {"scheduler": ..., "interval": "step"}'
         )
@@ -143,19 +143,19 @@ def _follows_epochs(scheduler: Any) -> Any:
     if isinstance(scheduler, ReduceLROnPlateau):
         raise MisconfigurationException(
             "ReduceLROnPlateau follows a metric that each peer measures for itself, so their learning rates would "
-            "drift apart, and a newcomer would begin with the first one. Use a scheduler that follows the epochs of "
-            "the swarm, such as CosineAnnealingLR or ExponentialLR"
+            "drift apart, and a newcomer would begin with the first one. Use a scheduler that follows the swarm "
+            "epochs, such as CosineAnnealingLR or ExponentialLR"
         )
     if not callable(getattr(scheduler, "step", None)):
         raise MisconfigurationException(
-            f"{type(scheduler).__name__} has no step(), by which the epochs of the swarm could move it; return a "
+            f"{type(scheduler).__name__} has no step(), by which the swarm epochs could move it; return a "
             "scheduler with one, or none, and set the rate in a hook"
         )
     needed = [name for name, one in inspect.signature(scheduler.step).parameters.items() if _is_needed(one)]
     if needed:
         raise MisconfigurationException(
-            f"{type(scheduler).__name__}.step needs {', '.join(needed)}, and schedulers move with the epochs of the "
-            "swarm, by step() without arguments; use one that needs none"
+            f"{type(scheduler).__name__}.step needs {', '.join(needed)}, and schedulers move with the swarm "
+            "epochs, by step() without arguments; use one that needs none"
         )
     return scheduler
 

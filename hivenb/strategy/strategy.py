@@ -126,7 +126,7 @@ class HivemindStrategy(OneDeviceStrategy):
     """Train one model together with all peers of a run, over the internet, on machines that come and go.
 
     Peers accumulate gradients until they have seen ``target_batch_size`` samples between them; then they average
-    gradients and parameters, make one step, and a new *epoch* of the swarm begins. See
+    gradients and parameters, make one step, and a new *swarm epoch* begins. See
     https://learning-at-home.readthedocs.io/en/latest/modules/optim.html for the engine underneath.
 
     One Trainer drives one device; further devices join as further peers.
@@ -139,16 +139,16 @@ class HivemindStrategy(OneDeviceStrategy):
     :param delay_optimizer_step: run the optimizer in the background and apply its result in a later step; needs
       ``offload_optimizer`` and ``delay_state_averaging``. By default as ``delay_grad_averaging``
     :param delay_grad_averaging: average gradients in the background; needs ``delay_optimizer_step``. They arrive up to
-      one epoch late, computed with parameters that are older by as much, and less is learned from as many samples:
-      digits, by three peers on two cores, came to an accuracy of 0.9 instead of 0.99, and with the two other delays
-      to 0.986 instead of 0.989
+      one swarm epoch late, computed with parameters that are older by as much, and less is learned from as many
+      samples: digits, by three peers on two cores, came to an accuracy of 0.9 instead of 0.99, and with the two other
+      delays to 0.986 instead of 0.989
     :param offload_optimizer: keep the optimizer and its state in host memory, to save memory of the device. By default
       only where ``delay_optimizer_step`` needs it
     :param reuse_grad_buffers: accumulate in the model's own ``.grad``, to save one buffer per parameter; needs
       automatic optimization. The module's ``optimizer_zero_grad`` has no effect meanwhile
     :param scheduler_fn: ``callable(optimizer) -> LRScheduler``, or a scheduler; in place of those that
       ``configure_optimizers`` returns, whose rates are carried over where the optimizer is offloaded
-    :param matchmaking_time: seconds to wait for peers when a group forms. Raise it if in a quarter of the epochs
+    :param matchmaking_time: seconds to wait for peers when a group forms. Raise it if in a quarter of the swarm epochs
       fewer than 0.9 of the peers average together; lower it for small batches in a fast network
     :param averaging_timeout: seconds after which a round of averaging is given up. Raise it if a quarter of the
       rounds end with local gradients
@@ -170,7 +170,7 @@ class HivemindStrategy(OneDeviceStrategy):
         lambda: with_keywords(HivemindStrategy.__init__, keywords_of(Options), is_method=True, takes_more=True)
     )
 
-    #: called with an EpochReport on the training thread after each epoch of the swarm
+    #: called with an EpochReport on the training thread after each swarm epoch
     on_epoch: Callable[[EpochReport], None] | None
 
     def __init__(
@@ -216,7 +216,7 @@ class HivemindStrategy(OneDeviceStrategy):
             )
         except HivenbError as e:
             raise MisconfigurationException(str(e)) from e
-        #: what the last epoch of the swarm in the present or last ``fit`` came to; ``None`` before the first
+        #: what the last swarm epoch in the present or last ``fit`` came to; ``None`` before the first
         self.last_epoch_report: EpochReport | None = None
         self._dht, self._owns_dht = dht, dht is None
         self._dht_kwargs = dht_settings(
@@ -404,7 +404,7 @@ class HivemindStrategy(OneDeviceStrategy):
     def change_options(self, options: Options) -> None:
         """Train on with other options; to be called on the training thread, between two batches.
 
-        Parameters, optimizer state, schedules, the swarm's epoch and the samples of the present one are kept, and so
+        Parameters, optimizer state, schedules, the swarm epoch and the samples of the present one are kept, and so
         is the place in the swarm.
 
         :raises OptionsError: if an option cannot be changed while training
@@ -514,7 +514,7 @@ class HivemindStrategy(OneDeviceStrategy):
         if moved is None or moved.ended_at is None or epoch != moved.ended_at + 1:
             return
         rank_zero_info(
-            f"The learning rate schedule was made for {moved.ended_at} epochs of the swarm, and training goes on with "
+            f"The learning rate schedule was made for {moved.ended_at} swarm epochs, and training goes on with "
             f"its last rate, {moved.optimizer.param_groups[0]['lr']:g}: other peers take part, or the Trainer has not "
             "come to its end yet. For a schedule that is P times as long, give it P times as many steps"
         )

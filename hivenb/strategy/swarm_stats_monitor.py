@@ -11,16 +11,17 @@ from hivenb.strategy.strategy import HivemindStrategy
 
 
 class SwarmStatsMonitor(Callback):
-    """Logs each epoch of the swarm to the Trainer's loggers, as ``LearningRateMonitor`` logs the rate.
+    """Logs each swarm epoch to the Trainer's loggers, as ``LearningRateMonitor`` logs the rate.
 
     The metrics, at the Trainer's ``global_step``:
 
     - ``hivemind_epoch``: global steps that the swarm has made
     - ``hivemind_peers``: peers in the run, this one included
-    - ``hivemind_group_size``: peers that averaged gradients in this epoch; 1 when it was alone or the round failed
+    - ``hivemind_group_size``: peers that averaged gradients in this swarm epoch; 1 when it was alone or the round
+      failed
     - ``hivemind_samples``: samples that this peer has put in
-    - ``hivemind_stalled_seconds``: seconds of the epoch for which its training stood still
-    - ``hivemind_left_out_batches``: batches of this peer so far that count for nothing, as their gradients were not
+    - ``hivemind_stalled_seconds``: seconds of the swarm epoch for which its training stood still
+    - ``hivemind_skipped_batches``: batches of this peer so far that count for nothing, as their gradients were not
       finite
 
     With a Trainer whose strategy is another one it does nothing.
@@ -46,7 +47,7 @@ class SwarmStatsMonitor(Callback):
             "hivemind_group_size": report.group_size,
             "hivemind_samples": report.samples,
             "hivemind_stalled_seconds": report.seconds,
-            "hivemind_left_out_batches": 0 if strategy.optimizer is None else strategy.optimizer.left_out.total,
+            "hivemind_skipped_batches": 0 if strategy.optimizer is None else strategy.optimizer.skipped_batches.total,
         }
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)

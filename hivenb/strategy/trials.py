@@ -69,7 +69,7 @@ class Trials:
         optimizer.end_trial()
         if self._training.options.reuse_grad_buffers:
             self._hooks.disable_zero_grad()
-        optimizer.left_out.note(True)
+        optimizer.skipped_batches.note(True)
 
     def note_found(self) -> None:
         """Training goes on after trials: a rate that one of them has found is how the optimizer was set up.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hivenb.engine.network.access.tokens import Authority, InviteKey, Secret
+from hivenb.engine.network.access.tokens import Admin, InviteKey, Secret
 from hivenb.errors import InviteError, SwarmError
 
 #: An invite is this, followed by compressed JSON without any character that a chat would change.
@@ -60,7 +60,7 @@ def read_invite(given: str | Iterable[object] | None) -> Invite:
 
 def _together(invites: Sequence[Invite]) -> Invite:
     keys = [one.key for one in invites if one.key is not None]
-    if len({key.authority for key in keys}) > 1:
+    if len({key.admin for key in keys}) > 1:
         raise InviteError("the invites lead into different swarms; give those of one")
     names = [one.run_id for one in invites if one.run_id is not None]
     addresses = dict.fromkeys(address for one in invites for address in one.addresses)
@@ -73,7 +73,7 @@ def check_together(secret: Secret | None, invite: Invite) -> None:
 
     :raises SwarmError: if they are of different swarms
     """
-    if secret is not None and invite.key is not None and Authority(secret).public != invite.key.authority:
+    if secret is not None and invite.key is not None and Admin(secret).public != invite.key.admin:
         raise SwarmError(
             "the secret is not that of the invite; leave out secret=, without which the invite lets you in"
         )

@@ -1,4 +1,4 @@
-"""Who is let into a swarm: its invites, how long they are good, whom its door was shown, and whom this peer blocks."""
+"""Who is let into a swarm: its invites, how long they are good, who is banned, and whom this peer blocks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import partial
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from hivenb.engine.network.access.revocation_sync import show_out
-from hivenb.engine.network.access.tokens import Authority, InviteKey, Membership
+from hivenb.engine.network.access.ban_list_sync import ban_peer
+from hivenb.engine.network.access.tokens import Admin, InviteKey, Membership
 from hivenb.engine.network.daemon import greet
 from hivenb.engine.network.dht import reachable_addresses
 from hivenb.engine.network.records import is_peer_id
@@ -87,8 +87,8 @@ logger = get_logger(__name__)
 #: Hours for which an invite can be good: a hundred years.
 MOST_HOURS = 876_600.0
 
-#: Seconds that all it takes to show a peer the door may take.
-_SHOWN_WITHIN = 60.0
+#: Seconds that all it takes to ban a peer may take.
+_BANNED_WITHIN = 60.0
 
 
 class Invites:
@@ -112,18 +112,18 @@ class Invites:
         membership = self.membership
         if membership is None or membership.secret is None:
             return None if membership is None else membership.key  # a guest passes on what it was given
-        return Authority(membership.secret).new_invite()
+        return Admin(membership.secret).new_invite()
 
     @property
-    def can_show_the_door(self) -> bool:
-        """See :attr:`hivenb.Swarm.can_show_the_door`."""
+    def can_ban(self) -> bool:
+        """See :attr:`hivenb.Swarm.can_ban`."""
         return self.membership is not None and self.membership.secret is not None
 
     @property
     def is_let_in(self) -> bool:
         """Whether the others let this peer in, as far as it knows."""
         membership = self.membership
-        return membership is None or not (membership.key.has_expired or self._peer_id in self.shown_the_door)
+        return membership is None or not (membership.key.has_expired or self._peer_id in self.banned)
 
     @property
     def invite(self) -> str:
@@ -132,41 +132,43 @@ class Invites:
 
     def invite_for(self, hours: float) -> str:
         """See :meth:`hivenb.Swarm.invite_for`."""
-        authority = self._authority("an invite that expires")
+        admin = self._admin("an invite that expires")
         if isinstance(hours, bool) or not isinstance(hours, (int, float)) or not 0 < hours <= MOST_HOURS:
             raise SwarmError(
                 f"an invite is good for more than 0 and up to {MOST_HOURS:.0f} hours, and not for {hours!r}"
             )
-        return self._encode(authority.new_invite(math.ceil(time.time() + 3600 * hours)))
+        return self._encode(admin.new_invite(math.ceil(time.time() + 3600 * hours)))
 
-    def check_show_out(self, peer_id: str) -> None:
-        """Refuse what :meth:`show_the_door` would.
+    def check_ban(self, peer_id: str) -> None:
+        """Refuse what :meth:`ban` would.
 
         :raises SwarmError: if that is no peer's id, or this one's own; if this peer does not know the secret
         """
-        self._authority("who is out")
+        self._admin("who is banned")
         if peer_id == self._peer_id:
-            raise SwarmError("this peer cannot show itself the door; close the swarm instead")
+            raise SwarmError("this peer cannot ban itself; close the swarm instead")
         read_peer_id(peer_id)
 
-    def show_the_door(self, peer_id: str) -> None:
-        """See :meth:`hivenb.Swarm.show_the_door`; local peers are left to whoever has them."""
-        self.check_show_out(peer_id)
-        show = partial(show_out, read_peer_id(peer_id))
-        revoked = self._running.require().run_coroutine(show, return_future=True).result(_SHOWN_WITHIN)
+    def ban(self, peer_id: str) -> None:
+        """See :meth:`hivenb.Swarm.ban`; local peers are left to whoever has them."""
+        self.check_ban(peer_id)
+        show = partial(ban_peer, read_peer_id(peer_id))
+        revoked = self._running.require().run_coroutine(show, return_future=True).result(_BANNED_WITHIN)
         with self._changing:
             self._invite_key = self._new_key()
             if self._local_key is not None and revoked == self._local_key.public:
                 self._local_key = self._new_key()
         if not revoked:
-            logger.warning(f"{peer_id} is out, but not its invite, which is not known: it has never answered this peer")
+            logger.warning(
+                f"{peer_id} is banned, but not its invite, which is not known: it has never answered this peer"
+            )
 
     @property
-    def shown_the_door(self) -> tuple[str, ...]:
-        """See :attr:`hivenb.Swarm.shown_the_door`."""
+    def banned(self) -> tuple[str, ...]:
+        """See :attr:`hivenb.Swarm.banned`."""
         dht = self._running.unless_closed
-        door = None if dht is None else dht.door
-        return () if door is None else tuple(sorted(PeerID(peer).to_base58() for peer in door.list.out))
+        ban_list = None if dht is None else dht.ban_list
+        return () if ban_list is None else tuple(sorted(PeerID(peer).to_base58() for peer in ban_list.list.banned))
 
     def way_in(self) -> tuple[str, ...]:
         """What a peer on this machine joins with; it knows the name of its run.
@@ -180,10 +182,10 @@ class Invites:
         addresses = reachable_addresses(self._running.require())
         return encode_invite(addresses, key, None if run_id == DEFAULT_RUN_ID else run_id)
 
-    def _authority(self, what: str) -> Authority:
+    def _admin(self, what: str) -> Admin:
         membership = self.membership
         if membership is None:
             raise SwarmError(f"this swarm is open to all, and nobody decides {what}; open a private one with Swarm()")
         if membership.secret is None:
             raise SwarmError(f"only the peer that opened the swarm, or knows its secret, decides {what}; ask it to")
-        return Authority(membership.secret)
+        return Admin(membership.secret)

@@ -35,7 +35,7 @@ class Settings:
     """
 
     public: bool = False
-    open: bool = False
+    private: bool = True
     secret: Secret | None = None
     invite_key: InviteKey | None = None
     host_maddrs: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Settings:
         if not (self.initial_peers and other.initial_peers) or self.secret != other.secret:
             return False
         if self.invite_key is not None and other.invite_key is not None:
-            return self.invite_key.authority == other.invite_key.authority
+            return self.invite_key.admin == other.invite_key.admin
         # addresses alone: those of one peer at least are the same
         ids = [{one.rpartition("/p2p/")[2] for one in settings.initial_peers} for settings in (self, other)]
         return self.invite_key is other.invite_key and bool(ids[0] & ids[1])
@@ -94,10 +94,10 @@ class Settings:
         """Whether others than this machine can reach this peer: those of a swarm that is joined there have to."""
         return self.public or not all(map(is_loopback, self.initial_peers))
 
-    def credential(self) -> Secret | InviteKey | None:
+    def key_or_secret(self) -> Secret | InviteKey | None:
         """What lets this peer into its swarm: a new secret, unless something was given or the swarm is open to all."""
         given = self.secret or self.invite_key
-        return given if given is not None or self.open or self.initial_peers else Secret.random()
+        return given if given is not None or not self.private or self.initial_peers else Secret.random()
 
     def dht_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of the DHT, but for what lets it in."""
@@ -139,9 +139,9 @@ def read_settings(settings: Mapping[str, Any]) -> Settings:
     invite = read_invite(given.get("initial_peers"))
     secret = as_secret(given.get("secret"))
     check_together(secret, invite)
-    if given.get("open") and (secret or invite.key) is not None:
+    if not given.get("private", True) and (secret or invite.key) is not None:
         where = "the invite is to a private swarm" if invite.key else "a swarm with a secret is private"
-        raise SwarmError(f"{where}, which open=True does not make open; leave one of them out")
+        raise SwarmError(f"{where}, which private=False does not open; leave one of them out")
     found = {"initial_peers": invite.addresses, "secret": secret, "invite_key": invite.key, "run_id": invite.run_id}
     return Settings(**given | found)
 

@@ -31,36 +31,36 @@ from hivenb.swarm.starting import RunningDHT, Settings, read_settings, start_dht
 from hivenb.system.environment import detect, require_linux
 from hivenb.system.logs import collect_logs
 
-# -- onlookers -------------------------------------------------------------------------------------------------------
+# -- observers ---------------------------------------------------------------------------------------------------------
 #
 # Who looks at a swarm, and stops looking when it is closed.
 
 
-class Onlooker(Protocol):
+class Observer(Protocol):
     """What shows a swarm, or something of it."""
 
     def close(self) -> None:
         """Look no more, and let go of what was looked at. May be called twice."""
 
 
-class Onlookers:
+class Observers:
     """Those who look at one swarm, for as long as somebody else holds them. Any thread may call."""
 
     def __init__(self) -> None:
-        self._onlookers: weakref.WeakSet[Onlooker] = weakref.WeakSet()
+        self._observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
-    def add(self, onlooker: Onlooker) -> None:
+    def add(self, observer: Observer) -> None:
         """Let somebody know when the swarm is closed."""
-        self._onlookers.add(onlooker)
+        self._observers.add(observer)
 
     def close(self) -> None:
         """The swarm is closed."""
-        for onlooker in list(self._onlookers):
-            onlooker.close()
+        for observer in list(self._observers):
+            observer.close()
 
     def forget(self) -> None:
         """Let nobody know: the process ends, and takes them along."""
-        self._onlookers.clear()
+        self._observers.clear()
 
 
 # -- swarm -----------------------------------------------------------------------------------------------------------
@@ -91,10 +91,12 @@ class Swarm:
 
     :param name: name of the swarm in this process
     :param public: listen on the network instead of on this machine alone; a swarm that is joined elsewhere always does
-    :param open: let everybody in who can reach an address, peers of plain hivemind among them. Nothing is secret then
+    :param private: let only those in who have an invite, or the secret. With ``False`` everybody comes in who can
+      reach an address, peers of plain hivemind among them, and nothing is secret; so does everybody in a swarm that is
+      joined by addresses without a secret, whatever this says
     :param secret: from which the keys of its invites follow, instead of one at random; at least 32 characters. Invites
       stay good when the swarm is opened anew with the same secret, ``identity_path`` and port, as ``host_maddrs`` says
-      it, at the same address. Whoever is given addresses with it can invite others, and put them out
+      it, at the same address. Whoever is given addresses with it can invite others, and ban them
     :param host_maddrs: multiaddresses to listen at, instead of those that ``public`` stands for
     :param announce_maddrs: multiaddresses under which others can reach this machine, if it cannot see them itself
     :param initial_peers: an invite, or addresses of peers of a swarm to join, which is open to all unless ``secret`` is
@@ -104,8 +106,8 @@ class Swarm:
       joins are asked whether they reach it; if not, it is reached through a relay, if they are one, or is a client
     :param public_name: what the others see beside this peer's id; up to 40 characters of it. Nothing proves a name
     :param relay_service: whether to relay between peers that cannot reach each other; in a private swarm between its
-      members alone. Others have to reach this machine themselves. By default in open swarms, within the limits of plain
-      hivemind; ``hivenb relay`` opens a swarm that does
+      members alone. Others have to reach this machine themselves. By default in those that are not private, within the
+      limits of plain hivemind; ``hivenb relay`` opens a swarm that does
     :param startup_timeout: seconds that the libp2p daemon is given to start
     :raises InviteError: if an invite or address cannot be read
     :raises NotInvitedError: if the swarm to join is private, and does not let this peer in
@@ -143,7 +145,7 @@ class Swarm:
         name: str = "default",
         *,
         public: bool = False,
-        open: bool = False,
+        private: bool = True,
         secret: str | Secret | None = None,
         host_maddrs: Iterable[str] = (),
         announce_maddrs: Iterable[str] = (),
@@ -192,14 +194,14 @@ class Swarm:
         self._settings = settings
         self._owner_pid = os.getpid()
         self._closing = threading.RLock()
-        self.logs, self.onlookers = collect_logs(), Onlookers()
+        self.logs, self.observers = collect_logs(), Observers()
         #: what trains here
         self.runs = Runs(settings.run_id or DEFAULT_RUN_ID)
         #: under which names models train here; of a swarm that was joined, the names are those of the others
         self.run_names = RunNames()
         if settings.public and not settings.initial_peers and not detect().reachable:
             warnings.warn(_NOBODY_CAN_JOIN, stacklevel=3)  # of the cell: a log is looked at when it is too late
-        dht = start_dht(settings.dht_kwargs() | {"secret": settings.credential()})
+        dht = start_dht(settings.dht_kwargs() | {"secret": settings.key_or_secret()})
         try:
             is_first = settings.public and not settings.initial_peers and detect().reachable
             if is_first and all(map(is_loopback, reachable_addresses(dht))):
@@ -235,10 +237,10 @@ class Swarm:
         """Whether others have opened it, so that its runs are theirs, too."""
         return bool(self._settings.initial_peers)
 
-    def revive(self) -> None:
+    def restart_if_ended(self) -> None:
         """Start the DHT anew, as the same peer, if that has been given up; a run that is started does so."""
         if (dht := self._running.unless_closed) is not None:
-            dht.revive()
+            dht.restart_if_ended()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -291,18 +293,18 @@ class Swarm:
         return "invited only" if self.is_private else "anybody can join"
 
     @property
-    def can_show_the_door(self) -> bool:
-        """Whether this peer knows the secret, as who opened a private swarm does, and can put others out."""
-        return self._invites.can_show_the_door
+    def can_ban(self) -> bool:
+        """Whether this peer knows the secret, as who opened a private swarm does, and can ban others."""
+        return self._invites.can_ban
 
     @property
     def invite(self) -> str:
         """One word to give to others, for :meth:`join` or ``hivenb join``. Whoever reads it can join, too.
 
         It holds the addresses, the name of the newest run that trains, or will, and, of a private swarm, a key that its
-        authority has signed.
+        admin has signed.
         It is good until the swarm is closed; that of a peer that was invited itself, for as long as the one it came by.
-        After :meth:`show_the_door` it is another one, and for the peer that was put out the old one is good no more.
+        After :meth:`ban` it is another one, and for the peer that was banned the old one is good no more.
         """
         return self._invites.invite
 
@@ -315,25 +317,25 @@ class Swarm:
         """
         return self._invites.invite_for(hours)
 
-    def show_the_door(self, peer_id: str) -> None:
-        """Put a peer out of the swarm, for everybody and for good. Takes some seconds until all know.
+    def ban(self, peer_id: str) -> None:
+        """Ban a peer from the swarm, for everybody and for good. Takes some seconds until all know.
 
         Nobody comes in by its invite any more, under whatever id, and :attr:`invite` is another one from now on. Those
         of whom this peer has heard that came by the same invite stay. A peer on this machine is not started again.
 
         :param peer_id: as ``swarm.peers()`` tells it
         :raises SwarmError: if that is no peer's id, or this one's own; if this peer does not know the secret of the
-          swarm, as one that was invited itself; if too many are out; if the swarm is closed
+          swarm, as one that was invited itself; if too many are banned; if the swarm is closed
         """
-        self._invites.check_show_out(peer_id)
+        self._invites.check_ban(peer_id)
         self.local.leave_dead(peer_id)  # before it has died of it
-        self._invites.show_the_door(peer_id)
-        self.local.put_out(self.shown_the_door)
+        self._invites.ban(peer_id)
+        self.local.end_banned(self.banned)
 
     @property
-    def shown_the_door(self) -> tuple[str, ...]:
-        """Ids of the peers that are out; none after the swarm is closed."""
-        return self._invites.shown_the_door
+    def banned(self) -> tuple[str, ...]:
+        """Ids of the banned peers; none after the swarm is closed."""
+        return self._invites.banned
 
     @property
     def blocked(self) -> tuple[str, ...]:
@@ -405,7 +407,7 @@ class Swarm:
         with self._registry_lock:
             if self._open.get(self.name) is self:
                 del self._open[self.name]
-        self.onlookers.close()
+        self.observers.close()
 
     def __enter__(self) -> Swarm:
         return self
@@ -445,7 +447,7 @@ _join.__signature__ = with_keywords(_join, _settings_to_join)
 
 def _close_all() -> None:
     for swarm in list(Swarm._open.values()):
-        swarm.onlookers.forget()
+        swarm.observers.forget()
         swarm.close()
 
 

@@ -170,7 +170,7 @@ class ShownComparison(Comparison):
             _shown_in[self] = cell
 
     def png(self) -> bytes | None:
-        """The losses of all, against time and against epochs of the swarm, as a PNG; ``None`` while there are none."""
+        """The losses of all, against time and against swarm epochs, as a PNG; ``None`` while there are none."""
         return picture(self)
 
     def as_html(self, png: bytes | None, note: str = "") -> str:
@@ -339,7 +339,7 @@ def compare(
 
     Each training starts from the same parameters and random numbers, in a swarm of its own with as many peers. While
     they work, a table and curves in the cell, or a line in a terminal, say how far they are. The comparison has time
-    per epoch, share of it for which training stood still, bytes sent per epoch, memory that this training took, the
+    per swarm epoch, share of it for which training stood still, bytes sent in it, memory that this training took, the
     loss of training and that of validation, and the curves in one picture.
 
     An interrupt (Kernel > Interrupt, or Ctrl+C) ends the comparison, not what it has found: the training at work is
@@ -349,7 +349,7 @@ def compare(
     :param options: by the name under which to compare them
     :param model: the LightningModule to begin with; it stays as it is
     :param data: as for :class:`hivenb.TrainingRun`
-    :param epochs: of the swarm, for each, after all peers have met; at least 2
+    :param epochs: swarm epochs for each, after all peers have met; at least 2
     :param local_peers: further peers, as processes on this machine
     :param seed: of all random numbers
     :param swarm_settings: keyword arguments of :class:`hivenb.Swarm` for the swarm of each training, such as addresses

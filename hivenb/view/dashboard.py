@@ -218,7 +218,7 @@ class Dashboard:
         self._view: _View | None = None
         self._closed: ClosedDashboard | None = None
         self._saved_pictures: list[SavedPicture] = []
-        run.swarm.onlookers.add(self)
+        run.swarm.observers.add(self)
 
     @property
     def run(self) -> TrainingRun:
@@ -305,7 +305,7 @@ class _View:
         self._is_closed = False
         self._refresher = Refresher(self._draw, self._failed, interval)
 
-        self._invited_to = run.swarm.newest_run_id, run.swarm.shown_the_door
+        self._invited_to = run.swarm.newest_run_id, run.swarm.banned
         self.run_panel = RunPanel(
             self._invite(),
             {
@@ -318,7 +318,7 @@ class _View:
             run.swarm.who_can_join,
         )
         self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model), buffer_bytes(run.model))
-        self.peers_panel = PeersPanel(self._ask_for_local_peers, self._restart_local_peers, self._block, self._show_out)
+        self.peers_panel = PeersPanel(self._ask_for_local_peers, self._restart_local_peers, self._block, self._ban)
         self.log_panel, self.code_panel, self.marks_panel = LogPanel(), CodePanel(), MarksPanel()
         self.advice_panel = AdvicePanel(self._follow_advice)
         self.chart_panel = ChartPanel(self._draw_charts_again)
@@ -367,7 +367,7 @@ class _View:
 
     def _look_at_invite(self) -> None:
         """Show the invite anew when it leads to another run, or lets others in than before."""
-        shown = self._run.swarm.newest_run_id, self._run.swarm.shown_the_door
+        shown = self._run.swarm.newest_run_id, self._run.swarm.banned
         if shown != self._invited_to:
             self._invited_to = shown
             self._refresher.submit(lambda: self.run_panel.show_invite(self._invite(), self._run.swarm.who_can_join))
@@ -396,7 +396,7 @@ class _View:
     def _roll_back(self) -> None:
         epoch = self._run.roll_back(wait=False)
         when = "" if self._run.is_active else " when the run starts again"
-        self._say(f"Returns to the state of epoch {epoch:,}{when}.")
+        self._say(f"Returns to the state of swarm epoch {epoch:,}{when}.")
 
     def _draw_charts_again(self) -> None:
         # What is wrong stays said meanwhile.
@@ -432,8 +432,8 @@ class _View:
 
         self._handing_in(change)()
 
-    def _show_out(self, peer_id: str) -> None:
-        self._handing_in(lambda: self._run.swarm.show_the_door(peer_id))()
+    def _ban(self, peer_id: str) -> None:
+        self._handing_in(lambda: self._run.swarm.ban(peer_id))()
 
     def _restart_local_peers(self, restart: bool) -> None:
         def change() -> None:

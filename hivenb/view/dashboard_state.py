@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hivenb.options.options import Options
     from hivenb.run.status import RunStatus
     from hivenb.run.training import TrainingRun
-    from hivenb.swarm.roster import Member
+    from hivenb.swarm.members import Member
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class OptionsState:
             run.pending_options,
             run.pending_epoch,
             None if error is None else f"{type(error).__name__}: {error}",
-            run.why_not_host,
+            run.not_host_reason,
             script_of(run, is_active=run.status.state.is_active),
         )
 
@@ -67,13 +67,13 @@ class Standing:
     :param name: of the run
     :param length: how long it has trained, and how far it is
     :param swarm_is_open: otherwise the run cannot be started any more
-    :param kept_epoch: of the last good state, to which it can return; ``None`` while there is none
+    :param snapshot_epoch: of the last good state, to which it can return; ``None`` while there is none
     """
 
     name: str
     length: Length = field(default_factory=Length)
     swarm_is_open: bool = True
-    kept_epoch: int | None = None
+    snapshot_epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class DashboardState:
     :param options: of the run
     :param log: its last lines, newest last
     :param blocked: ids of the peers that a person has blocked
-    :param can_show_the_door: whether this peer can put others out of the swarm
+    :param can_ban: whether this peer can ban others from the swarm
     """
 
     status: RunStatus
@@ -126,7 +126,7 @@ class DashboardState:
     options: OptionsState
     log: tuple[str, ...]
     blocked: tuple[str, ...] = ()
-    can_show_the_door: bool = False
+    can_ban: bool = False
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -156,11 +156,11 @@ class DashboardState:
         length = length_of(run.trainer, snapshot, status.state.is_active)
         now = cls(
             status,
-            Standing(run.options.run_id, length, run.swarm.is_open, run.kept_epoch),
+            Standing(run.options.run_id, length, run.swarm.is_open, run.snapshot_epoch),
             snapshot,
-            run.roster.members,
+            run.members,
             LocalPeersNow.of(run),
             options,
-            tuple(run.log),
+            tuple(run.log_lines),
         )
-        return replace(now, blocked=run.swarm.blocked, can_show_the_door=run.swarm.can_show_the_door)
+        return replace(now, blocked=run.swarm.blocked, can_ban=run.swarm.can_ban)

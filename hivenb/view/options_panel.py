@@ -369,7 +369,9 @@ def waiting(options: OptionsState, state: str = "training") -> str:
     names = () if pending is None else options.in_force.difference(pending)
     own = [FIELDS[name].label for name in names if not FIELDS[name].swarm_wide]
     shared = [FIELDS[name].label for name in names if FIELDS[name].swarm_wide]
-    at_all = "At one of the next epochs, at all peers" if epoch is None else f"At epoch {epoch:,}, at all peers"
+    at_all = (
+        "At one of the next swarm epochs, at all peers" if epoch is None else f"At swarm epoch {epoch:,}, at all peers"
+    )
     soon = {"starting": "At the first batch", "stopping": "Once it has stopped"}.get(state, "At the next batch")
     parts = ((soon, own), (soon if state == "stopping" else at_all, shared))
     return " ".join(f"{when}: {', '.join(labels)}." for when, labels in parts if labels)
@@ -379,11 +381,13 @@ def _expected(shapes: Shapes, buffers: int, options: Options, peers: int) -> str
     """What an epoch will send, in a sentence; empty where it cannot be told."""
     together = max(peers, 2)
     sent = epoch_bytes(shapes, options, together, buffers)
-    period = "an epoch" if options.average_state_every == 1 else f"every {options.average_state_every} epochs"
+    period = (
+        "a swarm epoch" if options.average_state_every == 1 else f"every {options.average_state_every} swarm epochs"
+    )
     gradients = f"{words.size(sent.gradients)} of gradients" if sent.gradients else ""
     parameters = f"{words.size(sent.parameters)} of parameters {period}" if sent.parameters else ""
-    if gradients and period != "an epoch":
-        gradients += " an epoch"
+    if gradients and period != "a swarm epoch":
+        gradients += " a swarm epoch"
     known = " and ".join(part for part in (gradients, parameters) if part)
     each = f"Each of {peers} peers" if peers > 1 else "With a second peer, each"
     return f"{each} sends about {known}, and receives as much." if known else ""

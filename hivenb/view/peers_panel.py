@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hivenb.engine.network.addresses import Reach
+from hivenb.swarm.members import Presence
 from hivenb.swarm.peer_id import short_id
-from hivenb.swarm.roster import Presence
 from hivenb.view import words
 from hivenb.view.dashboard_state import DashboardState
 from hivenb.view.display import require_ipywidgets
@@ -16,12 +16,12 @@ from hivenb.view.not_yet import ANY_TIME, Situation, no_peers_listed
 from hivenb.view.style import note, safe, trouble
 
 if TYPE_CHECKING:
-    from hivenb.swarm.roster import Member
+    from hivenb.swarm.members import Member
 
 
 # -- blocking panel --------------------------------------------------------------------------------------------------
 #
-# A list of peers, a button that blocks one of them, or no longer, and one that puts it out of the swarm.
+# A list of peers, a button that blocks one of them, or no longer, and one that bans it from the swarm.
 
 
 _BLOCK_TOOLTIP = (
@@ -29,11 +29,11 @@ _BLOCK_TOOLTIP = (
     "before: swarm.block(peer_id), swarm.unblock(peer_id)"
 )
 
-_DOOR = "Show the door"
+_BAN = "Ban"
 _BAN_TOOLTIP = (
-    "puts the peer out of the swarm, for everybody and for good, where Block is for this peer alone; nobody new comes "
+    "bans the peer from the swarm, for everybody and for good, where Block is for this peer alone; nobody new comes "
     "in by its invite, and yours is another one from then on. Those who came by the same invite stay. Press twice: "
-    "swarm.show_the_door(peer_id)"
+    "swarm.ban(peer_id)"
 )
 
 #: A list of thousands is of no use.
@@ -41,21 +41,19 @@ MAX_OFFERED = 100
 
 
 class BlockingPanel:
-    """Blocks peers by hand, and shows them the door where that can be done.
+    """Blocks peers by hand, and bans them where that can be done.
 
     :param change: called with a peer's id and whether it is to be blocked; the front end's handlers call it, so it
         must return at once
-    :param show_out: called in the same way with the id of a peer that is to be put out
+    :param ban: called in the same way with the id of a peer that is to be banned
     """
 
-    def __init__(
-        self, change: Callable[[str, bool], None], show_out: Callable[[str], None] = lambda peer_id: None
-    ) -> None:
+    def __init__(self, change: Callable[[str, bool], None], ban: Callable[[str], None] = lambda peer_id: None) -> None:
         widgets = require_ipywidgets()
-        self._change, self._show_out = change, show_out
+        self._change, self._ban = change, ban
         self._blocked: frozenset[str] = frozenset()
-        #: who is put out by the next click
-        self._doomed = ""
+        #: who is banned by the next click
+        self._to_be_banned = ""
         self._is_closed = False
         self.peers = widgets.Dropdown(
             options=[("", "")],
@@ -67,19 +65,19 @@ class BlockingPanel:
         self.button = widgets.Button(
             description="Block", disabled=True, layout=widgets.Layout(width="90px", margin="3px 0 2px 12px")
         )
-        self.door = widgets.Button(
-            description=_DOOR,
+        self.ban_button = widgets.Button(
+            description=_BAN,
             disabled=True,
             layout=widgets.Layout(width="150px", margin="2px 28px 2px 12px"),
             **tooltip(_BAN_TOOLTIP),
         )
-        self._helped_door = with_help(self.door, _BAN_TOOLTIP)
-        self._helped_door.layout.display = "none"
+        self._helped_ban = with_help(self.ban_button, _BAN_TOOLTIP)
+        self._helped_ban.layout.display = "none"
         self.peers.observe(lambda change: self._label(), names="value")
         self.button.on_click(self._on_click)
-        self.door.on_click(self._on_door)
+        self.ban_button.on_click(self._on_ban)
         self.widget = widgets.HBox(
-            [with_help(self.peers, _BLOCK_TOOLTIP), self.button, self._helped_door],
+            [with_help(self.peers, _BLOCK_TOOLTIP), self.button, self._helped_ban],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", overflow="visible"),
         )
         self.widget.add_class("hivenb-low")
@@ -89,8 +87,8 @@ class BlockingPanel:
         self._blocked = frozenset(now.blocked)
         names = {member.peer.peer_id: member.name for member in now.members if not member.peer.is_self}
         ids = dict.fromkeys([*now.blocked, *names])
-        if (shown := "flex" if now.can_show_the_door else "none") != self._helped_door.layout.display:
-            self._helped_door.layout.display = shown
+        if (shown := "flex" if now.can_ban else "none") != self._helped_ban.layout.display:
+            self._helped_ban.layout.display = shown
         offered = [("", ""), *((_label_of(one, names.get(one, "")), one) for one in list(ids)[:MAX_OFFERED])]
         if tuple(offered) != tuple(self.peers.options):
             chosen = self.peers.value
@@ -101,27 +99,27 @@ class BlockingPanel:
 
     def close(self) -> None:
         """Grey it out."""
-        self._is_closed = self.peers.disabled = self.button.disabled = self.door.disabled = True
+        self._is_closed = self.peers.disabled = self.button.disabled = self.ban_button.disabled = True
 
     def _label(self) -> None:
         is_blocked = self.peers.value in self._blocked
         self.button.description = "Unblock" if is_blocked else "Block"
-        self.button.disabled = self.door.disabled = self.peers.disabled or not self.peers.value
-        if self._doomed != self.peers.value:
-            self._doomed = ""
-        self.door.description = "Out for everybody?" if self._doomed else _DOOR
+        self.button.disabled = self.ban_button.disabled = self.peers.disabled or not self.peers.value
+        if self._to_be_banned != self.peers.value:
+            self._to_be_banned = ""
+        self.ban_button.description = "Ban for everybody?" if self._to_be_banned else _BAN
 
     def _on_click(self, button: Any) -> None:
         if self.peers.value and not self._is_closed:
             self._change(self.peers.value, self.peers.value not in self._blocked)
 
-    def _on_door(self, button: Any) -> None:
+    def _on_ban(self, button: Any) -> None:
         chosen = self.peers.value
         if not chosen or self._is_closed:
             return
-        if self._doomed == chosen:
-            self._show_out(chosen)
-        self._doomed = "" if self._doomed == chosen else chosen
+        if self._to_be_banned == chosen:
+            self._ban(chosen)
+        self._to_be_banned = "" if self._to_be_banned == chosen else chosen
         self._label()
 
 
@@ -165,7 +163,7 @@ class PeersPanel:
         call it, so it must return at once
     :param restart: called with whether those that die are to be started again; must return at once, too
     :param block: called in the same way with a peer's id, and whether it is to be blocked
-    :param show_out: called in the same way with the id of a peer that is to be shown the door
+    :param ban: called in the same way with the id of a peer that is to be banned
     """
 
     def __init__(
@@ -173,7 +171,7 @@ class PeersPanel:
         ask_for: Callable[[int], None],
         restart: Callable[[bool], None] = lambda on: None,
         block: Callable[[str, bool], None] = lambda peer_id, is_blocked: None,
-        show_out: Callable[[str], None] = lambda peer_id: None,
+        ban: Callable[[str], None] = lambda peer_id: None,
     ) -> None:
         widgets = require_ipywidgets()
         self._ask_for, self._restart = ask_for, restart
@@ -201,7 +199,7 @@ class PeersPanel:
             [with_help(self.slider, _TOOLTIP), with_help(self.restart, _RESTART_TOOLTIP), self._remark],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", overflow="visible"),
         )
-        self.blocking = BlockingPanel(block, show_out)
+        self.blocking = BlockingPanel(block, ban)
         whole = [row, self._trouble, self._table, self.blocking.widget]
         self.widget = widgets.VBox(whole, layout=widgets.Layout(overflow="visible"))
 
@@ -249,7 +247,7 @@ def peers_html(members: Sequence[Member], local_ids: Mapping[str, int] | None = 
     if not members:
         return note(no_peers_listed(now))
     head = (
-        '<tr><th>peer</th><th></th><th class="number">epoch</th><th class="number extra">speed</th>'
+        '<tr><th>peer</th><th></th><th class="number" title="swarm epoch">epoch</th><th class="number extra">speed</th>'
         '<th title="of all samples that were put into the run">share</th><th class="number extra">samples</th>'
         '<th class="extra">here since</th><th>last seen</th></tr>'
     )
@@ -321,9 +319,9 @@ def _row(member: Member, local_number: int | None) -> str:
 
 
 def _reason(member: Member) -> str:
-    if not member.left_out:
+    if not member.why_excluded:
         return ""
-    return f'<tr class="reason"><td colspan="8">{note(f"no round waits for it: {member.left_out}")}</td></tr>'
+    return f'<tr class="reason"><td colspan="8">{note(f"no round waits for it: {member.why_excluded}")}</td></tr>'
 
 
 def _kind(member: Member, local_number: int | None) -> str:

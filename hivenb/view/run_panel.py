@@ -89,7 +89,7 @@ class RunPanel:
         enabled = ENABLED.get(str(now.status.state.value), frozenset()) if now.standing.swarm_is_open else frozenset()
         for name, button in self.buttons.items():
             button.disabled = name not in enabled
-        self._offer_return(now.standing.kept_epoch)
+        self._offer_return(now.standing.snapshot_epoch)
         if not self._is_closed:
             self._invite.value = self._shown_invite if now.standing.swarm_is_open else note(SWARM_CLOSED)
         troubles = "\n".join(text for text in (now.status.error, trouble) if text)
@@ -98,7 +98,9 @@ class RunPanel:
     def _offer_return(self, epoch: int | None) -> None:
         button = self.buttons["roll_back"]
         button.disabled = button.disabled or epoch is None
-        where = "the last good state, once there is one" if epoch is None else f"the good state of epoch {epoch:,}"
+        where = (
+            "the last good state, once there is one" if epoch is None else f"the good state of swarm epoch {epoch:,}"
+        )
         button.tooltip = f"return to {where}: run.roll_back()"
 
     def show_invite(self, invite: str, who_can_join: str = "") -> None:
@@ -122,15 +124,15 @@ def status_html(status: RunStatus, standing: Standing) -> str:
     state = str(status.state.value)
     share = status.samples / status.target_batch_size if status.target_batch_size else 0.0
     percent = 100 * min(max(share, 0.0), 1.0)
-    figures = [f"epoch <b>{words.count(status.epoch)}</b>", _goal(standing.length), _times(standing.length)]
+    figures = [f"swarm epoch <b>{words.count(status.epoch)}</b>", _goal(standing.length), _times(standing.length)]
     if status.num_peers:
         figures.append(f"<b>{words.count(status.num_peers)}</b> {'peer' if status.num_peers == 1 else 'peers'}")
     figures.append(_speed(status.swarm_samples_per_second, "samples/s"))
     if status.loss is not None:
         figures.append(f"loss <b>{safe(words.value(status.loss))}</b>")
-    if status.left_out:
-        batches = "batch" if status.left_out == 1 else "batches"
-        figures.append(f"<b>{words.count(status.left_out)}</b> {batches} left out")
+    if status.skipped_batches:
+        batches = "batch" if status.skipped_batches == 1 else "batches"
+        figures.append(f"<b>{words.count(status.skipped_batches)}</b> {batches} skipped")
     origin = f'<span class="unit">{safe(status.origin)}</span>' if status.origin else ""
     spans = f'<span class="name" title="run_id={safe(repr(standing.name))}">{safe(standing.name)}</span>'
     spans += origin + "".join(f'<span class="unit">{figure}</span>' for figure in figures if figure)
@@ -139,7 +141,7 @@ def status_html(status: RunStatus, standing: Standing) -> str:
         f'<div class="hivenb-header"><div class="hivenb-facts"><span>{dot}<b>{safe(words.state(state))}</b></span>'
         f"{spans}</div>"
         '<div class="hivenb-progress"><div class="track" role="progressbar" aria-valuemin="0" '
-        f'aria-valuemax="100" aria-valuenow="{percent:.0f}" aria-label="samples to the next epoch">'
+        f'aria-valuemax="100" aria-valuenow="{percent:.0f}" aria-label="samples to the next swarm epoch">'
         f'<div class="done" style="width: {percent:.1f}%"></div></div>'
         f'<div class="words">{safe(progress(status))}</div></div></div>'
     )

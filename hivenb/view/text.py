@@ -18,7 +18,7 @@ from hivenb.view.not_yet import ANY_TIME, Situation, no_peers_listed
 
 if TYPE_CHECKING:
     from hivenb.run.status import RunStatus
-    from hivenb.swarm.roster import Member
+    from hivenb.swarm.members import Member
 
 #: How one is connected, if that is not how most are.
 _WORTH_A_WORD = (Reach.RELAYED, Reach.NOT)
@@ -58,7 +58,7 @@ def status_line(status: RunStatus, bar_width: int = 20) -> str:
     share = status.samples / status.target_batch_size if status.target_batch_size else 0.0
     parts = [
         words.state(status.state),
-        f"epoch {words.count(status.epoch)}",
+        f"swarm epoch {words.count(status.epoch)}",
         f"{bar(share, bar_width)} {progress(status)}",
         *([words.counted(status.num_peers, "peer")] if status.num_peers else []),
         words.rate(speed),
@@ -90,8 +90,8 @@ def summary(
     if status.origin or status.elsewhere:
         where = who_trains_elsewhere(status.elsewhere, run_id) if status.elsewhere else ""
         lines += [printable("; ".join(one for one in (f"run {run_id}: {status.origin}", where) if one))]
-    if status.left_out:
-        lines += [f"{words.counted(status.left_out, 'batch')} left out, as their gradients were not finite"]
+    if status.skipped_batches:
+        lines += [f"{words.counted(status.skipped_batches, 'batch')} skipped, as their gradients were not finite"]
     if status.error:
         lines += [f"failed: {printable(status.error)}"]
     figures = figure_lines(snapshot)

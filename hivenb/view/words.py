@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hivenb.swarm.roster import Member
+    from hivenb.swarm.members import Member
 
 STATES = {
     "ready": "ready to start",

@@ -139,7 +139,7 @@ def test_the_demo_trains_with_two_peers_and_leaves_figures_and_a_picture(tmp_pat
 def test_others_join_the_demo_and_ctrl_c_ends_it(tmp_path):
     with running([*HIVENB, "demo", "--peers", "1", "--epochs", "100000", "--png", "out.png"], tmp_path) as demo:
         invite = demo.wait_for(r"hivenb join (hivenb://\S+) --task digits", 90)[1]
-        demo.wait_for(r"training +epoch [1-9]", 90)
+        demo.wait_for(r"training +swarm epoch [1-9]", 90)
 
         with running([*HIVENB, "join", invite, "--task", "text"], tmp_path) as stranger:
             assert stranger.wait(120) == 1, stranger.output
@@ -173,7 +173,7 @@ def test_who_joins_by_an_invite_takes_part_in_the_run_that_it_is_of(swarm, tmp_p
     run.start()
     with running([*HIVENB, "join", swarm.invite, "--name", "Ann"], tmp_path) as guest:
         guest.wait_for("joined the swarm; training digits in the run 'lightning_run'", 90)
-        eventually(lambda: run.status.num_peers == 2 and "Ann" in [one.name for one in run.roster.members], 60)
+        eventually(lambda: run.status.num_peers == 2 and "Ann" in [one.name for one in run.members], 60)
         guest.interrupt()
         assert guest.wait(60) == 0, guest.output
 

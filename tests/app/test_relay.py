@@ -93,7 +93,7 @@ def test_a_relay_is_joined_by_its_invite_and_is_the_same_one_again(tmp_path: Pat
             peers.add(peer)
             with hivenb.Swarm.join(invites[0], "guest") as guest:
                 assert guest.is_private
-                assert not guest.can_show_the_door
+                assert not guest.can_ban
                 assert peer in connected_to(guest)
                 relay.wait_for("1 peer connected", 30)
             family = relay.family()
@@ -141,15 +141,15 @@ def test_who_is_out_stays_out_when_it_is_started_again(tmp_path: Path) -> None:
         with hivenb.Swarm.join(invite, "guest") as guest:
             secret = secret_in(tmp_path)
             with hivenb.Swarm("host", initial_peers=read_invite(invite).addresses, secret=secret) as host:
-                host.show_the_door(guest.peer_id)
+                host.ban(guest.peer_id)
         end = time.monotonic() + 60
-        while not (tmp_path / "door").exists():
+        while not (tmp_path / "ban-list").exists():
             assert time.monotonic() < end, relay.output
             time.sleep(0.1)
         relay.interrupt()
         assert relay.wait(30) == 0, relay.output
     with open_relay(settings) as again:
-        assert again.shown_the_door == (guest.peer_id,), "though there is nobody who could have told it"
+        assert again.banned == (guest.peer_id,), "though there is nobody who could have told it"
 
 
 @pytest.mark.process

@@ -23,7 +23,7 @@ RUN_ID = "attacked"
 def swarms(count: int) -> Iterator[list[hivenb.Swarm]]:
     """Open swarms of one machine that have met; each is a peer."""
     with contextlib.ExitStack() as opened:
-        made = [opened.enter_context(hivenb.Swarm("victim-0", open=True))]  # so that a stranger gets in
+        made = [opened.enter_context(hivenb.Swarm("victim-0", private=False))]  # so that a stranger gets in
         for number in range(1, count):
             made.append(opened.enter_context(hivenb.Swarm.join(made[0].invite, f"victim-{number}")))
         yield made

@@ -90,7 +90,7 @@ def _mad_host() -> Outcome:
         shared = {"target_batch_size": 256}
         _declare(attacker, key, seconds=25.0, steps=[[0, shared]])
         with training(make_run(first), run := make_run(second)):
-            first_peers_follow = run.why_not_host
+            first_peers_follow = run.not_host_reason
             _declare(attacker, key, seconds=27.0, version=1, steps=[[0, shared], [1, {"target_batch_size": 1}]])
             adopted = happens(lambda: run.options.target_batch_size == 1, 8.0)
         figure = f"with a host of its own ({first_peers_follow is not None}), 256 samples become "

@@ -25,8 +25,8 @@ import hivenb.engine.averaging.averager as download_pace
 import hivenb.engine.matchmaking.matchmaking as search
 import hivenb.engine.network.access.guard as stream_limits
 import hivenb.engine.network.daemon as message_limits
-import hivenb.engine.optimizer.catch_up as unbacked_claims
-import hivenb.engine.trust.conduct as conduct
+import hivenb.engine.optimizer.catch_up as unverified_claims
+import hivenb.engine.trust.reliability as reliability
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.network.dht import DHT
 
@@ -58,11 +58,11 @@ _JUDGED_LATE = 150.0
 _NO_SHORTER = 2.0
 
 
-def _forget_conduct() -> None:
+def _forget_reliability() -> None:
     def forget(self: Any, epoch: int) -> tuple[Any, ...]:
         return ()
 
-    conduct.Conduct.left_out = forget  # type: ignore[method-assign]
+    reliability.PeerReliability.excluded_peers = forget  # type: ignore[method-assign]
     search.LeadersOfASearch.may_be_asked = lambda self, leader: True  # type: ignore[method-assign]
 
 
@@ -80,7 +80,7 @@ def _claims_an_epoch() -> Outcome:
 
 
 def _believe_epochs() -> None:
-    unbacked_claims.UnbackedClaims.left_out = lambda self: ()  # type: ignore[method-assign]
+    unverified_claims.UnverifiedClaims.excluded_peers = lambda self: ()  # type: ignore[method-assign]
 
 
 def _reports_samples() -> Outcome:
@@ -229,7 +229,11 @@ ATTACKS = [
     Attack("silent-streams", f"opens {_SILENT} streams, and says nothing in them", _open_all, _silent_streams),
     Attack("downloads-in-a-loop", "downloads the state again and again", _download_all, _downloads_in_a_loop),
     Attack(
-        "lists-itself", "is on the list of peers, and comes to no round", _forget_conduct, _lists_itself, seconds=150.0
+        "lists-itself",
+        "is on the list of peers, and comes to no round",
+        _forget_reliability,
+        _lists_itself,
+        seconds=150.0,
     ),
     Attack(
         "claims-an-epoch",
@@ -241,12 +245,12 @@ ATTACKS = [
     Attack(
         "reports-samples",
         "trains with the others, and reports more samples than it has",
-        _forget_conduct,
+        _forget_reliability,
         _reports_samples,
         seconds=150.0,
     ),
     *(
-        Attack(name, about, _forget_conduct, partial(_stalls, change), seconds=300.0)
+        Attack(name, about, _forget_reliability, partial(_stalls, change), seconds=300.0)
         for name, (about, change) in _STALLS.items()
     ),
 ]

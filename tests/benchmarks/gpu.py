@@ -79,7 +79,7 @@ class Task(Work):
     """What the processes of one measurement do.
 
     :param device: that computes: ``"cuda"`` or ``"cpu"``
-    :param epoch: batches of the measured peer in an epoch of the swarm
+    :param epoch: batches of the measured peer in a swarm epoch
     :param epochs: that count
     :param trace: a file for the trace of a profile
     """
@@ -130,7 +130,7 @@ class Tokens(IterableDataset):
 
 
 class Clock(Callback):
-    """When each batch was done on the device, and the batches after which an epoch of the swarm had ended.
+    """When each batch was done on the device, and the batches after which a swarm epoch had ended.
 
     Nothing waits for the device to know that: the device notes the time itself.
     """
@@ -284,11 +284,11 @@ def figures_of(way: str, task: Task, target: Target) -> dict[str, Any]:
 def parser_of_devices(description: str | None, epoch: int) -> argparse.ArgumentParser:
     """Options of a script that measures a GPU.
 
-    :param epoch: batches in an epoch of the swarm, unless they are given
+    :param epoch: batches in a swarm epoch, unless they are given
     """
     options = parser(description)
     options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try the script")
-    options.add_argument("--epoch", type=int, default=epoch, help="batches in an epoch of the swarm")
+    options.add_argument("--epoch", type=int, default=epoch, help="batches in a swarm epoch")
     options.add_argument("--ways", nargs="*", choices=[*WAYS], default=[*WAYS], metavar="WAY", help="these alone")
     return options
 

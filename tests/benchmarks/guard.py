@@ -1,4 +1,4 @@
-"""Measures what it costs to let in only those who have a pass: the same swarm, private and open, in turns.
+"""Measures what it costs to let in only those who have a credential: the same swarm, private and open, in turns.
 
 Each turn trains a swarm of peers that know a secret and one that is open, in changing order; its ratio is that of their
 samples per second. Also what a single request between two peers takes, in microseconds.

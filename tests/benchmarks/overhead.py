@@ -2,8 +2,8 @@
 
 Several Trainers of one process take turns, some steps each, so that whatever else the machine does hits all of them
 alike; the median step counts. A real step: a perceptron of so many parameters computes, which does least with each of
-them, or the convolutions of VGG-11 (https://arxiv.org/abs/1409.1556), which do more. Each batch is an epoch of the
-swarm of its own, or 16 are; the latter is seen beside a plain Trainer that accumulates as many. The allocator is as it
+them, or the convolutions of VGG-11 (https://arxiv.org/abs/1409.1556), which do more. Each batch is a swarm
+epoch of its own, or 16 are; the latter is seen beside a plain Trainer that accumulates as many. The allocator is as it
 comes, and as the strategy leaves it, for all of them.
 
     python tests/benchmarks/overhead.py --json overhead.json
@@ -34,7 +34,7 @@ from hivenb.strategy import HivemindStrategy
 
 LOOPBACK: dict[str, Any] = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "auto_nat": False}
 BATCH, LAYERS = 32, 4
-#: Batches of a longer epoch of the swarm, and steps of a turn: a multiple of it, so that each has whole epochs.
+#: Batches of a longer swarm epoch, and steps of a turn: a multiple of it, so that each has whole epochs.
 MANY, TURN = 16, 16
 #: Steps of each Trainer that do not count.
 WARM_UP = 16

@@ -85,7 +85,7 @@ def epoch_in(dashboard) -> int:
     """The epoch that a dashboard shows."""
     words = dashboard.locator(".hivenb-facts").inner_text()
     # not the one from which a run goes on, which is named before it
-    return int(re.search(r"^epoch\s+([\d,]+)", words, re.MULTILINE).group(1).replace(",", ""))
+    return int(re.search(r"^swarm epoch\s+([\d,]+)", words, re.MULTILINE).group(1).replace(",", ""))
 
 
 def goes_on(dashboard) -> None:

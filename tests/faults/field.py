@@ -53,7 +53,7 @@ class Field:
 
     @property
     def epoch(self) -> int:
-        """The latest epoch of the swarm that anybody has ended."""
+        """The latest swarm epoch that anybody has ended."""
         return max((peer.moments[-1].epoch for peer in self.peers if peer.moments), default=self._epoch)
 
     def number(self, peer: Peer) -> int:

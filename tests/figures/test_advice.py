@@ -36,20 +36,20 @@ def test_nothing_is_advised_where_all_is_well() -> None:
 
 
 @pytest.mark.parametrize(("row", "advised"), [(SEVERAL_IN_A_ROW, True), (SEVERAL_IN_A_ROW - 1, False)])
-def test_several_batches_in_a_row_that_were_left_out(row: int, advised: bool) -> None:
+def test_several_batches_in_a_row_that_were_skipped(row: int, advised: bool) -> None:
     history = History()
     for total in range(1, row + 1):
-        history.record("left_out_batches", total, time=1000.0 + total)
-        history.record("left_out_in_a_row", total, time=1000.0 + total)
-    history.record("left_out_in_a_row", 0, time=1001.0 + row)
+        history.record("skipped_batches", total, time=1000.0 + total)
+        history.record("skipped_in_a_row", total, time=1000.0 + total)
+    history.record("skipped_in_a_row", 0, time=1001.0 + row)
     found = advise(history.snapshot(), OPTIONS)
-    assert [advice.rule for advice in found] == (["batches left out"] if advised else [])
+    assert [advice.rule for advice in found] == (["batches skipped"] if advised else [])
     for advice in found:
         assert advice.text.startswith(
-            "The gradients of 3 batches in a row were not finite; 3 were left out so far, and if it goes on the run "
+            "The gradients of 3 batches in a row were not finite; 3 were skipped so far, and if it goes on the run "
             "ends. Lower the learning rate"
         )
-        assert (advice.figures, advice.changes) == ({"in_a_row": 3, "left_out": 3}, {})
+        assert (advice.figures, advice.changes) == ({"in_a_row": 3, "skipped": 3}, {})
     history.record("loss", 1.0, time=1002.0 + row + SAID_FOR)
     assert advise(history.snapshot(), OPTIONS) == ()
 

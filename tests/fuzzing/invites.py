@@ -8,13 +8,13 @@ import zlib
 from typing import Any
 
 from fuzzing.target import Choices, Target
-from hivenb.engine.network.access.tokens import Authority, Secret
+from hivenb.engine.network.access.tokens import Admin, Secret
 from hivenb.errors import InviteError
 from hivenb.swarm.invite import INVITE_PREFIX, Invite, encode_invite, read_invite
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 ADDRESS = f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}"
-KEY = base64.b64encode(Authority(Secret("x" * 32)).new_invite().pack()).decode()
+KEY = base64.b64encode(Admin(Secret("x" * 32)).new_invite().pack()).decode()
 PIECES = (
     *("/ip4/", "203.0.113.5", "/tcp/", "31337", "/p2p/", PEER, "/ip6/", "::1", "/dns4/", "host", "/udp/", "/quic"),
     *("/p2p-circuit", "/onion3/", "/ip4/999.1.1.1", "/tcp/99999", "/p2p/0OIl", "/p2p/" + "1" * 2000, "/unix/", "/"),

@@ -30,7 +30,7 @@ from hivenb.swarm.agreement.model_record import first_difference, parse_descript
 from hivenb.swarm.agreement.options_record import Declaration, Plan, parse
 from hivenb.swarm.agreement.public_names import MAX_LENGTH, parse_name
 from hivenb.swarm.agreement.rest_record import difference, parse_rest, to_download
-from hivenb.swarm.roster import Roster
+from hivenb.swarm.members import MemberList
 from hivenb.view.peers_panel import peers_html
 from hivenb.view.style import safe
 from hivenb.view.text import peer_lines
@@ -107,18 +107,18 @@ def a_report(choices: Choices) -> Any:
 
 
 def feed_reports(data: bytes) -> None:
-    choices, roster = Choices(data), Roster()
+    choices, member_list = Choices(data), MemberList()
     attendance = AttendanceList()
     for look in range(1 + choices.number(3)):
         values = [a_report(choices) for _ in range(choices.number(5))]
         found = {one.peer_id: one for value in values if (one := parse_report(value)) is not None}
         infos = as_infos(found.values(), OWN_ID)
         attendance.call([one for one in found.values() if one.peer_id != OWN_ID.to_bytes()])
-        roster.update(Look(time.monotonic() + look, infos), 64, {info.peer_id: "Ann" for info in infos})
-        assert sum(member.share for member in roster.members) <= 1.001
-        assert all(member.samples >= 0 for member in roster.members)
-    peer_lines(roster.members)
-    html = peers_html(roster.members)
+        member_list.update(Look(time.monotonic() + look, infos), 64, {info.peer_id: "Ann" for info in infos})
+        assert sum(member.share for member in member_list.members) <= 1.001
+        assert all(member.samples >= 0 for member in member_list.members)
+    peer_lines(member_list.members)
+    html = peers_html(member_list.members)
     assert "<script" not in html
     assert "<img" not in html
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivenb.engine.exchange import codecs
-from hivenb.engine.network.access.tokens import NEVER, Authority, Secret
+from hivenb.engine.network.access.tokens import NEVER, Admin, Secret
 from hivenb.engine.progress.peer_reports import parse_report
 from hivenb.errors import DamagedTensorError, InviteError
 from hivenb.options import Options
@@ -108,7 +108,7 @@ def test_a_name_is_one_short_line_and_never_html(name: str) -> None:
 
 @given(st.none() | st.integers(0, NEVER), st.none() | st.text(min_size=1))
 def test_an_invite_says_what_was_put_into_it(expires: int | None, run_id: str | None) -> None:
-    key = None if expires is None else Authority(Secret.random()).new_invite(expires)
+    key = None if expires is None else Admin(Secret.random()).new_invite(expires)
     invite = Invite((ADDRESS,), key, run_id)
     try:
         assert read_invite(encode_invite(invite.addresses, invite.key, invite.run_id)) == invite

@@ -101,7 +101,7 @@ class Overflowing(WideModel):
 
 
 @pytest.mark.parametrize("mode", [{}, {"reuse_grad_buffers": True}], ids=["synchronous", "reused"])
-def test_an_overflow_at_one_peer_is_left_out_and_the_others_go_on(start_peer: Start, mode: dict[str, Any]) -> None:
+def test_an_overflow_at_one_peer_is_skipped_and_the_others_go_on(start_peer: Start, mode: dict[str, Any]) -> None:
     flags = {**THERE, "precision": "16-mixed"}
     common = {"peers": 2, "epochs": 6, "target": 128, "strategy": mode, "trainer": flags, "module": WideModel}
     sound = start_peer(0, common)

@@ -102,7 +102,7 @@ class InMemoryPeer:
         self.averager = made
         self._swarm.to_close.append(made._inner_pipe)
         if isinstance(made, GradientAverager):
-            self._swarm.to_close += [made._accounts._in, made._accounts._out]
+            self._swarm.to_close += [made._round_reports._in, made._round_reports._out]
         await self.do(self._serve())
 
     async def _serve(self) -> None:

@@ -51,7 +51,7 @@ class Member:
 
     @property
     def leads(self) -> bool:
-        return self.hosting.why_not_host is None
+        return self.hosting.not_host_reason is None
 
     @property
     def size(self) -> int:
@@ -112,7 +112,7 @@ async def test_the_elder_stays_host_and_the_next_one_follows_it(memory: InMemory
     await asyncio.sleep(0.1)
     await looks(returned, younger)
     assert (returned.leads, younger.leads) == (True, False)
-    assert younger.peer.host(may_host=False).why_not_host is not None
+    assert younger.peer.host(may_host=False).not_host_reason is not None
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.5])
@@ -150,7 +150,7 @@ async def test_a_host_that_dies_is_followed_until_its_declaration_expires(memory
     assert EXPIRATION - 4.0 <= memory.now - died <= EXPIRATION + 1.0
     await looks(*others)
     assert [member.leads for member in others] == [True, False]
-    assert str(others[0].peer.peer_id)[-6:] in str(others[1].hosting.why_not_host)
+    assert str(others[0].peer.peer_id)[-6:] in str(others[1].hosting.not_host_reason)
 
 
 async def test_a_declaration_that_is_renewed_does_not_expire_and_one_that_is_not_does(memory: InMemorySwarm) -> None:
@@ -309,7 +309,9 @@ async def test_one_that_joined_and_missed_the_host_at_first_follows_it_and_says_
     assert (label_of(owner_of(host.dht.private_key)), own) in told.values()
 
 
-async def test_a_host_that_changes_too_much_at_once_is_not_followed_and_can_be_deposed(memory: InMemorySwarm) -> None:
+async def test_a_host_that_changes_too_much_at_once_is_not_followed_any_more_when_told_so(
+    memory: InMemorySwarm,
+) -> None:
     host, peer = await memory.join(2)
     member = Member(memory, peer)
     await forge(host, version=0, since=5.0, size=512)
@@ -322,9 +324,9 @@ async def test_a_host_that_changes_too_much_at_once_is_not_followed_and_can_be_d
     await forge(host, version=2, since=5.0, size=64)
     await member.look()
     assert (member.hosting.refusal, member.size) == (None, 64)
-    assert member.hosting.depose() == host.peer_id.to_base58()
+    assert member.hosting.stop_following_host() == host.peer_id.to_base58()
     await member.look()
     assert member.leads
     assert member.size == 128, "not what the other one has decided"
     with pytest.raises(OptionsError, match="there is no other peer that decides"):
-        member.hosting.depose()
+        member.hosting.stop_following_host()

@@ -191,7 +191,7 @@ async def test_whoever_sends_nothing_is_waited_for_until_the_deadline_and_told(m
     for peer, control in zip(living, rounds, strict=False):
         assert set(await outcome(control)) == ids(*living)
         assert peer.numbers.tolist() == [1.5] * 3
-        (account,) = peer.averager.take_accounts()
+        (account,) = peer.averager.take_round_reports()
         assert account.stalled == {silent.id}
     assert memory.now - began < 5.0
 
@@ -218,7 +218,7 @@ async def test_who_sends_nothing_in_a_round_is_told(memory: InMemorySwarm, way: 
     memory.expect_each_other(victim, attacker)
     controls = [await victim.search(1.0), await attacker.search(2.0)]
     assert set(await outcome(controls[0])) == ids(victim)
-    (account,) = victim.averager.take_accounts()
+    (account,) = victim.averager.take_round_reports()
     assert account.stalled == {attacker.id}
     assert not account.took_part
     assert 0.5 <= account.seconds < 5.0
@@ -302,7 +302,7 @@ async def test_a_slow_peer_makes_the_round_as_long_as_its_line_and_takes_part(me
         assert torch.allclose(peer.numbers, torch.full((SHARED,), 2.0))
     sent = 2 * 4 * SHARED if way == "sent to all" else 4 * SHARED * 4 / 3
     assert sent / 12_000 - 0.5 < memory.now - began < sent / 12_000 + 2.0
-    assert not any(account.stalled for peer in peers for account in peer.averager.take_accounts())
+    assert not any(account.stalled for peer in peers for account in peer.averager.take_round_reports())
 
 
 @pytest.mark.parametrize("loss", [0.1, 0.4])
@@ -519,7 +519,7 @@ async def test_in_a_round_it_is_seen_who_has_reported_more_than_it_puts_in(memor
     honest, liar = peers = await honest_and_liar(memory, reported=32.0)
     rounds = [await peer.search(0.0, weight=8.0) for peer in peers]
     await asyncio.gather(*map(outcome, rounds))
-    (account,) = honest.averager.take_accounts()
+    (account,) = honest.averager.take_round_reports()
     assert account.overstated == {liar.id}
 
 

@@ -14,7 +14,7 @@ from hivemind.proto import averaging_pb2
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.averaging.round import Round
 from hivenb.engine.matchmaking.matchmaking import SEARCH_EVERY, Attendance, ExpectedPeers
-from hivenb.engine.trust.conduct import Account
+from hivenb.engine.trust.reliability import RoundReport
 from in_memory.swarm import SETTINGS, InMemoryPeer, InMemorySwarm, outcome
 
 #: Seconds for which hivemind's peers look for others in any case.
@@ -192,7 +192,7 @@ async def test_a_round_that_waits_for_nobody_blames_nobody(memory: InMemorySwarm
     memory.expect_each_other(*peers, epoch=3)
     await groups_of(*[await peer.search(epoch=3) for peer in peers])
     for one, other in (peers, peers[::-1]):
-        assert one.averager.take_accounts() == [Account(3, took_part=frozenset({other.id}))]
+        assert one.averager.take_round_reports() == [RoundReport(3, took_part=frozenset({other.id}))]
 
 
 async def test_who_is_waited_for_and_does_not_come_is_told(memory: InMemorySwarm) -> None:
@@ -202,7 +202,7 @@ async def test_who_is_waited_for_and_does_not_come_is_told(memory: InMemorySwarm
         one.averager.expect_peers(ExpectedPeers(frozenset({absent, Attendance(other.id, 0, 3)})))
     await groups_of(*[await peer.search(epoch=3) for peer in peers])
     for peer in peers:
-        missing, taking_part = peer.averager.take_accounts()
+        missing, taking_part = peer.averager.take_round_reports()
         assert missing.missed == {b"absent"}
         assert 0.5 <= missing.seconds < MATCHMAKING + 1.0
         assert not missing.stalled
@@ -227,16 +227,16 @@ async def test_a_leader_that_never_begins_costs_a_deadline_once(memory: InMemory
     await asyncio.sleep(0.5)
     searching = await victim.search(epoch=3)
     await asyncio.sleep(MATCHMAKING + SETTINGS["request_timeout"] + 0.5)
-    (account,) = victim.averager.take_accounts()
+    (account,) = victim.averager.take_round_reports()
     assert account.stalled == {attacker.id}
     assert set(await outcome(searching)) == ids(attacker, victim), "which has asked to be let in"
-    assert not any(account.stalled for account in victim.averager.take_accounts()), "it was not asked again"
+    assert not any(account.stalled for account in victim.averager.take_round_reports()), "it was not asked again"
 
 
 async def test_who_is_avoided_is_not_let_in(memory: InMemorySwarm) -> None:
     one, other = peers = await memory.join_with_averagers(2)
     left_out = frozenset({other.id})
-    one.averager.expect_peers(ExpectedPeers(frozenset(), left_out=left_out, avoided=left_out))
+    one.averager.expect_peers(ExpectedPeers(frozenset(), excluded=left_out, avoided=left_out))
     rounds = [await peer.search(epoch=3, timeout=8.0, allow_retries=False) for peer in peers]
     for control in rounds:
         with pytest.raises(AllreduceException, match="could not find a group"):

@@ -75,7 +75,7 @@ def run_cycles(kernel: Kernel, cycles: int, dashboard: bool = True) -> list[Left
         kernel.run(OPEN)
         if dashboard:
             assert kernel.run(SHOW) == "Dashboard(run 'lightning_run')"
-        assert kernel.run(TRAIN) == "waited for 2 epochs\nTrue"
+        assert kernel.run(TRAIN) == "waited for 2 swarm epochs\nTrue"
         kernel.run(CLOSE[number % 2 if dashboard else 0])
         kernel.strays.clear()
         seen.append(Left(*json.loads(kernel.run("print(left())"))))

@@ -74,13 +74,13 @@ peers = swarm.add_local_peers(1, run)
 """
     )
     assert kernel.run("run.start()") == ""
-    assert kernel.run("run.wait(epochs=1, timeout=60)") == "waited for 1 epoch\nTrue"
-    log = kernel.run("print('\\n'.join(run.log))")  # before a talkative swarm has pushed it out
+    assert kernel.run("run.wait(epochs=1, timeout=60)") == "waited for 1 swarm epoch\nTrue"
+    log = kernel.run("print('\\n'.join(run.log_lines))")  # before a talkative swarm has pushed it out
     assert "a warning of the background" in log
     assert "some information of the background" in log
-    assert kernel.run("run.wait(epochs=2, timeout=60)") == "waited for 2 epochs\nTrue"
+    assert kernel.run("run.wait(epochs=2, timeout=60)") == "waited for 2 swarm epochs\nTrue"
     assert kernel.run("peers[0].kill()") == ""
-    assert kernel.run("run.wait(epochs=2, timeout=60)") == "waited for 2 epochs\nTrue"
+    assert kernel.run("run.wait(epochs=2, timeout=60)") == "waited for 2 swarm epochs\nTrue"
     assert kernel.run("run.pause(); run.resume(); run.stop()") == ""
     assert kernel.run("swarm.close()") == ""
     time.sleep(1.0)

@@ -64,7 +64,7 @@ def test_interrupts_reach_the_cell_and_nothing_else(kernel):
         assert interrupt_while(kernel, code) < 5
         assert (
             kernel.run("print(run.status.state.value, run.wait(epochs=2, timeout=60))")
-            == "waited for 2 epochs\ntraining True\n"
+            == "waited for 2 swarm epochs\ntraining True\n"
         )
     assert [p for p in family if not p.is_running() or p.status() == psutil.STATUS_ZOMBIE] == []
     assert kernel.run("[peer.state for peer in swarm.local_peers]") == "['training']"

@@ -43,7 +43,7 @@ dashboard = hivenb.Dashboard(run)
     peaks: dict[psutil.Process, int] = {}
     total = 0
     for _ in range(4):
-        assert kernel.run("run.wait(epochs=2, timeout=100)") == "waited for 2 epochs\nTrue"
+        assert kernel.run("run.wait(epochs=2, timeout=100)") == "waited for 2 swarm epochs\nTrue"
         sizes = {process: proportional_bytes(process) for process in kernel.family()}
         peaks |= {process: max(size, peaks.get(process, 0)) for process, size in sizes.items()}
         total = max(total, sum(sizes.values()))

@@ -74,7 +74,9 @@ def test_the_dashboard_is_built_follows_the_run_and_its_switches_act(kernel):
     in_force = "import time\nend = time.monotonic() + 60\n"
     in_force += "while not run.options.delay_state_averaging and time.monotonic() < end: time.sleep(0.1)\n"
     assert kernel.run(f"{in_force}print(run.options.delay_state_averaging)") == "True\n"
-    assert kernel.run(f"print({SWITCH}.value, run.wait(epochs=2, timeout=60))") == "waited for 2 epochs\nTrue True\n"
+    assert (
+        kernel.run(f"print({SWITCH}.value, run.wait(epochs=2, timeout=60))") == "waited for 2 swarm epochs\nTrue True\n"
+    )
 
     slider = "dashboard._view.peers_panel.slider"
     flip(kernel, kernel.run(f"print({slider}.model_id)").strip(), 1)

@@ -120,7 +120,7 @@ def _told(swarm: hivenb.Swarm, run: hivenb.TrainingRun) -> Told:
         records=frozenset(one.peer_id for one in found),
         listed=frozenset(one.peer_id for one in run.peers()),
         target=run.options.target_batch_size,
-        is_host=run.is_active and run.status.epoch > 0 and run.why_not_host is None,
+        is_host=run.is_active and run.status.epoch > 0 and run.not_host_reason is None,
         sizes=()
         if sizes is None
         else tuple(zip(sizes.epochs.tolist(), sizes.values.astype(int).tolist(), strict=True)),

@@ -106,7 +106,7 @@ def train(
         while not told.poll(1.0):
             sizes = run.history.snapshot().series.get("group_size")
             met = 0 if sizes is None else int((sizes.values == 2).sum())
-            words = {member.peer.peer_id: member.route for member in run.roster.members}
+            words = {member.peer.peer_id: member.route for member in run.members}
             with suppress(Exception):  # its daemon is just started anew
                 told.send(Told(swarm.peer_id, met, swarm.dht.run_coroutine(_routes), words))
         run.stop()

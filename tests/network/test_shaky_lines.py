@@ -18,7 +18,7 @@ import torch
 
 import hivenb
 from hivenb.engine.optimizer.scheduled_rounds import EpochReport
-from hivenb.swarm.roster import Presence
+from hivenb.swarm.members import Presence
 from network.internet import Internet, why_not
 from network.line import Line
 
@@ -74,7 +74,7 @@ def train(enter: Callable[[], None], connection: Connection, name: str, invite: 
 
         run.strategy.on_epoch = note
         while True:
-            told.gone |= {str(one.name) for one in run.roster.members if one.presence is Presence.GONE}
+            told.gone |= {str(one.name) for one in run.members if one.presence is Presence.GONE}
             if connection.poll(0.1):
                 if connection.recv() == "end":
                     break

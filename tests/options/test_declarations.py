@@ -105,7 +105,7 @@ def test_one_that_is_made_up_is_everywhere(monkeypatch: pytest.MonkeyPatch) -> N
         ("next_chunk_timeout", None, "as matchmaking time"),
         ("allreduce_timeout", None, "as averaging timeout"),
         ("target_batch_size", 4096, "4,096"),
-        ("keep_state_every", None, "none"),
+        ("snapshot_every", None, "none"),
         ("performance_ema_alpha", 0.1, "0.1"),
         ("grad_compression", "float16", "float16"),
         ("robust_aggregation", "norm_bound", "norm_bound"),

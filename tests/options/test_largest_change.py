@@ -21,7 +21,7 @@ OPTIONS = Options(target_batch_size=256)
         ({"target_batch_size": 2049}, "target batch size from 256 to 2049"),
         ({"target_batch_size": 31}, "target batch size from 256 to 31"),
         ({"average_state_every": 8}, None),
-        ({"average_state_every": 9}, "epochs between averagings from 1 to 9"),
+        ({"average_state_every": 9}, "swarm epochs between averagings from 1 to 9"),
         ({"averager_opts": {"part_size_bytes": 2**17}}, None),
         ({"averager_opts": {"part_size_bytes": 2**15}}, "size of parts from 524288 to 32768"),
         ({"use_local_updates": True}, None),

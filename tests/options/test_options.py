@@ -77,7 +77,7 @@ def test_every_option_is_described() -> None:
         assert info.group in ("overlap", "memory", "compression", "rounds")
         assert "_" not in info.label, "labels are words"
         assert info.help.endswith(".")
-        assert info.unit in (None, "samples", "seconds", "epochs", "pieces")
+        assert info.unit in (None, "samples", "seconds", "swarm epochs", "pieces")
         numeric = isinstance(info.default, (int, float)) and not isinstance(info.default, bool)
         assert info.unit or not numeric or name == "performance_ema_alpha"
     assert FIELDS["delay_grad_averaging"].requires == ("delay_optimizer_step",)
@@ -113,7 +113,7 @@ def test_options_cover_hiveminds_optimizer() -> None:
     renamed = {"batch_size_per_step": "batch_size", "scheduler": "scheduler_fn"}
     elsewhere = {"self", "dht", "params", "optimizer", "extra_tensors"}
     # of which hivemind knows nothing
-    own = {"average_buffers", "frozen_parameters", "keep_state_every", "robust_aggregation", "roll_back"}
+    own = {"average_buffers", "frozen_parameters", "snapshot_every", "robust_aggregation", "auto_roll_back"}
     own |= {"outer_fragments", "outer_optimizer"}
     assert {renamed.get(name, name) for name in upstream_names - elsewhere} == set(FIELDS) - own
 

@@ -85,7 +85,7 @@ def test_one_that_is_killed_comes_back_and_trains(swarm: hivenb.Swarm, eventuall
     eventually(lambda: second.peer_id in {peer.peer_id for peer in run.peers()}, PATIENCE)
     events = [event.text for event in run.history.snapshot().events if event.kind == "peer"]
     assert "local peer 1 has died: it is started again" in events
-    assert any("local peer 1 has died" in line for line in run.log)
+    assert any("local peer 1 has died" in line for line in run.log_lines)
     count = LocalPeerCount(run)
     count.restart = False
     second.kill()
@@ -98,17 +98,17 @@ def test_one_that_is_killed_comes_back_and_trains(swarm: hivenb.Swarm, eventuall
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_one_that_is_put_out_stays_out_and_others_come_back(
+def test_one_that_is_banned_stays_out_and_others_come_back(
     swarm: hivenb.Swarm, eventually: Callable[..., None]
 ) -> None:
-    options = Options(target_batch_size=96, run_id="put-out", matchmaking_time=2.0)
+    options = Options(target_batch_size=96, run_id="bans", matchmaking_time=2.0)
     run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
     run.start()
     bad, good = swarm.add_local_peers(2, run, restart=True)
     eventually(lambda: run.status.num_peers == 3, PATIENCE)
-    swarm.show_the_door(str(bad.peer_id))
+    swarm.ban(str(bad.peer_id))
     eventually(lambda: bad.state in ("left", "failed"), PATIENCE)
-    assert bad.why_ended == "it was shown the door of the swarm"
+    assert bad.why_ended == "it was banned from the swarm"
     good.kill()  # it came by the invite that is good no more
     eventually(lambda: run.local_peers[-1].number == 3, PATIENCE)
     again = run.local_peers[-1]

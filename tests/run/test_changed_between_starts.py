@@ -81,7 +81,7 @@ def test_another_start_goes_on_with_what_the_model_is_by_then(make: Callable[...
     assert not torch.equal(model.body.weight, kept)
     assert float(moments(run, model.layer.weight)["step"]) > steps
     assert float(moments(run, model.body.weight)["step"]) < float(moments(run, model.layer.weight)["step"])
-    assert any("begins anew for body.weight, body.bias" in line for line in run.log)
+    assert any("begins anew for body.weight, body.bias" in line for line in run.log_lines)
 
     model.rate = 3e-5
     trained(run)

@@ -60,7 +60,7 @@ def test_an_honest_afternoon_logs_no_warning(tmp_path: Path, recwarn: pytest.War
             check_val_every_n_epoch=None,
             val_check_interval=50,
         )
-        earlier = frozenset(run.log)  # of other swarms of this process, which share its log
+        earlier = frozenset(run.log_lines)  # of other swarms of this process, which share its log
         swarm.add_local_peers(2, run)
         run.start()
         assert run.wait(epochs=1, timeout=PATIENCE)
@@ -96,7 +96,7 @@ def test_an_honest_afternoon_logs_no_warning(tmp_path: Path, recwarn: pytest.War
         keep_logs()
         run.stop()
         keep_logs()
-        logs["this kernel"] = tuple(line for line in run.log if line not in earlier)
+        logs["this kernel"] = tuple(line for line in run.log_lines if line not in earlier)
     keep_logs()
     assert len(logs) >= 5
     assert {name: found for name, log in logs.items() if (found := worrying(log))} == {}

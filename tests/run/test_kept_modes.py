@@ -235,5 +235,5 @@ def test_a_run_trains_in_its_modes_whatever_cells_do(swarm: hivenb.Swarm) -> Non
     run.wait(steps=4)
     run.stop()
     assert set(model.seen) == {(True, True, False, True)}
-    assert any("run.snapshot()" in line for line in run.log)
+    assert any("run.snapshot()" in line for line in run.log_lines)
     assert any("eval mode" in event.text for event in run.history.snapshot().events)

@@ -35,7 +35,7 @@ OPTIONS = hivenb.Options(target_batch_size=512, matchmaking_time=3.0, averaging_
 class SlowModel(TinyModel):
     """With a matrix that PowerSGD finds worth its while; in each process it writes down what it becomes.
 
-    :param folder: where to; a file for each epoch of the swarm
+    :param folder: where to; a file for each swarm epoch
     """
 
     def __init__(self, folder: Path, **kwargs: Any):
@@ -175,7 +175,7 @@ CHANGES: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
         2**17,
     ),
     (
-        {"keep_state_every": 5, "roll_back": True, "frozen_parameters": "download", "average_buffers": False},
+        {"snapshot_every": 5, "auto_roll_back": True, "frozen_parameters": "download", "average_buffers": False},
         lambda o: o.state_averager.module_buffers,
         None,
     ),

@@ -21,7 +21,7 @@ from hivenb.options import Options
 from hivenb.run import monitor as module
 from hivenb.run.monitor import Monitor, gpu_bytes, resident_bytes, short_id
 from hivenb.run.status import RunState
-from hivenb.swarm.roster import Presence
+from hivenb.swarm.members import Presence
 from hivenb.training import TrainingRun
 
 #: Seconds within which a peer that was killed is to be shown as gone: about two, or more on a busy machine.
@@ -34,7 +34,7 @@ def run_of(run_id: str, swarm: hivenb.Swarm) -> TrainingRun:
 
 
 def presence(run: TrainingRun, peer_id: str) -> Presence | None:
-    return next((member.presence for member in run.roster.members if member.peer.peer_id == peer_id), None)
+    return next((member.presence for member in run.members if member.peer.peer_id == peer_id), None)
 
 
 def events(history: History, kind: str) -> list[str]:
@@ -128,14 +128,14 @@ def test_a_peer_killed_is_soon_shown_as_gone_and_what_it_put_in_stays(swarm, eve
     # of an epoch that is jumped over, as at first, nothing counts; what one that was ended came to stays
     met = run.status.epoch
     eventually(lambda: run.status.epoch >= met + 2, 60)
-    eventually(lambda: all(member.samples > 0 for member in run.roster.members), 60)
+    eventually(lambda: all(member.samples > 0 for member in run.members), 60)
     local.kill()
     eventually(lambda: presence(run, local.peer_id) is Presence.GONE, GONE_WITHIN)
     assert run.strategy.optimizer.tracker.look.gone == {local.peer_id}
     assert local.peer_id not in {peer.peer_id for peer in run.peers()}
     assert run.status.num_peers == 1
     eventually(lambda: f"peer {short_id(local.peer_id)} left without a goodbye" in events(run.history, "peer"))
-    assert all(member.samples > 0 for member in run.roster.members)
+    assert all(member.samples > 0 for member in run.members)
     run.stop()
     assert presence(run, local.peer_id) is Presence.UNKNOWN
 
@@ -179,12 +179,12 @@ def test_an_error_of_its_own_fails_the_run_also_while_it_is_paused(swarm, eventu
         if is_paused:
             run.pause()
             assert run.wait_for(RunState.PAUSED, timeout=60)
-        run.roster.update = None  # as if hivenb had an error
+        run.member_list.update = None  # as if hivenb had an error
         with pytest.raises(TrainingError, match=r"the thread that watches the swarm has ended with TypeError"):
             run.wait(timeout=60)
         assert run.status.state is RunState.FAILED
         assert events(run.history, "run")[-1] == "failed: TrainingError"
-        del run.roster.update
+        del run.member_list.update
     run.start()
     assert run.wait(epochs=1, timeout=60)
     run.stop()

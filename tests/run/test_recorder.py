@@ -9,7 +9,7 @@ import tiny
 import torch
 
 from hivenb.engine.optimizer.scheduled_rounds import EpochReport
-from hivenb.engine.optimizer.skipped_batches import LeavesOutBatches, LeftOutBatches
+from hivenb.engine.optimizer.skipped_batches import SkippedBatches, SkipsBatches
 from hivenb.history import History
 from hivenb.run import recorder as recorder_module
 from hivenb.run.recorder import Recorder
@@ -30,7 +30,7 @@ class Logging(tiny.TinyModel):
         self.log("val_acc", 0.25, on_step=True, on_epoch=True)
 
 
-class Counting(LeavesOutBatches):
+class Counting(SkipsBatches):
     """An optimizer of which no more than its count is looked at."""
 
     def __init__(self):
@@ -145,28 +145,28 @@ def test_one_loss_that_is_no_number_is_not_the_mean_of_all(monkeypatch):
     assert list(history.snapshot().series["loss"].values) == pytest.approx([0, 10 / 3, 10 / 4])
 
 
-def test_batches_that_are_left_out_are_counted_and_marked_once_in_a_while():
+def test_batches_that_are_skipped_are_counted_and_marked_once_in_a_while():
     history = History()
     recorder = Recorder(history)
     optimizer = Counting()
     trainer = SimpleNamespace(strategy=SimpleNamespace(optimizer=optimizer))
     for start in range(2):
-        optimizer.left_out = LeftOutBatches()
+        optimizer.skipped_batches = SkippedBatches()
         recorder.on_train_start(trainer, None)
         for is_good in (True, False, False, False, True):
             if is_good:
-                optimizer.left_out.take()
+                optimizer.skipped_batches.take()
             else:
-                optimizer.left_out.leave_out("nan", "Lost")
+                optimizer.skipped_batches.skip("nan", "Lost")
             recorder.on_train_batch_end(trainer, None, None, (torch.ones(4),), 0)
-        assert recorder.left_out == 3 * (start + 1)
+        assert recorder.skipped_batches == 3 * (start + 1)
     recorder.on_exception(trainer, None, RuntimeError())
     snapshot = history.snapshot()
-    assert list(snapshot.series["left_out_batches"].values) == [1, 2, 3, 4, 5, 6]
-    assert list(snapshot.series["left_out_in_a_row"].values) == [1, 2, 3, 0] * 2
+    assert list(snapshot.series["skipped_batches"].values) == [1, 2, 3, 4, 5, 6]
+    assert list(snapshot.series["skipped_in_a_row"].values) == [1, 2, 3, 0] * 2
     assert [(event.kind, event.text) for event in snapshot.events] == [
-        ("batch", "batch 2 left out: gradients not finite"),
-        ("batch", "5 batches left out: gradients not finite"),
+        ("batch", "batch 2 skipped: gradients not finite"),
+        ("batch", "5 batches skipped: gradients not finite"),
     ]
 
 

@@ -85,7 +85,7 @@ class Groups:
         with self._told:
             while not (met := [epoch for epoch, group in self.sizes if group == size and epoch >= since]):
                 assert run.status.state.is_active, run.exception
-                assert time.monotonic() < end, f"{self.sizes}; {run.log[-20:]}"
+                assert time.monotonic() < end, f"{self.sizes}; {run.log_lines[-20:]}"
                 self._told.wait(0.5)
         return met[0]
 
@@ -110,7 +110,7 @@ def wait_for_mark(title: str, run: TrainingRun, count: int) -> None:
     end = time.monotonic() + PATIENCE
     while marks_of(title, run) < count:
         assert run.status.state.is_active, run.exception
-        assert time.monotonic() < end, run.log[-20:]
+        assert time.monotonic() < end, run.log_lines[-20:]
         time.sleep(0.1)
 
 
@@ -128,7 +128,7 @@ def test_parts_that_are_killed_are_started_anew_and_the_peers_meet_again(swarm, 
         assert swarm.dht.peer_id.to_base58() == swarm.peer_id == peer_id, part
         assert swarm.addresses == addresses, f"{part}: an invite that was given away is good still"
         assert pid_of(run) != pid
-        assert any(f"process {pid}" in line and "signal 9 (SIGKILL)" in line for line in run.log), part
+        assert any(f"process {pid}" in line and "signal 9 (SIGKILL)" in line for line in run.log_lines), part
     run.stop()
     assert run.status.state is RunState.STOPPED
 
@@ -151,7 +151,7 @@ def test_those_that_are_killed_in_the_middle_of_an_answer_are_started_anew_as_we
 
 def locks_freed(run: TrainingRun) -> list[str]:
     """What the run says of that: how often stands in the same line."""
-    return [line for line in run.log if "held a lock" in line]
+    return [line for line in run.log_lines if "held a lock" in line]
 
 
 @pytest.mark.parametrize("delays", WAYS)

@@ -27,7 +27,7 @@ RUINED = 100.0
 
 
 class Ruinable(tiny.PacedModel):
-    """Its parameters can be ruined at any time, for the next batch, or the first one from an epoch of the swarm on."""
+    """Its parameters can be ruined at any time, for the next batch, or the first one from a swarm epoch on."""
 
     def __init__(self) -> None:
         super().__init__(optimizer=torch.optim.Adam, lr=0.02)
@@ -64,7 +64,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., TrainingRun]
     runs: list[TrainingRun] = []
 
     def make(swarm: hivenb.Swarm, **options: Any) -> TrainingRun:
-        defaults = {"target_batch_size": 32, "keep_state_every": 5, "matchmaking_time": 1.0, "averaging_timeout": 20.0}
+        defaults = {"target_batch_size": 32, "snapshot_every": 5, "matchmaking_time": 1.0, "averaging_timeout": 20.0}
         chosen = Options(**{**defaults, "run_id": f"rollback-{request.node.name.partition('[')[0]}", **options})
         runs.append(TrainingRun(Ruinable(), tiny.loader(shuffle=True), swarm=swarm, options=chosen, accelerator="cpu"))
         runs[-1].start()
@@ -83,13 +83,15 @@ def three_runs(start, eventually) -> Iterator[list[TrainingRun]]:
         hivenb.Swarm("second", initial_peers=first.invite) as second,
         hivenb.Swarm("third", initial_peers=first.invite) as third,
     ):
-        options = {"target_batch_size": 96, "roll_back": True}
+        options = {"target_batch_size": 96, "auto_roll_back": True}
         runs = [start(first, **options)]
         eventually(lambda: runs[0].status.epoch > 0, PATIENCE)
-        runs += [start(second, **options), start(third, **{**options, "keep_state_every": None})]
+        runs += [start(second, **options), start(third, **{**options, "snapshot_every": None})]
         for run in runs:
             eventually(lambda run=run: run.status.num_peers == 3 and run.status.step > 40, PATIENCE)
-        eventually(lambda: (runs[1].kept_epoch or 0) > 0 and runs[0].kept_epoch == runs[1].kept_epoch, PATIENCE)
+        eventually(
+            lambda: (runs[1].snapshot_epoch or 0) > 0 and runs[0].snapshot_epoch == runs[1].snapshot_epoch, PATIENCE
+        )
         yield runs
         for run in runs:
             run.stop()
@@ -101,7 +103,7 @@ def returns(run: TrainingRun) -> list[str]:
 
 def test_a_click_brings_the_last_good_state_back_and_another_one_loses_nothing(swarm, start, eventually):
     run = start(swarm)
-    eventually(lambda: (run.kept_epoch or 0) >= 5, PATIENCE)
+    eventually(lambda: (run.snapshot_epoch or 0) >= 5, PATIENCE)
     run.model.ruin = 1e3
     assert run.model.has_ruined.wait(PATIENCE)
     before = run.status.epoch
@@ -109,7 +111,7 @@ def test_a_click_brings_the_last_good_state_back_and_another_one_loses_nothing(s
     assert run.wait(epochs=1, timeout=PATIENCE)
     assert run.model.is_well
     assert (kept, returns(run)) == (5 * (kept // 5), [f"returned to the state of epoch {kept}"])
-    assert run.status.epoch > before, "the swarm's epoch goes on"
+    assert run.status.epoch > before, "the swarm epoch goes on"
     again = run.roll_back()
     assert again >= kept
     assert run.wait(epochs=1, timeout=PATIENCE)
@@ -118,7 +120,7 @@ def test_a_click_brings_the_last_good_state_back_and_another_one_loses_nothing(s
 
 
 def test_before_there_is_a_good_state_or_where_none_is_kept_it_says_so(swarm, start):
-    run = start(swarm, keep_state_every=None)
+    run = start(swarm, snapshot_every=None)
     assert run.wait(epochs=2, timeout=PATIENCE)
     with pytest.raises(TrainingError, match="no state is kept"):
         run.roll_back()
@@ -130,7 +132,7 @@ def test_before_there_is_a_good_state_or_where_none_is_kept_it_says_so(swarm, st
 
 def test_what_is_not_finite_ends_a_run_which_returns_when_it_starts_again(swarm, start, eventually):
     run = start(swarm)
-    eventually(lambda: run.kept_epoch is not None, PATIENCE)
+    eventually(lambda: run.snapshot_epoch is not None, PATIENCE)
     run.model.ruin = float("nan")
     with pytest.raises(NotFiniteError):
         run.wait(timeout=PATIENCE)
@@ -143,8 +145,8 @@ def test_what_is_not_finite_ends_a_run_which_returns_when_it_starts_again(swarm,
 
 @pytest.mark.parametrize("factor", [1e4, float("nan")])
 def test_a_switch_does_it_by_itself(swarm, start, eventually, factor):
-    run = start(swarm, roll_back=True)
-    eventually(lambda: run.kept_epoch is not None and run.status.step > 40, PATIENCE)
+    run = start(swarm, auto_roll_back=True)
+    eventually(lambda: run.snapshot_epoch is not None and run.status.step > 40, PATIENCE)
     run.model.ruin = factor
     eventually(lambda: returns(run), PATIENCE)
     assert run.wait(epochs=2, timeout=PATIENCE)
@@ -154,7 +156,7 @@ def test_a_switch_does_it_by_itself(swarm, start, eventually, factor):
 
 def test_a_paused_run_returns_and_stays_paused(swarm, start, eventually):
     run = start(swarm)
-    eventually(lambda: run.kept_epoch is not None, PATIENCE)
+    eventually(lambda: run.snapshot_epoch is not None, PATIENCE)
     run.model.ruin = 1e3
     assert run.model.has_ruined.wait(PATIENCE)
     run.pause()

@@ -73,7 +73,7 @@ def test_a_new_run_of_a_name_takes_the_place_of_the_old_one(make, same_model, na
     assert (new.options.run_id, new.experiment) == (name if same_model else "again-2", name)
     assert ("new run again-2" in marks(new)) is not same_model
     assert new.status.state is RunState.TRAINING
-    assert [line for line in new.log if f"'{name}' stops, and a newer one takes its place{as_what}." in line]
+    assert [line for line in new.log_lines if f"'{name}' stops, and a newer one takes its place{as_what}." in line]
     old.start()  # the button of the dashboard that stands further up
     assert old.wait(epochs=1, timeout=PATIENCE)
     assert new.status.state is RunState.STOPPED
@@ -166,7 +166,7 @@ def test_a_new_model_begins_anew_unless_the_state_of_the_run_is_wanted(make, hom
     assert {float(parameter.mean()) for parameter in new.model.parameters()} == {1.0 if resumes else 2.0}
     assert new.options.run_id == (name if resumes else f"{name}-2")
     if resumes:
-        assert new.origin.startswith(("goes on from epoch", "joined at epoch"))
+        assert new.origin.startswith(("goes on from swarm epoch", "joined at swarm epoch"))
         assert new.status.epoch > 2
     else:
         assert new.origin == "new run"

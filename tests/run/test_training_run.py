@@ -337,7 +337,7 @@ def test_a_pass_that_is_stopped_goes_on_in_its_middle(make):
     run.start()
     assert run.wait(timeout=PATIENCE)
     assert (run.status.state, run.status.step) == (RunState.FINISHED, 20)
-    assert not any("ended before the epoch ended" in line for line in run.log)
+    assert not any("ended before the epoch ended" in line for line in run.log_lines)
 
 
 @pytest.mark.parametrize("least", [{"min_steps": 10_000}, {"min_epochs": 10_000}, {}], ids=str)
@@ -693,11 +693,11 @@ def test_nothing_is_printed_from_the_background(make, capfd):
     assert run.wait(epochs=1, timeout=PATIENCE)
     run.stop()
     assert capfd.readouterr() == ("", "")
-    assert any("configured" in line for line in run.log)
+    assert any("configured" in line for line in run.log_lines)
 
 
 def test_the_main_thread_stays_free(make):
-    """Neither a lock nor an epoch of the swarm holds up those who look."""
+    """Neither a lock nor a swarm epoch holds up those who look."""
     run = make(model=Slow())
     run.start()
     assert run.wait(epochs=1, timeout=PATIENCE)
@@ -706,7 +706,7 @@ def test_the_main_thread_stays_free(make):
     while run.status.epoch < goal and time.monotonic() < deadline:
         started = time.monotonic()
         assert run.status.state is RunState.TRAINING
-        run.peers(), run.log, repr(run), run.history.snapshot()
+        run.peers(), run.log_lines, repr(run), run.history.snapshot()
         longest = max(longest, time.monotonic() - started)
         looks += 1
     assert run.status.epoch >= goal

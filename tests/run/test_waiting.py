@@ -31,12 +31,12 @@ class Terminal(io.StringIO):
 
 def test_epochs_and_steps_to_go_are_a_bar_and_a_time() -> None:
     epochs = progress_line(Goal(10, None, 3, 100), STATUS, 8, seconds=20.0)
-    assert epochs == f"epoch 5/10 [{'#' * (BAR // 2)}{'.' * (BAR // 2)}]  loss 0.4123  20 s to go"
+    assert epochs == f"swarm epoch 5/10 [{'#' * (BAR // 2)}{'.' * (BAR // 2)}]  loss 0.4123  20 s to go"
     assert progress_line(Goal(None, 40, 3, 100), STATUS, 8, 60.0).startswith("step 20/40")
     first = progress_line(Goal(10, None, 8, 120), dataclasses.replace(STATUS, loss=None), 8, 3.0)
-    assert first == f"epoch 0/10 [{'.' * BAR}]  3 s so far"
+    assert first == f"swarm epoch 0/10 [{'.' * BAR}]  3 s so far"
     paused = dataclasses.replace(STATUS, state=RunState.PAUSED)
-    assert progress_line(Goal(None, None, 0, 0), paused, 8, 125.0) == "paused  epoch 8  loss 0.4123  2:05 so far"
+    assert progress_line(Goal(None, None, 0, 0), paused, 8, 125.0) == "paused  swarm epoch 8  loss 0.4123  2:05 so far"
 
 
 def test_times_are_as_people_read_them() -> None:
@@ -49,7 +49,7 @@ def test_a_goal_is_reached_from_where_the_run_was() -> None:
     assert not goal.is_reached(RunState.TRAINING, 6, 110)
     assert goal.is_reached(RunState.TRAINING, 7, 110)
     assert not goal.is_reached(RunState.FINISHED, 6, 100)
-    assert str(goal) == "2 epochs and 10 steps"
+    assert str(goal) == "2 swarm epochs and 10 steps"
     the_end = Goal(None, None, 0, 0)
     assert not the_end.is_reached(RunState.TRAINING, 100, 100)
     assert the_end.is_reached(RunState.STOPPED, 0, 0)
@@ -59,9 +59,9 @@ def test_a_goal_is_reached_from_where_the_run_was() -> None:
 def test_what_stood_there_before_is_written_over() -> None:
     with redirect_stdout(Terminal()) as terminal, WaitingLine() as line:
         line.show(Goal(10, None, 3, 100), STATUS, 8)
-        line.leave("waited for 10 epochs")
+        line.leave("waited for 10 swarm epochs")
     assert len(terminal.lines) == 2
-    assert terminal.lines[-1] == "waited for 10 epochs"
+    assert terminal.lines[-1] == "waited for 10 swarm epochs"
     assert all(len(line.rstrip("\n")) == WIDTH for line in terminal.getvalue().split("\r") if line)
 
 
@@ -101,10 +101,10 @@ def test_waiting_for_a_run_shows_how_far_it_is() -> None:
         run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
         run.start()
         assert run.wait(epochs=20, timeout=60)
-        assert terminal.lines[-1] == "waited for 20 epochs"
+        assert terminal.lines[-1] == "waited for 20 swarm epochs"
         assert any("/20 [" in line and "to go" in line and "loss" in line for line in terminal.lines)
         assert not run.wait(epochs=1000, timeout=0.6)
-        assert terminal.lines[-1] == "waited for 1000 epochs: not reached, training"
+        assert terminal.lines[-1] == "waited for 1000 swarm epochs: not reached, training"
         run.stop()
         assert run.wait()
         assert terminal.lines[-1] == "waited for the end"

@@ -39,12 +39,12 @@ class Exploded:
         return self._looks_left < 0
 
 
-def begin(strategy: Exploded, why_not_host: str | None) -> Stage:
+def begin(strategy: Exploded, not_host_reason: str | None) -> Stage:
     stage = Stage()
     stage.enter(RunState.TRAINING)
     rolling_back = RollingBack(stage, History())
     rolling_back.begin(strategy)  # type: ignore[arg-type]
-    rolling_back.join(SimpleNamespace(returned=None, is_alone=False, why_not_host=why_not_host))  # type: ignore[arg-type]
+    rolling_back.join(SimpleNamespace(returned=None, is_alone=False, not_host_reason=not_host_reason))  # type: ignore[arg-type]
     strategy.loss_watch = SimpleNamespace(has_exploded=True)
     return stage
 

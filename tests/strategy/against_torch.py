@@ -22,7 +22,7 @@ import hivenb
 from hivenb.engine.averaging.torch_state import group_settings
 from hivenb.strategy import HivemindStrategy
 
-#: Samples in a batch, and in an epoch of the swarm; batches in an epoch of the data, and such epochs.
+#: Samples in a batch, and in a swarm epoch; batches in an epoch of the data, and such epochs.
 BATCH, BATCHES, EPOCHS = 16, 4, 3
 STEPS = BATCHES * EPOCHS
 

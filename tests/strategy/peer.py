@@ -130,7 +130,7 @@ class WaitForPeers(Callback):
 
 
 class StopAt(Callback):
-    """Ends training after so many epochs of the swarm."""
+    """Ends training after so many swarm epochs."""
 
     def __init__(self, epoch: int):
         self._epoch = epoch

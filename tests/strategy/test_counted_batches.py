@@ -102,7 +102,7 @@ class TestNone:
         trainer("auto", max_epochs=3).fit(plain, loader())
         assert samples == [8] * 12
         assert chosen.optimizer is not None
-        assert chosen.optimizer.left_out.total == chosen.optimizer.left_out.in_a_row == 0
+        assert chosen.optimizer.skipped_batches.total == chosen.optimizer.skipped_batches.in_a_row == 0
         if mode != "all delays":  # what runs in the background comes when it comes
             assert_same(ours, plain)
 

@@ -88,7 +88,7 @@ def assert_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
 
 
 def plainly_trained(steps: int, lr: float = 0.05) -> list[torch.Tensor]:
-    """By plain torch, with one batch for each epoch of the swarm."""
+    """By plain torch, with one batch for each swarm epoch."""
     model = TinyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     x, y = samples(64)

@@ -70,7 +70,7 @@ def test_a_newcomer_takes_over_small_ones() -> None:
     with one_trains(Tuned(0)) as (run, join):
         joined = join(Tuned(1))
         assert joined.wait(epochs=2, timeout=60)
-        assert "features.weight and 1 more" in " ".join(joined.log)
+        assert "features.weight and 1 more" in " ".join(joined.log_lines)
     assert run.model.features.weight.equal(joined.model.features.weight)
     assert run.model.features.bias.equal(joined.model.features.bias)
 

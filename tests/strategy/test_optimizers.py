@@ -1,6 +1,6 @@
 """Every optimizer of torch's, driven by hivemind: the same parameters as in plain Lightning, or an error that says why.
 
-Each batch is as large as the swarm's target, so each epoch of the swarm is one plain step.
+Each batch is as large as the swarm's target, so each swarm epoch is one plain step.
 """
 
 from __future__ import annotations

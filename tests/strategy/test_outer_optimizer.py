@@ -36,7 +36,7 @@ def strategy(swarm: hivenb.Swarm, target: int = 32, **more: Any) -> HivemindStra
 
 
 def trained_by_hand(model: TinyModel, inner_epochs: int, make_outer: Any = NESTEROV) -> tuple[list[Any], Any]:
-    """What DiLoCo's authors write down, with one worker: batches of 8, four to an epoch of the swarm."""
+    """What DiLoCo's authors write down, with one worker: batches of 8, four to a swarm epoch."""
     anchors = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
     outer, inner = make_outer(anchors), model.configure_optimizers()
     x, y = samples(64)

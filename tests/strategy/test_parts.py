@@ -149,7 +149,7 @@ def test_a_rate_that_a_trial_has_found_is_how_the_optimizer_was_set_up() -> None
     training.optimizer.opt = SimpleNamespace(param_groups=[group])
     training.optimizer.begin_trial = lambda: did.append("begins")
     training.optimizer.end_trial = lambda: did.append("ends")
-    training.optimizer.left_out.note = lambda counts: did.append("notes")
+    training.optimizer.skipped_batches.note = lambda counts: did.append("notes")
     hooks: Any = SimpleNamespace(
         enable_zero_grad=lambda: did.append("zeroes"), disable_zero_grad=lambda: did.append("keeps")
     )

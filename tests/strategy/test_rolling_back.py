@@ -26,7 +26,7 @@ class Returning(Rollback):
             fall_behind=lambda: self.done.append("downloads"),
         )
         training: Any = SimpleNamespace(
-            options=SimpleNamespace(roll_back=False, auxiliary=False), optimizer=self.optimizer
+            options=SimpleNamespace(auto_roll_back=False, auxiliary=False), optimizer=self.optimizer
         )
         super().__init__(training)
         self.kept.epoch = TO if has_copy else None

@@ -1,4 +1,4 @@
-"""Learning rates move with the epochs of the swarm, whoever steps what in Lightning."""
+"""Learning rates move with the swarm epochs, whoever steps what in Lightning."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def strategy(swarm: hivenb.Swarm, **kwargs: Any) -> HivemindStrategy:
 
 
 class Seen(Callback):
-    """The learning rate, and the swarm's epoch, before each batch."""
+    """The learning rate, and the swarm epoch, before each batch."""
 
     def __init__(self) -> None:
         self.rates: list[tuple[int, float]] = []
@@ -54,7 +54,7 @@ class Seen(Callback):
 
 
 def seen_rates(swarm: hivenb.Swarm, model: TinyModel, **kwargs: Any) -> list[float]:
-    """The rate after each of eight batches, of which two make an epoch of the swarm."""
+    """The rate after each of eight batches, of which two make a swarm epoch."""
     seen = Seen()
     trainer(strategy(swarm, **kwargs), max_epochs=1, callbacks=[seen]).fit(model, loader(64, 8))
     assert [epoch for epoch, _ in seen.rates] == [0, 1, 1, 2, 2, 3, 3, 4]
@@ -141,7 +141,7 @@ def test_several_move_together(swarm: hivenb.Swarm, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_plain_lightning_goes_on_at_its_rate(swarm: hivenb.Swarm, tmp_path: Path) -> None:
-    """It knows of no epochs of the swarm: its schedule goes on from where it was, at once."""
+    """It knows of no swarm epochs: its schedule goes on from where it was, at once."""
     model = partial(TinyModel, lr=1.0, scheduler=partial(LambdaLR, lr_lambda=lambda step: 1 / (1 + step)))
     plain = Trainer(**QUIET, max_epochs=3)
     plain.fit(model(), loader(64, 16))
@@ -183,7 +183,7 @@ def test_what_cannot_follow_the_swarm_is_refused(
 
 
 def configured(swarm: hivenb.Swarm, schedulers: Any, **kwargs: Any) -> HivemindStrategy:
-    """Trained for eight epochs of the swarm."""
+    """Trained for eight swarm epochs."""
     chosen = strategy(swarm, **kwargs)
     trainer(chosen, max_epochs=2).fit(Configured(schedulers), loader(64, 16))
     assert chosen.hivemind_epoch == 8
@@ -364,7 +364,7 @@ def test_lightnings_monitor_knows_the_name_that_it_was_given(swarm: hivenb.Swarm
 
 
 def monitored(chosen: HivemindStrategy, model: TinyModel, folder: Path) -> dict[str, list[float]]:
-    """What ``LearningRateMonitor`` logs in eight batches, of which two make an epoch of the swarm."""
+    """What ``LearningRateMonitor`` logs in eight batches, of which two make a swarm epoch."""
     logger = CSVLogger(folder)
     trainer(chosen, max_epochs=1, logger=logger, log_every_n_steps=1, callbacks=[LearningRateMonitor("step")]).fit(
         model, loader(64, 8)

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tiny import LOOPBACK, PacedModel, TinyModel, loader, trainer
 
 import hivenb
-from hivenb.engine.network.access.tokens import Authority, InviteKey, Secret
+from hivenb.engine.network.access.tokens import Admin, InviteKey, Secret
 from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from hivenb.errors import NotInvitedError
 from hivenb.strategy import HivemindStrategy, checks
@@ -17,7 +17,7 @@ from hivenb.swarm.invite import encode_invite, read_invite
 
 SECRET, OTHER = Secret.random(), Secret.random()
 PEER = "/ip4/127.0.0.1/tcp/31337/p2p/12D3KooWNTpTGNxFtZXDLUk9SpcvF6Qv1bfSVFnZfAhkuBbHbRBq"
-KEY = Authority(SECRET).new_invite()
+KEY = Admin(SECRET).new_invite()
 INVITE = encode_invite([PEER], KEY, "digits")
 
 

@@ -147,7 +147,7 @@ OLDER = {
 
 
 class Look(Callback):
-    """What is there while it trains, up to the second epoch of the swarm."""
+    """What is there while it trains, up to the second swarm epoch."""
 
     addresses: tuple[str, ...] = ()
     host_maddrs: tuple[str, ...] = ()

@@ -101,7 +101,7 @@ class TestHalfPrecision:
             assert difference(parameters(model), plainly_trained(16)) < 0.01
 
     @pytest.mark.parametrize("mode", MODES)
-    def test_gradients_that_are_not_finite_are_left_out(self, swarm: hivenb.Swarm, mode: str) -> None:
+    def test_gradients_that_are_not_finite_are_skipped(self, swarm: hivenb.Swarm, mode: str) -> None:
         """Neither averaged nor counted, and the scale is lowered."""
         plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
         model, scales = TinyModel(**SGD), Scales()

@@ -30,7 +30,7 @@ def test_each_epoch_is_logged_once_to_each_logger(swarm: hivenb.Swarm, tmp_path:
         assert {row["hivemind_peers"] for row in rows} == {row["hivemind_group_size"] for row in rows} == {1}
         assert {row["hivemind_samples"] for row in rows} == {16}
         assert all(row["hivemind_stalled_seconds"] >= 0 for row in rows)
-        assert {row["hivemind_left_out_batches"] for row in rows} == {0}
+        assert {row["hivemind_skipped_batches"] for row in rows} == {0}
 
 
 def test_with_another_strategy_it_does_nothing(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class TestSamples:
     def test_a_small_batch_at_the_beginning_does_not_blow_up_the_gradient(
         self, swarm: hivenb.Swarm, epochs: int, reuse: bool
     ) -> None:
-        """Batches of 4, 4, 1; 4, 4, 1: after eight samples, the next epoch of the swarm begins with the small one."""
+        """Batches of 4, 4, 1; 4, 4, 1: after eight samples, the next swarm epoch begins with the small one."""
         model = TinyModel(lr=0.1)
         trainer(strategy(8, dht=swarm.dht, reuse_grad_buffers=reuse), max_epochs=epochs).fit(model, loader(9, 4))
         x, y = samples(9)

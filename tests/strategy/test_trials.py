@@ -239,7 +239,7 @@ def test_nobody_is_told_of_a_trial(swarm: hivenb.Swarm, tmp_path: Path) -> None:
     model, chosen, begins = Watching(), strategy(swarm), Begins()
     trainer(chosen, tmp_path, of_batch_size(), begins).fit(model)
     assert model.in_trials == [([], False, 0)] * 9
-    assert chosen.optimizer.left_out.total == 0
+    assert chosen.optimizer.skipped_batches.total == 0
     assert chosen.hivemind_epoch == 20
 
 

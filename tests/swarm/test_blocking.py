@@ -48,7 +48,7 @@ def test_a_blocked_peer_is_in_no_round_and_the_others_go_on_with_it(swarm: hiven
             eventually(lambda: all(group(run) == 2 for run in runs), 60)
             swarm.block(other.peer_id)
             eventually(lambda: group(runs[0]) == 1, 30)
-            eventually(lambda: runs[0].status.left_out_peers == {other.peer_id: "blocked by hand"}, 30)
+            eventually(lambda: runs[0].status.excluded_peers == {other.peer_id: "blocked by hand"}, 30)
             epoch = runs[0].status.epoch
             eventually(lambda: runs[0].status.epoch >= epoch + 2, 30)
             assert group(runs[0]) == 1

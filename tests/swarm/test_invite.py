@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hivenb.engine.network.access.tokens import NEVER, Authority, Secret
+from hivenb.engine.network.access.tokens import NEVER, Admin, Secret
 from hivenb.errors import InviteError, SwarmError
 from hivenb.swarm.invite import (
     INVITE_PREFIX,
@@ -152,7 +152,7 @@ class TestEnvironment:
 
 # -- of private swarms --------------------------------------------------------------------------------------------
 
-KEY, OTHER = (Authority(Secret.random()).new_invite() for _ in range(2))
+KEY, OTHER = (Admin(Secret.random()).new_invite() for _ in range(2))
 
 
 def pack(held: Any) -> str:
@@ -208,15 +208,15 @@ class TestWithKey:
             decode_invite(pack({"a": [LOCAL], "k": key}))
 
     def test_that_its_holder_has_given_more_time(self) -> None:
-        key = Authority(Secret.random()).new_invite(expires=1)
+        key = Admin(Secret.random()).new_invite(expires=1)
         longer = dataclasses.replace(key, expires=NEVER)
         with pytest.raises(InviteError, match="the key in the invite is damaged"):
             decode_invite(encode_invite([LOCAL], longer))
         assert decode_invite(encode_invite([LOCAL], key)).key == key, "that it has expired is said when it is used"
 
     def test_of_several_the_one_that_lasts_longest_counts(self) -> None:
-        authority = Authority(Secret.random())
-        short, long = authority.new_invite(100), authority.new_invite()
+        admin = Admin(Secret.random())
+        short, long = admin.new_invite(100), admin.new_invite()
         for keys in ((short, long), (long, short)):
             assert read_invite([encode_invite([LOCAL], key) for key in keys]).key == long
 

@@ -14,7 +14,7 @@ import tiny
 from hivemind.utils import get_dht_time
 
 import hivenb
-from hivenb.engine.network.access.tokens import Authority, Secret
+from hivenb.engine.network.access.tokens import Admin, Secret
 from hivenb.errors import NotInvitedError, SwarmError
 from hivenb.options import Options
 from hivenb.swarm.invite import encode_invite, read_invite
@@ -22,7 +22,7 @@ from hivenb.swarm.starting import read_settings
 from hivenb.training import TrainingRun
 
 SECRET, OTHER = Secret.random(), Secret.random()
-KEY, OTHER_KEY = Authority(SECRET).new_invite(), Authority(OTHER).new_invite()
+KEY, OTHER_KEY = Admin(SECRET).new_invite(), Admin(OTHER).new_invite()
 NOWHERE = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
 
 
@@ -55,7 +55,7 @@ def test_addresses_and_the_secret_lead_in(home: hivenb.Swarm) -> None:
     secret = secret_of(home)
     with hivenb.Swarm.join(home.addresses, "guest", secret=secret.reveal()) as guest:
         assert guest.is_private
-        assert guest.can_show_the_door
+        assert guest.can_ban
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_an_invite_stays_good_with_the_same_secret_key_and_port(tmp_path: Path) 
 def test_plain_hivemind_can_join_open_swarms_only(home: hivenb.Swarm) -> None:
     with pytest.raises(RuntimeError, match="bootstrap failed"):
         hivemind.DHT(initial_peers=list(home.addresses), start=True, **tiny.LOOPBACK)
-    with hivenb.Swarm("open", open=True) as swarm:
+    with hivenb.Swarm("open", private=False) as swarm:
         plain = hivemind.DHT(initial_peers=list(swarm.addresses), start=True, **tiny.LOOPBACK)
         try:
             assert plain.is_alive()
-            with pytest.raises(NotInvitedError, match=r"have no pass for the swarm.*plain hivemind"):
+            with pytest.raises(NotInvitedError, match=r"have no credential for the swarm.*plain hivemind"):
                 hivenb.Swarm.join([str(a) for a in plain.get_visible_maddrs()], "guest", secret=SECRET)
         finally:
             plain.shutdown()
@@ -110,7 +110,7 @@ def test_plain_hivemind_can_join_open_swarms_only(home: hivenb.Swarm) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize(("is_open", "words"), [(True, "anybody can join"), (False, "invited only")])
 def test_it_says_who_can_join(is_open: bool, words: str) -> None:
-    with hivenb.Swarm("said", open=is_open) as swarm:
+    with hivenb.Swarm("said", private=not is_open) as swarm:
         assert repr(swarm) == f"Swarm('said', open, this machine only, {words})"
         assert ("anybody who can reach an address" in swarm._repr_html_()) is is_open
         assert (read_invite(swarm.invite).key is None) is is_open
@@ -145,7 +145,7 @@ def test_local_peers_of_a_private_swarm_train_with_it(swarm: hivenb.Swarm) -> No
     assert run.wait(epochs=4, timeout=90)
     groups = run.history.snapshot().series["group_size"].values
     assert 2 in groups
-    assert not any(secret_of(swarm).reveal() in line for line in run.log)
+    assert not any(secret_of(swarm).reveal() in line for line in run.log_lines)
 
 
 # -- settings -----------------------------------------------------------------------------------------------------
@@ -153,19 +153,19 @@ def test_local_peers_of_a_private_swarm_train_with_it(swarm: hivenb.Swarm) -> No
 
 def test_each_new_swarm_has_a_secret_of_its_own() -> None:
     settings = read_settings({})
-    assert settings == read_settings({"open": False})
-    assert settings.credential() != settings.credential()
-    assert read_settings({"public": True}).credential() is not None
-    assert read_settings({"open": True}).credential() is None
-    assert read_settings({"secret": SECRET.reveal()}).credential() == SECRET
-    assert read_settings({"initial_peers": NOWHERE}).credential() is None, "as it is where it joins"
+    assert settings == read_settings({"private": True})
+    assert settings.key_or_secret() != settings.key_or_secret()
+    assert read_settings({"public": True}).key_or_secret() is not None
+    assert read_settings({"private": False}).key_or_secret() is None
+    assert read_settings({"secret": SECRET.reveal()}).key_or_secret() == SECRET
+    assert read_settings({"initial_peers": NOWHERE}).key_or_secret() is None, "as it is where it joins"
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"open": True, "secret": SECRET}, "a swarm with a secret is private"),
-        ({"open": True, "initial_peers": encode_invite([NOWHERE], KEY)}, "the invite is to a private swarm"),
+        ({"private": False, "secret": SECRET}, "a swarm with a secret is private"),
+        ({"private": False, "initial_peers": encode_invite([NOWHERE], KEY)}, "the invite is to a private swarm"),
         ({"secret": OTHER, "initial_peers": encode_invite([NOWHERE], KEY)}, "not that of the invite"),
         ({"secret": "guess me"}, "at least 32 characters"),
         ({"secret": 7}, "a secret is a text"),
@@ -185,7 +185,7 @@ def test_a_difference_is_told_without_the_secret() -> None:
 def test_what_leads_elsewhere_is_told_in_words() -> None:
     """It said invite_key=<the key of an invite> instead of <the key of an invite>."""
     here, elsewhere = (
-        read_settings({"initial_peers": encode_invite([NOWHERE], Authority(secret).new_invite())})
+        read_settings({"initial_peers": encode_invite([NOWHERE], Admin(secret).new_invite())})
         for secret in (SECRET, OTHER)
     )
     another = "joined by an invite, which leads into another swarm than the one that is given now"
@@ -199,7 +199,7 @@ def test_what_leads_elsewhere_is_told_in_words() -> None:
 def test_another_invite_of_one_swarm_leads_into_the_same_one() -> None:
     other = NOWHERE.replace("/tcp/", "/tcp/1")
     first, second, third = (
-        read_settings({"initial_peers": encode_invite([address], Authority(SECRET).new_invite(), run), **more})
+        read_settings({"initial_peers": encode_invite([address], Admin(SECRET).new_invite(), run), **more})
         for address, run, more in (
             (NOWHERE, "digits", {}), (other, "text", {}), (NOWHERE, "digits", {"public_name": "Ann"}),
         )
@@ -217,5 +217,5 @@ def test_an_invite_may_name_a_run_and_is_the_same_swarm() -> None:
     assert named.run_id == "digits"
     assert named == read_settings({"initial_peers": encode_invite([NOWHERE], KEY)})
     assert named != read_settings({"initial_peers": NOWHERE, "secret": SECRET})
-    assert named.credential() == KEY
+    assert named.key_or_secret() == KEY
     assert "<the key of an invite>" in repr(named)

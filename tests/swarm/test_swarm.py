@@ -23,7 +23,7 @@ NOBODY = "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
 
 @pytest.fixture(scope="module")
 def home():
-    with hivenb.Swarm("home", open=True) as swarm:
+    with hivenb.Swarm("home", private=False) as swarm:
         yield swarm
 
 
@@ -35,9 +35,9 @@ def socket_folder(tmp_path, monkeypatch):
 
 
 def test_a_cell_that_is_run_again_gives_the_same_swarm(home):
-    assert hivenb.Swarm("home", open=True) is home
+    assert hivenb.Swarm("home", private=False) is home
     assert hivenb.Swarm.get("home") is home
-    assert hivenb.Swarm("home", open=True, public=False, host_maddrs=[]) is home
+    assert hivenb.Swarm("home", private=False, public=False, host_maddrs=[]) is home
 
 
 @pytest.mark.process
@@ -52,11 +52,11 @@ def test_who_opens_one_where_nobody_can_connect_is_told(monkeypatch, recwarn, pu
 
 def test_other_settings_for_an_open_swarm_are_refused_and_named(home):
     with pytest.raises(SwarmError, match=r"'home' is open already, with client_mode=None instead of True.*close"):
-        hivenb.Swarm("home", open=True, client_mode=True)
-    with pytest.raises(SwarmError, match="with open=True instead of False"):
+        hivenb.Swarm("home", private=False, client_mode=True)
+    with pytest.raises(SwarmError, match="with private=False instead of True"):
         hivenb.Swarm("home")
     assert home.is_open
-    assert hivenb.Swarm("home", open=True) is home
+    assert hivenb.Swarm("home", private=False) is home
 
 
 def test_a_name_that_is_not_open_is_refused_with_those_that_are(home):

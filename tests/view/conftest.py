@@ -17,8 +17,8 @@ from hivenb.history import History
 from hivenb.options import Options
 from hivenb.run.status import RunState, RunStatus
 from hivenb.swarm import PeerInfo
-from hivenb.swarm.roster import Member, Presence
-from hivenb.swarm.swarm import Onlookers
+from hivenb.swarm.members import Member, Presence
+from hivenb.swarm.swarm import Observers
 
 STATUS = RunStatus(
     state=RunState.READY,
@@ -45,29 +45,29 @@ class Scene:
         self.data: object = None
         self.trainer_kwargs: dict[str, object] = {}
         self.options = Options(target_batch_size=2048)
-        self.log: tuple[str, ...] = ()
+        self.log_lines: tuple[str, ...] = ()
         self.swarm = SimpleNamespace(
             invite="hivenb://invite",
             who_can_join="invited only",
             local_peers=(),
             is_open=True,
-            onlookers=Onlookers(),
+            observers=Observers(),
             blocked=(),
-            can_show_the_door=False,
+            can_ban=False,
             newest_run_id="hivenb",
-            shown_the_door=(),
+            banned=(),
             local=SimpleNamespace(to_come_to=lambda run: 0, forget_those_to_come=lambda run: None),
         )
         self.trainer: Any = None
         self.local_peers: tuple[Any, ...] = ()
-        self.roster = SimpleNamespace(members=())
+        self.members: Any = ()
         self.calls: list[tuple[str, str]] = []
         self.failure: Exception | None = None
         self.pending_options: Options | None = None
         self.pending_epoch: int | None = None
         self.options_error: Exception | None = None
-        self.why_not_host: str | None = None
-        self.kept_epoch: int | None = None
+        self.not_host_reason: str | None = None
+        self.snapshot_epoch: int | None = None
 
     def start(self) -> None:
         self._do("start", RunState.TRAINING)
@@ -88,9 +88,9 @@ class Scene:
 
     def roll_back(self, wait: bool = True) -> int:
         assert not wait, "a button must not wait"
-        assert self.kept_epoch is not None
+        assert self.snapshot_epoch is not None
         self._do("roll_back", self.status.state)
-        return self.kept_epoch
+        return self.snapshot_epoch
 
     def apply(self, options: Options | None = None, *, wait: bool = True, **changes: Any) -> Options:
         assert not wait, "a switch must not wait"

@@ -39,7 +39,7 @@ def panel() -> AdvicePanel:
 
 
 def test_what_no_option_helps_against_has_no_button(scene: Any, panel: AdvicePanel) -> None:
-    scene.history.record("left_out_in_a_row", 3)
+    scene.history.record("skipped_in_a_row", 3)
     panel.update(DashboardState.of(scene))
     assert "3 batches in a row were not finite" in words_of(panel)
     (button,) = panel.buttons.values()

@@ -19,7 +19,7 @@ def words_of(html: str) -> str:
 
 @pytest.fixture
 def shown(scene: Any, members: Any) -> DashboardState:
-    scene.roster.members = members
+    scene.members = members
     return DashboardState.of(scene)
 
 
@@ -46,42 +46,42 @@ def test_the_other_peers_are_offered_and_one_is_blocked_and_unblocked(shown: Das
     assert panel.peers.disabled
 
 
-def test_who_knows_the_secret_shows_a_peer_the_door_by_two_clicks(shown: DashboardState, members: Any) -> None:
-    put_out: list[str] = []
+def test_who_knows_the_secret_bans_a_peer_by_two_clicks(shown: DashboardState, members: Any) -> None:
+    banned: list[str] = []
     other, third = members[1].peer.peer_id, "12D3KooWthird003"
     shown = replace(shown, members=(*members, replace(members[1], peer=replace(members[1].peer, peer_id=third))))
-    panel = BlockingPanel(lambda *what: None, put_out.append)
+    panel = BlockingPanel(lambda *what: None, banned.append)
     panel.update(shown)
-    assert panel._helped_door.layout.display == "none", "one that was invited can put nobody out"
-    panel.update(replace(shown, can_show_the_door=True))
-    assert panel._helped_door.layout.display == "flex"
-    assert (panel.door.description, panel.door.disabled) == ("Show the door", True)
-    assert "for everybody and for good, where Block is for this peer alone" in panel._helped_door.children[1].value
-    panel.door.click()
+    assert panel._helped_ban.layout.display == "none", "one that was invited can ban nobody"
+    panel.update(replace(shown, can_ban=True))
+    assert panel._helped_ban.layout.display == "flex"
+    assert (panel.ban_button.description, panel.ban_button.disabled) == ("Ban", True)
+    assert "for everybody and for good, where Block is for this peer alone" in panel._helped_ban.children[1].value
+    panel.ban_button.click()
     panel.peers.value = other
-    assert not panel.door.disabled
-    panel.door.click()
-    panel.update(replace(shown, can_show_the_door=True))
-    assert (put_out, panel.door.description) == ([], "Out for everybody?")
+    assert not panel.ban_button.disabled
+    panel.ban_button.click()
+    panel.update(replace(shown, can_ban=True))
+    assert (banned, panel.ban_button.description) == ([], "Ban for everybody?")
     panel.peers.value = third
-    assert panel.door.description == "Show the door", "another one, who is asked for anew"
-    panel.door.click()
-    panel.door.click()
-    assert (put_out, panel.door.description) == ([third], "Show the door")
+    assert panel.ban_button.description == "Ban", "another one, who is asked for anew"
+    panel.ban_button.click()
+    panel.ban_button.click()
+    assert (banned, panel.ban_button.description) == ([third], "Ban")
     panel.close()
-    panel.door.click()
-    panel.door.click()
-    assert put_out == [third]
+    panel.ban_button.click()
+    panel.ban_button.click()
+    assert banned == [third]
 
 
 def test_the_panel_of_peers_has_the_button(shown: DashboardState) -> None:
     asked: list[str] = []
-    panel = PeersPanel(lambda count: None, show_out=asked.append)
-    panel.update(replace(shown, can_show_the_door=True))
+    panel = PeersPanel(lambda count: None, ban=asked.append)
+    panel.update(replace(shown, can_ban=True))
     other = panel.blocking.peers.options[1][1]
     panel.blocking.peers.value = other
-    panel.blocking.door.click()
-    panel.blocking.door.click()
+    panel.blocking.ban_button.click()
+    panel.blocking.ban_button.click()
     assert asked == [other]
 
 
@@ -103,11 +103,11 @@ def test_the_choice_stays_while_peers_come_and_go(shown: DashboardState, members
 
 
 def test_why_no_round_waits_for_a_peer_is_said_and_is_no_html(shown: DashboardState, members: Any) -> None:
-    html = peers_html([replace(members[1], left_out="missed 2 rounds in a row; asked again in 4 epochs")])
+    html = peers_html([replace(members[1], why_excluded="missed 2 rounds in a row; asked again in 4 epochs")])
     assert "no round waits for it: missed 2 rounds in a row; asked again in 4 epochs" in words_of(html)
-    html = peers_html([replace(members[1], left_out=EVIL)])
+    html = peers_html([replace(members[1], why_excluded=EVIL)])
     assert "<script" not in html
     assert "<img" not in html
     panel = PeersPanel(lambda count: None, block=lambda *what: None)
-    panel.update(replace(shown, members=(replace(members[1], name=EVIL, left_out=EVIL),)))
+    panel.update(replace(shown, members=(replace(members[1], name=EVIL, why_excluded=EVIL),)))
     assert "<script" not in panel._table.value

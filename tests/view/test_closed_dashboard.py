@@ -41,7 +41,7 @@ def test_closing_it_or_the_swarm_lets_go_of_the_run(scene: Any, way: str) -> Non
     shown = dashboard.widget
     assert dashboard.run is run
     text = dashboard.text()
-    (dashboard if way == "the dashboard" else run.swarm.onlookers).close()
+    (dashboard if way == "the dashboard" else run.swarm.observers).close()
     assert dashboard.run is run, "somebody keeps it"
     reference = weakref.ref(run)
     del run
@@ -55,7 +55,7 @@ def test_closing_it_or_the_swarm_lets_go_of_the_run(scene: Any, way: str) -> Non
 
 def test_what_can_be_read_stays_and_what_can_be_pressed_goes(scene: Any) -> None:
     scene.history.record("loss", 1.0)
-    scene.log = ("the last line of the log",)
+    scene.log_lines = ("the last line of the log",)
     dashboard = Dashboard(scene)
     before = everything_in(dashboard.widget)
     assert any(isinstance(one, ipywidgets.Button) for one in before)

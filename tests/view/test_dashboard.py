@@ -15,7 +15,7 @@ import pytest
 
 from hivenb.errors import HivenbError, SwarmError
 from hivenb.run.status import RunState
-from hivenb.swarm.swarm import Onlookers
+from hivenb.swarm.swarm import Observers
 from hivenb.view.dashboard import MAX_LIVE, Dashboard
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -77,7 +77,7 @@ def test_buttons_steer_the_run_from_the_one_thread(
     assert dashboard.widget
     view = dashboard._view
     assert view is not None
-    scene.kept_epoch = 10
+    scene.snapshot_epoch = 10
     names = ("start", "pause", "roll_back", "resume", "stop")
     for name in names:
         eventually(lambda name=name: not view.run_panel.buttons[name].disabled)
@@ -195,8 +195,8 @@ def test_of_many_dashboards_the_newest_are_live(scene: Any) -> None:
 
 def test_a_run_without_a_swarm_can_still_be_looked_at(scene: Any) -> None:
     class Closed:
-        local_peers, is_open, who_can_join, blocked, can_show_the_door = (), False, "invited only", (), True
-        onlookers, newest_run_id, shown_the_door = Onlookers(), "hivenb", ()
+        local_peers, is_open, who_can_join, blocked, can_ban = (), False, "invited only", (), True
+        observers, newest_run_id, banned = Observers(), "hivenb", ()
         local = SimpleNamespace(to_come_to=lambda run: 0)
 
         @property
@@ -217,7 +217,7 @@ def test_too_short_an_interval_is_refused(scene: Any) -> None:
 
 
 def test_the_text_has_the_same_facts(dashboard: Dashboard) -> None:
-    assert dashboard.text().startswith("ready to start  epoch 14")
+    assert dashboard.text().startswith("ready to start  swarm epoch 14")
 
 
 @pytest.mark.process

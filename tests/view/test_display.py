@@ -87,7 +87,7 @@ def test_in_a_terminal_a_dashboard_is_text(scene: Any, shown: list[dict[str, Any
 
     made = Dashboard(scene)
     made._ipython_display_()
-    assert shown[0]["text/plain"].startswith("ready to start  epoch 14")
+    assert shown[0]["text/plain"].startswith("ready to start  swarm epoch 14")
     assert set(shown[0]) == {"text/plain"}
 
 

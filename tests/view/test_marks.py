@@ -19,7 +19,7 @@ EIGHT = (
     "optimizer step in background: off",
     "parameters: float16",
     "target batch size: 900",
-    "epochs between averagings: 4",
+    "swarm epochs between averagings: 4",
 )
 
 

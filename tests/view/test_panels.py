@@ -37,7 +37,9 @@ def run_panel(invite: str = "hivenb://invite", pressed: list[str] | None = None)
 
 def test_the_status_says_every_number_with_its_unit(status: Any) -> None:
     text = words_of(status_html(status, Standing("digits")))
-    assert text == ("ready to start digits epoch 14 3 peers 412 samples/s loss 0.412 1,310 / 2,048 samples, 3 s left")
+    assert text == (
+        "ready to start digits swarm epoch 14 3 peers 412 samples/s loss 0.412 1,310 / 2,048 samples, 3 s left"
+    )
 
 
 @pytest.mark.parametrize("samples", [0, 5000])
@@ -49,7 +51,7 @@ def test_the_bar_stays_in_its_frame(status: Any, samples: int) -> None:
 @pytest.mark.parametrize("state", list(RunState))
 def test_buttons_follow_the_state(scene: Any, state: RunState) -> None:
     panel = run_panel()
-    scene.kept_epoch = 10
+    scene.snapshot_epoch = 10
     scene.set(state=state)
     panel.update(DashboardState.of(scene), "")
     enabled = {name for name, button in panel.buttons.items() if not button.disabled}
@@ -91,7 +93,7 @@ def test_the_invite_is_text_and_nothing_else() -> None:
 
 def test_peers_are_a_table_that_marks_this_one_and_greys_those_out_that_have_gone(scene: Any, members: Any) -> None:
     panel = PeersPanel(lambda count: None)
-    scene.roster.members = members
+    scene.members = members
     panel.update(DashboardState.of(scene))
     html = panel._table.value
     assert words_of(html) == (
@@ -195,7 +197,7 @@ def test_the_log_is_escaped_and_bounded(scene: Any) -> None:
     panel = LogPanel()
     panel.update(DashboardState.of(scene))
     assert "nothing logged yet" in panel.widget.value
-    scene.log = (*(f"line {i}" for i in range(5000)), "x" * 10_000, EVIL)
+    scene.log_lines = (*(f"line {i}" for i in range(5000)), "x" * 10_000, EVIL)
     panel.update(DashboardState.of(scene))
     assert "<script" not in panel.widget.value
     assert "line 4999" in panel.widget.value
@@ -239,7 +241,7 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "frozen_parameters": "compare",
         "use_local_updates": False,
         "outer_optimizer": "none",
-        "roll_back": False,
+        "auto_roll_back": False,
         "matchmaking_time": "5",
         "averaging_timeout": "30",
         "allreduce_timeout": "",
@@ -249,7 +251,7 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "load_state_timeout": "600",
         "shutdown_timeout": "5",
         "performance_ema_alpha": "0.1",
-        "keep_state_every": "10",
+        "snapshot_every": "10",
         "client_mode": False,
         "auxiliary": False,
         "verbose": False,
@@ -290,13 +292,13 @@ def test_each_codec_says_what_it_makes_of_this_model_and_the_panel_what_an_epoch
     assert labels[:2] == ["1.0 MB: none", "500 kB: 16 bits"]
     panel.update(DashboardState.of(scene))
     assert words_of(panel._traffic.value) == (
-        "Each of 3 peers sends about 1.3 MB of gradients and 1.3 MB of parameters an epoch, and receives as much."
+        "Each of 3 peers sends about 1.3 MB of gradients and 1.3 MB of parameters a swarm epoch, and receives as much."
     )
     scene.set(num_peers=0)
     scene.options = scene.options.replace(use_local_updates=True, average_state_every=4)
     panel.update(DashboardState.of(scene))
     assert words_of(panel._traffic.value) == (
-        "With a second peer, each sends about 1.0 MB of parameters every 4 epochs, and receives as much."
+        "With a second peer, each sends about 1.0 MB of parameters every 4 swarm epochs, and receives as much."
     )
 
 
@@ -353,20 +355,26 @@ def test_what_power_sgd_sends_is_said_in_few_digits(shapes: tuple[tuple[int, ...
 def test_what_all_peers_have_to_agree_on_can_be_changed_by_the_host_alone(scene: Any) -> None:
     panel = OptionsPanel(lambda name, value: None)
     shared = [name for name, control in panel.controls.items() if FIELDS[name].swarm_wide]
-    assert shared == [*shown()["all peers"], "robust_aggregation", "outer_fragments", "roll_back", "average_buffers"]
-    scene.why_not_host = "the host of the run decides on them for all peers (peer …abc123)"
+    assert shared == [
+        *shown()["all peers"],
+        "robust_aggregation",
+        "outer_fragments",
+        "auto_roll_back",
+        "average_buffers",
+    ]
+    scene.not_host_reason = "the host of the run decides on them for all peers (peer …abc123)"
     panel.update(DashboardState.of(scene))
     assert [name for name, control in panel.controls.items() if control.disabled] == shared
     assert "Not to be changed here: the host of the run" in words_of(panel._locked.value)
     scene.pending_options = scene.options.replace(target_batch_size=96, grad_compression="float16")
     panel.update(DashboardState.of(scene))
     assert waiting(DashboardState.of(scene).options) == (
-        "At the next batch: gradients. At one of the next epochs, at all peers: target batch size."
+        "At the next batch: gradients. At one of the next swarm epochs, at all peers: target batch size."
     )
     scene.pending_epoch = 1017
     panel.update(DashboardState.of(scene))
-    assert "At epoch 1,017, at all peers: target batch size." in waiting(DashboardState.of(scene).options)
-    scene.why_not_host = None
+    assert "At swarm epoch 1,017, at all peers: target batch size." in waiting(DashboardState.of(scene).options)
+    scene.not_host_reason = None
     panel.update(DashboardState.of(scene))
     assert not any(control.disabled for control in panel.controls.values())
     assert panel._locked.layout.display == "none"

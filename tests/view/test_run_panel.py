@@ -32,7 +32,7 @@ def panel() -> RunPanel:
 def test_the_header_names_the_run_and_says_how_long_it_has_trained_and_how_far_it_is(status: Any) -> None:
     text = words_of(status_html(status, Standing("digits", Length(125.0, 3, 10, "pass", 291.0))))
     assert text.startswith(
-        "ready to start digits epoch 14 pass 3 of 10 trained 2 min 5 s , about 4 min 51 s to go 3 peers"
+        "ready to start digits swarm epoch 14 pass 3 of 10 trained 2 min 5 s , about 4 min 51 s to go 3 peers"
     )
     assert "batch 1,500 of 6,000" in words_of(
         status_html(status, Standing("digits", Length(1.0, 1500, 6000, "batch", None)))
@@ -100,7 +100,7 @@ def test_a_good_state_can_be_returned_to_once_there_is_one(scene: Any, panel: Ru
     panel.update(DashboardState.of(scene), "")
     assert button.disabled
     assert "once there is one" in button.tooltip
-    scene.kept_epoch = 40
+    scene.snapshot_epoch = 40
     panel.update(DashboardState.of(scene), "")
     assert not button.disabled
     assert "epoch 40" in button.tooltip

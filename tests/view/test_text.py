@@ -22,7 +22,8 @@ def test_bar(share: float, drawn: str) -> None:
 
 def test_a_run_in_one_line(status: Any) -> None:
     assert status_line(status, bar_width=10) == (
-        "ready to start  epoch 14  [######----] 1,310 / 2,048 samples, 3 s left  3 peers  412 samples/s  loss 0.412"
+        "ready to start  swarm epoch 14  [######----] 1,310 / 2,048 samples, 3 s left  3 peers  "
+        "412 samples/s  loss 0.412"
     )
 
 
@@ -58,10 +59,10 @@ def test_summary_is_the_same_for_the_same_facts(status: Any, members: Any) -> No
     ]
 
 
-def test_batches_that_were_left_out_are_said(status: Any) -> None:
+def test_batches_that_were_skipped_are_said(status: Any) -> None:
     assert "left out" not in summary(status, History().snapshot())
-    for number, words in ((1, "1 batch left out"), (3, "3 batches left out")):
-        assert words in summary(replace(status, left_out=number), History().snapshot())
+    for number, words in ((1, "1 batch skipped"), (3, "3 batches skipped")):
+        assert words in summary(replace(status, skipped_batches=number), History().snapshot())
 
 
 def test_the_best_is_that_of_the_points_without_gaps(status: Any) -> None:

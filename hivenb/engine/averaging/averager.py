@@ -59,7 +59,7 @@ from hivenb.engine.network.values import bound_this_process
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.watched import WatchedProcess, shut_down_on_error
 from hivenb.engine.trust.aggregation import NORM_BOUND, Gathered, SampleReports
-from hivenb.engine.trust.conduct import Account, AccountBook
+from hivenb.engine.trust.reliability import RoundReport, RoundReportPipe
 from hivenb.errors import ProcessEndedError
 
 # -- download pace ---------------------------------------------------------------------------------------------------
@@ -139,13 +139,13 @@ def keep_tasks_alive() -> None:
     loop.set_exception_handler(complain_unless_ended)
 
 
-_kept_tasks: set[asyncio.Task[Any]] = set()
+_background_tasks: set[asyncio.Task[Any]] = set()
 
 
 def _make_kept_task(loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
     task = asyncio.Task(coro, loop=loop, **kwargs)
-    _kept_tasks.add(task)
-    task.add_done_callback(_kept_tasks.discard)
+    _background_tasks.add(task)
+    task.add_done_callback(_background_tasks.discard)
     return task
 
 
@@ -259,7 +259,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
         self._retired = False
         #: whether the user has chosen ``target_group_size``, so that a large swarm averages in several groups
         self.group_size_is_fixed = kwargs.get("target_group_size") is not None
-        self._accounts = AccountBook()
+        self._round_reports = RoundReportPipe()
         self._downloads = DownloadPace()
         self._daemon_link = DaemonLink()
         self._exchange = GroupExchange()
@@ -357,12 +357,12 @@ class Averager(WatchedProcess, DecentralizedAverager):
         A ``target_group_size`` of the user's own choice stays as it is. Nothing is expected from those that have gone.
         """
         # a look that finds nobody at all may have failed
-        if peers != self._expected and (peers.present or peers.gone or peers.left_out):
+        if peers != self._expected and (peers.present or peers.gone or peers.excluded):
             self._expected = peers
             self._outer_pipe.send(("_expect_peers", [peers], {}))
         self._seen_alone = 0 if peers.present else self._seen_alone + 1
         if self._seen_alone >= ALONE_AFTER:
-            may_come = peers.left_out - peers.gone  # after all, until the round is due
+            may_come = peers.excluded - peers.gone  # after all, until the round is due
             for search in self._searches():
                 if search.triggered or search.is_due or not may_come:
                     search.desert()
@@ -371,9 +371,9 @@ class Averager(WatchedProcess, DecentralizedAverager):
         """Let senders count for no more than this. On any thread."""
         self._outer_pipe.send(("_note_reports", [reports], {}))
 
-    def take_accounts(self) -> list[Account]:
+    def take_round_reports(self) -> list[RoundReport]:
         """What the others did in its rounds, since the last call. For one thread."""
-        return self._accounts.take()
+        return self._round_reports.take()
 
     def give_up_searches(self, before: float = math.inf) -> bool:
         """Cancel the rounds that look for a group, all those of epochs before one; whether there were any.
@@ -446,7 +446,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
         self._own_matchmaking = EpochMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
         )
-        self._own_matchmaking.tell = self._accounts.tell
+        self._own_matchmaking.tell = self._round_reports.tell
         self._p2p.longest_message = limit_for(self.allreduce_kwargs.get("part_size_bytes"))
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:

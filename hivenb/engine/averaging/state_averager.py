@@ -25,7 +25,7 @@ from hivenb.engine.averaging.extensions.buffers import AveragedBuffers, ModuleBu
 from hivenb.engine.averaging.extensions.early_state import EarlyRounds, has_begun
 from hivenb.engine.averaging.extensions.extension import ServedState, Tail, split_tails
 from hivenb.engine.averaging.extensions.outer_optimizer import OuterOptimizer, OuterRounds
-from hivenb.engine.averaging.lent_module import LentModule
+from hivenb.engine.averaging.module_access import ModuleAccess
 from hivenb.engine.averaging.rest_download import SharesRest
 from hivenb.engine.averaging.round import Round
 from hivenb.engine.averaging.staging import ChangesMeanwhile, ChangesOfModule
@@ -138,7 +138,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         self.extensions = (self._early, *([] if self._averaged_buffers is None else [self._averaged_buffers]))
         self._make_outer = outer_optimizer
         self._outer_settings = pseudo_gradient_compression or NoCompression(), outer_fragments
-        self._lent = LentModule()
+        self._module_access = ModuleAccess()
         self._changes, self._meanwhile = ChangesOfModule(), ChangesMeanwhile()
         #: what was downloaded for extensions, and not taken over yet
         self._tails: dict[str, Tail] | None = None
@@ -195,7 +195,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
     @property
     def epoch_of_parameters(self) -> int:
-        """The epoch of the swarm whose step the parameters have; in the background, it may be still to come."""
+        """The swarm epoch whose step the parameters have; in the background, it may be still to come."""
         return self.local_epoch - self._steps_to_come
 
     @property
@@ -224,7 +224,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
     @property
     def buffers_left_out(self) -> str | None:
-        """That the buffers were left out of a round or a download, and why, in words; ``None`` if they never were."""
+        """That the buffers were excluded from a round or a download, and why, in words; ``None`` if they never were."""
         return None if self._averaged_buffers is None else self._averaged_buffers.left_out
 
     def take_over_parameters(self) -> None:
@@ -270,18 +270,18 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         """
         if not self._reads_module:
             return
-        self._lent.wait_until_read([] if self.reuse_tensors else list(self.pending_updates))
+        self._module_access.wait_until_read([] if self.reuse_tensors else list(self.pending_updates))
         if keep:
             if self.module_buffers is not None:
                 self.module_buffers.keep()
             parameters = self._optimizer_parameters()
-            self._lent.keep([*parameters, *self.extra_tensors][self._first_of_module :])
-        self._lent.lend()
+            self._module_access.keep([*parameters, *self.extra_tensors][self._first_of_module :])
+        self._module_access.release()
 
     def take_module_back(self) -> None:
         """The module is as training has left it."""
         if self._reads_module:
-            self._lent.take_back()
+            self._module_access.acquire()
             if self.module_buffers is not None:
                 self.module_buffers.let_go()
 
@@ -297,7 +297,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
     def let_go_of_optimizer(self) -> None:
         """Take the hooks off the torch optimizer, which another averager is to go on with."""
-        self._lent.end()
+        self._module_access.end()
         for hook in self._hooks:
             hook.remove()
 
@@ -363,7 +363,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         :raises Exception: what went wrong in this step, or in an earlier one that was made in the background
         """
         if kwargs.get("averaging_round"):
-            self._lent.expect_read()
+            self._module_access.expect_read()
         kwargs = self._conclude_early(kwargs)
         if self._averaged_buffers is not None and kwargs.get("averaging_round"):
             # by now, since the module goes on with its own while they are averaged in the background
@@ -528,7 +528,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
                 self._meanwhile.give([buffers[number] for number in self._numbers_of_module()])
             if self.outer_rounds is not None:
                 self.outer_rounds.load(buffers)
-        self._lent.note_read()
+        self._module_access.note_read()
 
     def _numbers_of_module(self) -> list[int]:
         """Of the tensors that are averaged, those that the module may change: all but the optimizer's statistics."""
@@ -652,7 +652,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         # before the locks, for which the thread that trains waits: a process that is about to end may never answer
         self._group_bits = self._ask_for_group_bits()
         try:
-            with self._lent.reading() as kept, self.lock_optimizer:
+            with self._module_access.reading() as kept, self.lock_optimizer:
                 if kept is None:
                     self._undo_half_a_step()
                 metadata, tensors, infos = super().get_current_state()

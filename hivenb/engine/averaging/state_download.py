@@ -469,7 +469,7 @@ class SharesState(Averager):
     ) -> averaging_pb2.DownloadData:
         """Answer a newcomer that wants to know whether another peer sends it the swarm's state."""
         question = Question.parse(raw(request.metadata, 64))
-        self._require_patience(context.remote_id.to_bytes())
+        self._refuse_if_asked_again(context.remote_id.to_bytes())
         if not self.allow_state_sharing:
             raise ValueError("this peer does not share its state")
         packed, tensors, _ = await self._get_current_state_from_host_process()
@@ -477,7 +477,7 @@ class SharesState(Averager):
         telling = asyncio.get_running_loop().run_in_executor(None, make_statement, question, epoch, tensors)
         return averaging_pb2.DownloadData(metadata=(await telling).pack())
 
-    def _require_patience(self, peer: bytes) -> None:
+    def _refuse_if_asked_again(self, peer: bytes) -> None:
         now = time.monotonic()
         self._asked_at = {one: at for one, at in self._asked_at.items() if now - at < ASKED_AGAIN_AFTER}
         if peer in self._asked_at:

@@ -17,12 +17,12 @@ from hivemind.compression import CompressionBase, CompressionInfo, TensorRole
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from hivenb.engine.exchange.pace import SendingRate
 from hivenb.engine.exchange.runner import AllGather, FaultTolerantRunner, suits_all_gather
+from hivenb.engine.exchange.sending import SendingRate
 from hivenb.engine.matchmaking.group_records import is_helper, is_marked
 from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking
 from hivenb.engine.trust.aggregation import SampleReports, SenderWeights, UsualNorms
-from hivenb.engine.trust.conduct import ExchangeNotes
+from hivenb.engine.trust.reliability import ExchangeNotes
 
 logger = get_logger(__name__)
 

@@ -22,7 +22,7 @@ from hivemind.utils import get_logger
 from hivemind.utils.asyncio import achain, aiter_with_timeout, amap_in_executor, as_aiter
 
 from hivenb.engine.exchange.exact_tensors import ExactKey, LargestOfAll
-from hivenb.engine.exchange.pace import EvenPace
+from hivenb.engine.exchange.sending import FairSending
 from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking
 from hivenb.engine.network.streams import (
     CLOSED_WITHIN,
@@ -45,7 +45,7 @@ from hivenb.engine.trust.aggregation import (
     checked_norm,
     checked_weight,
 )
-from hivenb.engine.trust.conduct import ExchangeNotes
+from hivenb.engine.trust.reliability import ExchangeNotes
 
 # -- fault tolerant reducer ------------------------------------------------------------------------------------------
 #
@@ -216,7 +216,7 @@ class FaultTolerantRunner(AllReduceRunner):
         super().__init__(**kwargs)
         self._matchmaking = matchmaking
         self._exchanges: dict[PeerID, asyncio.Task[None]] = {}
-        self._left_out: set[PeerID] = set()
+        self._excluded: set[PeerID] = set()
         self._joined: dict[PeerID, JoinedStreams] = {}
         #: those that have opened their only stream
         self._undivided: set[PeerID] = set()
@@ -228,7 +228,7 @@ class FaultTolerantRunner(AllReduceRunner):
         check_average = None if self._bounds is None else self._bounds.check_average
         own_index = self.ordered_peer_ids.index(self.peer_id)
         counts = zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True)
-        self._pace = EvenPace({peer: count for peer, count in counts if peer != self.peer_id})
+        self._fair_sending = FairSending({peer: count for peer, count in counts if peer != self.peer_id})
         CheckedParts.of(self.tensor_part_container, self._refuse_average, check_average, own_index)
         self.tensor_part_reducer = self._reducer(largest_weights(self.sender_peer_ids), rule == CENTERED_CLIPPING)
 
@@ -293,7 +293,7 @@ class FaultTolerantRunner(AllReduceRunner):
 
     async def run(self) -> AsyncIterator[torch.Tensor]:
         async with self._sending():
-            looking = asyncio.create_task(self._leave_out_the_gone())
+            looking = asyncio.create_task(self._exclude_the_gone())
             try:
                 async for delta in super().run():
                     yield delta
@@ -328,7 +328,7 @@ class FaultTolerantRunner(AllReduceRunner):
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         exchange = self._exchanges[peer_id] = asyncio.create_task(self._exchange_with(peer_id))
-        if peer_id in self._left_out:
+        if peer_id in self._excluded:
             exchange.cancel()
         try:
             await exchange
@@ -345,28 +345,28 @@ class FaultTolerantRunner(AllReduceRunner):
 
     def _has_ended_with(self, peer_id: PeerID) -> None:
         """Nothing more is exchanged with a peer."""
-        self._pace.leave(peer_id)
+        self._fair_sending.leave(peer_id)
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         receiver = self.ordered_peer_ids[peer_index]
         async for message in super()._generate_input_for_peer(peer_index):
-            await self._pace.turn_of(receiver)
+            await self._fair_sending.turn_of(receiver)
             yield message
-        self._pace.leave(receiver)
+        self._fair_sending.leave(receiver)
 
     async def _exchange_with(self, peer_id: PeerID) -> None:
         await super()._communicate_with_peer(peer_id)
 
-    async def _leave_out_the_gone(self) -> None:
+    async def _exclude_the_gone(self) -> None:
         dialled_at = time.monotonic()  # not at once: the data of nearly all rounds arrives before
         while True:
             news, is_to_dial = self._matchmaking.news, time.monotonic() - dialled_at >= DIAL_AFTER
             if is_to_dial:
                 dialled_at = time.monotonic()
             for peer, mode in zip(self.ordered_peer_ids, self.modes, strict=True):
-                if peer in self._left_out or peer == self.peer_id or not await self._has_gone(peer, mode, is_to_dial):
+                if peer in self._excluded or peer == self.peer_id or not await self._has_gone(peer, mode, is_to_dial):
                     continue
-                self._left_out.add(peer)
+                self._excluded.add(peer)
                 if peer in self._exchanges:
                     self._exchanges[peer].cancel()
                 if self.tensor_part_reducer.num_parts > 0 and peer in self.sender_peer_ids:

@@ -33,7 +33,7 @@ from hivenb.engine.matchmaking.group_records import (
     why_no_group,
 )
 from hivenb.engine.network.streams import CLOSED_WITHIN, left_open
-from hivenb.engine.trust.conduct import NOTABLE, Account, ExchangeNotes
+from hivenb.engine.trust.reliability import NOTABLE, ExchangeNotes, RoundReport
 
 # -- early beginnings ------------------------------------------------------------------------------------------------
 #
@@ -105,7 +105,7 @@ class ExpectedPeers:
 
     :param present: of them, those that can take part in rounds
     :param gone: ids of those that have gone without a goodbye
-    :param left_out: ids of those for which nobody waits, as they have kept others waiting
+    :param excluded: ids of those for which nobody waits, as they have kept others waiting
     :param avoided: ids of those that are not let into groups either
     :param ahead: by how much the number of a round is ahead of what its peers report while they look for each other
     :param follows: by how much it is ahead of the epoch that its peers have trained in
@@ -115,7 +115,7 @@ class ExpectedPeers:
     gone: frozenset[bytes] = frozenset()
     ahead: int = 0
     follows: int = 0
-    left_out: frozenset[bytes] = frozenset()
+    excluded: frozenset[bytes] = frozenset()
     avoided: frozenset[bytes] = frozenset()
 
     def of_round(self, epoch: int | None) -> frozenset[bytes]:
@@ -410,7 +410,7 @@ class EpochMatchmaking(Matchmaking):
         #: peers that have said which epoch's round they look for, in a group with this one
         self._peers_of_ours: set[PeerID] = set()
         #: told what the others do
-        self.tell: Callable[[Account], None] = lambda account: None
+        self.tell: Callable[[RoundReport], None] = lambda report: None
         self._leaders = LeadersOfASearch()
         super().__init__(p2p, schema_hash, dht, initial_group_bits=initial_group_bits, **kwargs)
         # hivemind makes one of its own class, and has asked it for nothing yet
@@ -447,7 +447,7 @@ class EpochMatchmaking(Matchmaking):
         met = frozenset(peer.to_bytes() for peer in (() if group is None else group.peer_ids))
         missed = (expected & self._expected_at(step)) - met
         if missed and self._chosen_size is None and waiting.seconds >= NOTABLE:
-            self.tell(Account(epoch_of(step.data_for_gather) or 0, missed=missed, seconds=waiting.seconds))
+            self.tell(RoundReport(epoch_of(step.data_for_gather) or 0, missed=missed, seconds=waiting.seconds))
         return group
 
     def _expected_at(self, step: StepControl | None) -> frozenset[bytes]:
@@ -470,7 +470,7 @@ class EpochMatchmaking(Matchmaking):
         stalled = stalled if seconds >= NOTABLE else []
         epoch = epoch_of(marked(own[0])) or 0  # by now, the group's records have lost their marks
         self.tell(
-            Account(
+            RoundReport(
                 epoch=epoch,
                 took_part=_ids(others.difference(notes.unreached, notes.refused)),
                 stalled=_ids(set(stalled).difference(notes.refused)),
@@ -557,7 +557,7 @@ class EpochMatchmaking(Matchmaking):
         if (seconds := request.stalled_for(following)) is not None:
             step = self.step_control
             epoch = None if step is None else epoch_of(step.data_for_gather)
-            self.tell(Account(epoch or 0, stalled=frozenset({leader.to_bytes()}), seconds=seconds))
+            self.tell(RoundReport(epoch or 0, stalled=frozenset({leader.to_bytes()}), seconds=seconds))
             return None
         return None if isinstance(following.exception(), OSError) else following.result()
 

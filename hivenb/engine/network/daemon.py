@@ -22,6 +22,7 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
+from hivenb.engine.network.access.ban_list import SharedBanList
 from hivenb.engine.network.access.guard import (
     Guard,
     GuardedClient,
@@ -31,7 +32,6 @@ from hivenb.engine.network.access.guard import (
     WatchfulClient,
 )
 from hivenb.engine.network.access.identity import identity_file, same_ports
-from hivenb.engine.network.access.revocations import Door
 from hivenb.engine.network.access.tokens import Membership
 from hivenb.engine.network.addresses import is_loopback
 from hivenb.engine.network.node import caller
@@ -168,12 +168,12 @@ class Admission:
 
     :param membership: of this peer in a private swarm, whose members alone are let in; ``None`` to let all in
     :param relaying: what to pass on between others
-    :param door: who is out of a private swarm
+    :param ban_list: who is banned from a private swarm
     """
 
     membership: Membership | None = None
     relaying: Relaying = Relaying.A_LITTLE
-    door: Door | None = None
+    ban_list: SharedBanList | None = None
 
 
 @dataclass(frozen=True)
@@ -221,20 +221,20 @@ class TiedP2P(P2P):
         #: the addresses of connections that were looked up, and what was found, by peers
         self._looked_up: dict[PeerID, tuple[tuple[Multiaddr, ...], tuple[Multiaddr, ...]]] = {}
 
-    def admit_only(self, membership: Membership | None, door: Door | None = None) -> None:
+    def admit_only(self, membership: Membership | None, ban_list: SharedBanList | None = None) -> None:
         """Talk to nobody else from now on; to be called before anything is sent or handled.
 
         :param membership: of this peer in the swarm of those; ``None`` to talk to all, as plain hivemind does
-        :param door: who is out of it; by default nobody is
+        :param ban_list: who is banned from it; by default nobody is
         """
         if membership is None:
             self._client = WatchfulClient(self._client)
         else:
-            self._client = GuardedClient(self._client, Guard(membership, self.peer_id, door))
+            self._client = GuardedClient(self._client, Guard(membership, self.peer_id, ban_list))
 
     @property
     def guard(self) -> Guard | None:
-        """Who looks at the passes of others; ``None`` if nobody does."""
+        """Who looks at the credentials of others; ``None`` if nobody does."""
         return getattr(self._client, "guard", None)
 
     def note_in(self, standing: Standing) -> None:
@@ -248,7 +248,7 @@ class TiedP2P(P2P):
 
     @property
     def met_stranger(self) -> bool:
-        """Whether another peer was called that has no pass for the swarm of this one."""
+        """Whether another peer was called that has no credential for the swarm of this one."""
         return bool(self._client.met_stranger)
 
     @staticmethod
@@ -345,7 +345,7 @@ class TiedP2P(P2P):
         return tuple(address for address in found if is_here or not is_loopback(str(address)))
 
 
-class SelfishP2P(TiedP2P):
+class NonRelayingP2P(TiedP2P):
     """One that is to pass on nothing between others that cannot reach each other; it still does so for 128 KiB each."""
 
     @staticmethod
@@ -361,7 +361,7 @@ class RelayingP2P(TiedP2P):
         return TiedP2P._make_process_args(*args, **kwargs, **RELAY_ARGUMENTS)
 
 
-_KINDS = {Relaying.NOTHING: SelfishP2P, Relaying.A_LITTLE: TiedP2P, Relaying.ALL: RelayingP2P}
+_KINDS = {Relaying.NOTHING: NonRelayingP2P, Relaying.A_LITTLE: TiedP2P, Relaying.ALL: RelayingP2P}
 
 
 class DaemonRecord:
@@ -429,7 +429,7 @@ async def start_daemon(
             p2p = await kind.create(**kwargs | {"identity_path": path, "check_if_identity_free": False})
     else:
         p2p = await kind.create(**kwargs | ({} if earlier is None else {"check_if_identity_free": False}))
-    p2p.admit_only(admission.membership, admission.door)
+    p2p.admit_only(admission.membership, admission.ban_list)
     if earlier is None:
         return p2p, initial_peers
     # not as the daemon's own initial peers: it would end if none of them is there any more

@@ -29,10 +29,16 @@ from hivemind.p2p import P2P
 from hivemind.utils import MPFuture, get_logger, switch_to_uvloop
 from hivemind.utils.crypto import RSAPrivateKey
 
-from hivenb.engine.network.access.guard import EXPIRED, SHOWN_OUT, Standing, disconnect_strangers
+from hivenb.engine.network.access.ban_list import SharedBanList
+from hivenb.engine.network.access.ban_list_sync import (
+    BAN_LIST_KEY_ID,
+    WAITS_AT_START,
+    BanListRecords,
+    keep_ban_list,
+    look,
+)
+from hivenb.engine.network.access.guard import BANNED, EXPIRED, Standing, disconnect_strangers
 from hivenb.engine.network.access.identity import identity_in, new_identity, prove
-from hivenb.engine.network.access.revocation_sync import DOOR_KEY_ID, WAITS_AT_START, DoorRecords, keep_door, look
-from hivenb.engine.network.access.revocations import Door
 from hivenb.engine.network.access.tokens import InviteKey, Membership, Secret, membership_of
 from hivenb.engine.network.addresses import Reach, is_loopback, is_of_one_link, routes
 from hivenb.engine.network.daemon import (
@@ -245,19 +251,19 @@ class DHT(WatchedProcess, hivemind.DHT):
         self.private_key, self._libp2p_key = RSAPrivateKey(), new_identity()
         #: why it is let into a private swarm; ``None`` in one that is open to all
         self.membership = membership = membership_of(secret)
-        #: who is out of it
-        self.door = door = None if membership is None else Door(membership.key.authority)
-        self._admission = Admission(membership, _relaying(relay_service, membership), door)
+        #: who is banned from it
+        self.ban_list = ban_list = None if membership is None else SharedBanList(membership.key.admin)
+        self._admission = Admission(membership, _relaying(relay_service, membership), ban_list)
         self._runs: set[str] = set()
         path = kwargs.get("identity_path")
         self._proving_key = self._libp2p_key if path is None else identity_in(path)
-        # peers of plain hivemind's, who sign nothing, are in open swarms alone
+        # peers of plain hivemind's, who sign nothing, are only in swarms that are not private
         all_sign = membership is not None
         signatures = SignatureValidator(self.private_key, self._proving_key if all_sign else None, all_sign)
         validators: list[RecordValidatorBase] = [signatures, *record_validators]
         if membership is not None:
-            signatures.kinds[DOOR_KEY_ID] = Kind.DOOR
-            validators.append(DoorRecords(membership.key.authority))
+            signatures.kinds[BAN_LIST_KEY_ID] = Kind.BAN_LIST
+            validators.append(BanListRecords(membership.key.admin))
         self._is_walled, self._found = is_walled, WayFound()
         #: to which nothing is answered, here and in the averagers that use this DHT
         self.blocked_peers = BlockedPeers()
@@ -311,11 +317,11 @@ class DHT(WatchedProcess, hivemind.DHT):
     def require_invited(self) -> None:
         """Go on only while the others let this peer in.
 
-        :raises NotInvitedError: if the invite has expired by which it came, or it was shown the door
+        :raises NotInvitedError: if the invite has expired by which it came, or it was banned
         """
         if self.membership is not None and self.membership.key.has_expired:
             raise NotInvitedError(has_expired(self.membership.key))
-        if (reason := self._standing.why_out) is not None:
+        if (reason := self._standing.why_excluded) is not None:
             raise NotInvitedError(f"{_NOBODY}: {reason}. Ask for a new invite")
 
     # -- restarts -------------------------------------------------------------------------------------------------
@@ -335,7 +341,7 @@ class DHT(WatchedProcess, hivemind.DHT):
         if self.ended is not None:
             raise self.ended
 
-    def revive(self) -> None:
+    def restart_if_ended(self) -> None:
         """Start it anew once more, after all that was tried in vain; otherwise without effect.
 
         :raises ProcessEndedError: if that fails as well
@@ -402,7 +408,7 @@ class DHT(WatchedProcess, hivemind.DHT):
         with self._restarting:
             self._restarter = threading.current_thread()
             try:
-                if self._is_dismissed or (was_given_up and self.ended is not error):  # another thread has revived it
+                if self._is_dismissed or (was_given_up and self.ended is not error):  # another thread has restarted it
                     return
                 if was_given_up:
                     self._restarts.forget()
@@ -472,7 +478,7 @@ class DHT(WatchedProcess, hivemind.DHT):
 
     async def _replica_at(self, daemon_listen_maddr: Any) -> TiedP2P:
         p2p = await TiedP2P.replicate(daemon_listen_maddr)
-        p2p.admit_only(self.membership, self.door)
+        p2p.admit_only(self.membership, self.ban_list)
         p2p.blocked = self.blocked_peers
         return p2p
 
@@ -482,14 +488,14 @@ class DHT(WatchedProcess, hivemind.DHT):
         except Exception as e:
             self._ready.set_exception(e)
             return
-        if self.door is not None:
-            await asyncio.wait([asyncio.create_task(look(self.door, self._node))], timeout=WAITS_AT_START)
+        if self.ban_list is not None:
+            await asyncio.wait([asyncio.create_task(look(self.ban_list, self._node))], timeout=WAITS_AT_START)
         messages: asyncio.Queue[tuple[str, Coroutine[Any, Any, Any]]] = asyncio.Queue()
         asyncio.get_running_loop().add_reader(self._inner_pipe.fileno(), self._receive, messages)
         self._ready.set_result([str(address) for address in await self._node.get_visible_maddrs()])
         tasks: set[asyncio.Task] = set()
-        if self.door is not None:
-            tasks.add(asyncio.create_task(keep_door(self.door, self._node)))
+        if self.ban_list is not None:
+            tasks.add(asyncio.create_task(keep_ban_list(self.ban_list, self._node)))
             tasks.add(asyncio.create_task(disconnect_strangers(self._node)))
         initial_peers = (str(address) for address in self.initial_peers or ())
         tasks.add(asyncio.create_task(find_lost_peers(self._node, initial_peers)))
@@ -584,15 +590,15 @@ def _why_not(p2p: TiedP2P, membership: Membership | None) -> str:
         return has_expired(membership.key)
     if not p2p.refusal:
         return (
-            "the peers who answer have no pass for the swarm of the secret, or the invite, that was given. A swarm "
-            "that is open to all, or has peers of plain hivemind, is joined by its addresses, without a secret"
+            "the peers who answer have no credential for the swarm of the secret, or the invite, that was given. A "
+            "swarm that is open to all, or has peers of plain hivemind, is joined by its addresses, without a secret"
         )
     if membership is None:
         return (
             "the swarm is private, and no secret was given: join it with its invite, or give secret= beside the "
             "addresses"
         )
-    if p2p.refusal in (SHOWN_OUT, EXPIRED):
+    if p2p.refusal in (BANNED, EXPIRED):
         return f"{_NOBODY}: {p2p.refusal}. Ask for a new invite"
     return (
         "the swarm has another secret than the one given, or of which the invite was made. Has it been closed and "
@@ -615,7 +621,7 @@ def know_run(dht: hivemind.DHT, run_id: str) -> None:
 def require_invited(dht: hivemind.DHT) -> None:
     """Go on only while the others let this peer in; one of plain hivemind's has no invite.
 
-    :raises NotInvitedError: if the invite has expired by which it came, or it was shown the door
+    :raises NotInvitedError: if the invite has expired by which it came, or it was banned
     """
     if isinstance(dht, DHT):
         dht.require_invited()

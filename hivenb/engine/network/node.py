@@ -63,7 +63,7 @@ MOST_REMEMBERED, AT_A_TIME = 64, 8
 
 
 @dataclass
-class Acquaintance:
+class KnownPeer:
     """A peer that this node has known.
 
     :param addresses: at which it listened
@@ -78,16 +78,16 @@ class Acquaintance:
     tried_at: float = 0.0
 
 
-class Acquaintances:
+class KnownPeers:
     """All whom this node has known, those first who were seen longest ago.
 
     :param initial_peers: multiaddresses, with ids, of those whom it has joined
     """
 
     def __init__(self, initial_peers: Iterable[str] = ()):
-        self._of: dict[PeerID, Acquaintance] = {}
+        self._of: dict[PeerID, KnownPeer] = {}
         for peer, addresses in _by_peer(initial_peers).items():
-            self._of[peer] = Acquaintance(addresses, seen_at=time.monotonic(), is_joined=True)
+            self._of[peer] = KnownPeer(addresses, seen_at=time.monotonic(), is_joined=True)
 
     def __len__(self) -> int:
         return len(self._of)
@@ -96,12 +96,12 @@ class Acquaintances:
         """A peer is known at present."""
         before = self._of.pop(peer, None)
         known = tuple(addresses) or (() if before is None else before.addresses)
-        self._of[peer] = Acquaintance(known, time.monotonic(), before is not None and before.is_joined)
+        self._of[peer] = KnownPeer(known, time.monotonic(), before is not None and before.is_joined)
         if len(self._of) > MOST_REMEMBERED:
             longest_ago = next((one for one, other in self._of.items() if not other.is_joined), next(iter(self._of)))
             del self._of[longest_ago]
 
-    def lost(self, present: Iterable[PeerID]) -> list[tuple[PeerID, Acquaintance]]:
+    def lost(self, present: Iterable[PeerID]) -> list[tuple[PeerID, KnownPeer]]:
         """Those to be looked for now, who have not been for longest; they count as tried.
 
         :param present: who is known at present
@@ -123,11 +123,11 @@ async def find_lost_peers(node: DHTNode, initial_peers: Iterable[str]) -> None:
 
     :param initial_peers: multiaddresses, with ids, of those whom it has joined
     """
-    acquaintances = Acquaintances(initial_peers)
+    known_peers = KnownPeers(initial_peers)
     while True:
         await asyncio.sleep(LOOK_EVERY)
         try:
-            await _look(node, acquaintances)
+            await _look(node, known_peers)
         except _NO_ANSWER as e:  # a daemon that ends is noticed elsewhere
             logger.debug(f"Nobody could be looked for: {e!r}")
         except Exception:
@@ -135,12 +135,12 @@ async def find_lost_peers(node: DHTNode, initial_peers: Iterable[str]) -> None:
             return
 
 
-async def _look(node: DHTNode, acquaintances: Acquaintances) -> None:
+async def _look(node: DHTNode, known_peers: KnownPeers) -> None:
     present = set(node.protocol.routing_table.peer_id_to_uid)
     for connected in await node.p2p.listening_peers():
         if connected.peer_id in present:
-            acquaintances.see(connected.peer_id, connected.addrs)
-    lost = acquaintances.lost({*present, node.peer_id})
+            known_peers.see(connected.peer_id, connected.addrs)
+    lost = known_peers.lost({*present, node.peer_id})
     blocked = getattr(node.p2p, "blocked", ())
     await asyncio.gather(*(_reach(node, peer, one.addresses) for peer, one in lost if peer not in blocked))
 
@@ -164,7 +164,7 @@ def _by_peer(addresses: Iterable[str]) -> dict[PeerID, tuple[Multiaddr, ...]]:
     return found
 
 
-# -- patience --------------------------------------------------------------------------------------------------------
+# -- adaptive timeouts -------------------------------------------------------------------------------------------------
 #
 # How long a node waits for another one's answer: longer where the last answers took long.
 #
@@ -186,7 +186,7 @@ FADES = 0.8
 MOST_KNOWN = 1024
 
 
-class Patience:
+class AdaptiveTimeouts:
     """How long the last answers of each peer took. For one event loop."""
 
     def __init__(self) -> None:
@@ -227,22 +227,22 @@ def _put(known: dict[PeerID, float], peer: PeerID, seconds: float) -> None:
         del known[next(iter(known))]
 
 
-class PatientStub:
+class AdaptiveTimeoutStub:
     """Remote calls to one peer that are given time by how long its last answers took.
 
     :param stub: of hivemind's, whose calls have one answer each
     """
 
-    def __init__(self, stub: Any, peer: PeerID, patience: Patience):
-        self._stub, self._peer, self._patience = stub, peer, patience
+    def __init__(self, stub: Any, peer: PeerID, timeouts: AdaptiveTimeouts):
+        self._stub, self._peer, self._timeouts = stub, peer, timeouts
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         call = getattr(self._stub, name)
 
         async def ask(request: Any, timeout: float) -> Any:
             # those who were struck off are pinged; values are asked for, and stored, where somebody waits
-            beyond = self._patience.to_find_again if name == "rpc_ping" else self._patience.beyond
-            return await self._patience.wait_for(self._peer, partial(call, request), timeout + beyond(self._peer))
+            beyond = self._timeouts.to_find_again if name == "rpc_ping" else self._timeouts.beyond
+            return await self._timeouts.wait_for(self._peer, partial(call, request), timeout + beyond(self._peer))
 
         return ask
 
@@ -381,10 +381,10 @@ class Protocol(DHTProtocol):
         self._brought: dict[bytes, dict[bytes, dict[Any, float]]] = {}
         self._taken: dict[bytes, frozenset[Any]] = {}
         #: how long the last answers of the others took
-        self.patience = Patience()
+        self.timeouts = AdaptiveTimeouts()
 
-    def get_stub(self, peer: PeerID) -> PatientStub:
-        return PatientStub(super().get_stub(peer), peer, self.patience)
+    def get_stub(self, peer: PeerID) -> AdaptiveTimeoutStub:
+        return AdaptiveTimeoutStub(super().get_stub(peer), peer, self.timeouts)
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
@@ -490,12 +490,12 @@ class _Nearest:
     """What a search for the nodes that are nearest to a key came to.
 
     :param nodes: nearest first
-    :param acquaintances: all whom the node had met when it began
+    :param known_peers: all whom the node had met when it began
     :param until: when to search anew
     """
 
     nodes: dict[DHTID, PeerID]
-    acquaintances: frozenset[DHTID]
+    known_peers: frozenset[DHTID]
     until: float
 
 
@@ -534,11 +534,11 @@ class Node(DHTNode):
             await found_callback(query, list(nodes), set())
 
         # not those of its end: who comes meanwhile was not found, and would get nothing until all is searched anew
-        acquaintances = self._acquaintances
+        known_peers = self._known_peers
 
         async def remember(query: DHTID, nearest: list[DHTID], visited: set[DHTID]) -> None:
             nodes = {node: node_to_peer_id[node] for node in nearest}
-            self._nearest[query] = _Nearest(nodes, acquaintances, get_dht_time() + NEAREST_KNOWN_FOR)
+            self._nearest[query] = _Nearest(nodes, known_peers, get_dht_time() + NEAREST_KNOWN_FOR)
             await found_callback(query, nearest, visited)
 
         unknown = [query for query in queries if query not in known]
@@ -553,14 +553,14 @@ class Node(DHTNode):
         return await super().get_many_by_id(key_ids, *args, **kwargs)
 
     @property
-    def _acquaintances(self) -> frozenset[DHTID]:
+    def _known_peers(self) -> frozenset[DHTID]:
         return frozenset(self.protocol.routing_table.uid_to_peer_id)
 
     def _forget(self) -> None:
         """Know nothing any more that may have changed: somebody has come, or does not answer and was struck off."""
-        now, acquaintances = get_dht_time(), self._acquaintances
+        now, known_peers = get_dht_time(), self._known_peers
         self._nearest = {
             query: nearest
             for query, nearest in self._nearest.items()
-            if nearest.acquaintances == acquaintances and nearest.until > now
+            if nearest.known_peers == known_peers and nearest.until > now
         }

@@ -23,8 +23,8 @@ from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidat
 from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.crypto import RSAPrivateKey
 
+from hivenb.engine.network.access.ban_list import MOST_BAN_LIST_BYTES
 from hivenb.engine.network.access.identity import can_prove, id_of, is_proven, prove
-from hivenb.engine.network.access.revocations import MOST_DOOR_BYTES
 from hivenb.engine.network.record_board import is_owned
 from hivenb.engine.network.values import BoundedSerializer, finite, named, raw, sequence, truth
 
@@ -61,7 +61,7 @@ class Kind(Enum):
     RUNS = "runs"
     MATCHMAKING = "matchmaking"
     SHARING = "all_averagers"
-    DOOR = "door"
+    BAN_LIST = "ban list"
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ RULES: Mapping[Kind, Rule] = {
     Kind.RUNS: Rule(is_name, truth, from_one=16),
     Kind.MATCHMAKING: Rule(is_peer_id, truth),
     Kind.SHARING: Rule(is_peer_id, lambda value: finite(value, -1e9, 1e9)),
-    Kind.DOOR: Rule(
-        # whose it is says the signature of the authority, which is looked at in door_keeping.py
+    Kind.BAN_LIST: Rule(
+        # whose it is says the signature of the admin, which is looked at in ban_list_sync.py
         is_version,
-        lambda value: raw(value, MOST_DOOR_BYTES),
+        lambda value: raw(value, MOST_BAN_LIST_BYTES),
         from_one=64,
-        largest=MOST_DOOR_BYTES + 64,
+        largest=MOST_BAN_LIST_BYTES + 64,
     ),
 }
 

@@ -14,7 +14,7 @@ from hivemind.utils import get_logger
 from hivenb.engine.averaging.gradient_averager import has_state_of_its_own
 from hivenb.engine.network.dht import require_invited
 from hivenb.engine.progress.peer_reports import PeerInfo
-from hivenb.engine.trust.conduct import MOST_PAUSES, LeftOut
+from hivenb.engine.trust.reliability import MOST_PAUSES, ExcludedPeer
 from hivenb.errors import NotInvitedError, ProcessEndedError, SwarmError, UnbelievedStateError
 
 # -- participant -----------------------------------------------------------------------------------------------------
@@ -43,16 +43,16 @@ class Participant(Protocol):
 
     @property
     def local_epoch(self) -> int:
-        """The epoch of the swarm that it works on."""
+        """The swarm epoch that it works on."""
 
     def is_synchronized_with_peers(self) -> bool:
         """Whether it is no more than an epoch behind the others."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """Be at an epoch of the swarm with nothing accumulated yet; to be called while the tracker is paused."""
+        """Be at a swarm epoch with nothing accumulated yet; to be called while the tracker is paused."""
 
 
-# -- unbacked claims -------------------------------------------------------------------------------------------------
+# -- unverified claims -------------------------------------------------------------------------------------------------
 #
 # Peers that claim to be epochs ahead, of which no state is to be had: nobody can follow them, or should try to.
 
@@ -63,7 +63,7 @@ logger = get_logger(__name__)
 BEHIND = 2
 
 #: Seconds for which a state of a claimed epoch is looked for.
-BACKED_WITHIN = 10.0
+VERIFIED_WITHIN = 10.0
 
 #: For how many times as long a peer's claim counts for nothing then; twice as many the next time, and so on.
 PAUSE_FOR_SEARCH = 8
@@ -81,7 +81,7 @@ class _Doubt:
     until: float
 
 
-class UnbackedClaims:
+class UnverifiedClaims:
     """Remembers whose epoch could not be had. The training thread notes it, and the tracker's asks.
 
     :param clock: tells the time, in seconds
@@ -107,7 +107,7 @@ class UnbackedClaims:
             return False
         self._since = began if self._since is None else self._since
         searched = self._clock() - self._since
-        if searched < BACKED_WITHIN:
+        if searched < VERIFIED_WITHIN:
             return False
         claims = {one.peer_id: one.epoch for one in others if one.epoch > reached + BEHIND}
         pause = PAUSE_FOR_SEARCH * searched * 2.0**self._pauses
@@ -121,14 +121,14 @@ class UnbackedClaims:
         )
         return True
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def excluded_peers(self) -> tuple[ExcludedPeer, ...]:
         """Those whose claims count for nothing at present."""
         doubt = self._doubt
         remaining = doubt.until - self._clock()
         if remaining <= 0:
             return ()
         return tuple(
-            LeftOut(peer, f"reports epoch {epoch}, of which no peer sends a state", 0, remaining, is_avoided=False)
+            ExcludedPeer(peer, f"reports epoch {epoch}, of which no peer sends a state", 0, remaining, is_avoided=False)
             for peer, epoch in doubt.epochs.items()
         )
 
@@ -163,13 +163,13 @@ class CatchingUp:
         self._participant = participant
         self._since: float | None = None
         #: whether the others have averaged gradients without this peer, in the background
-        self.was_left_out = False
-        self.claims = UnbackedClaims()
+        self.was_excluded = False
+        self.claims = UnverifiedClaims()
 
     @property
     def is_called_for(self) -> bool:
         """Whether this peer needs the others' state before it goes on."""
-        return self.was_left_out or self.has_missed_a_round
+        return self.was_excluded or self.has_missed_a_round
 
     @property
     def has_missed_a_round(self) -> bool:
@@ -227,7 +227,7 @@ class CatchingUp:
                 own.tracker.look_at_once()
             # what a newcomer that could download nothing has at random is no state of the next epoch, if one behind
             has_state = own.local_epoch > 0 or own.state_averager.states_taken > taken_before
-            self.was_left_out = not has_state and own.local_epoch < own.tracker.global_epoch and not self.is_hopeless
+            self.was_excluded = not has_state and own.local_epoch < own.tracker.global_epoch and not self.is_hopeless
             # with steps in the background all peers are one behind
             may_jump = has_state and (own.delay_optimizer_step or self.is_hopeless)
             is_one_behind = own.local_epoch == own.tracker.global_epoch - 1
@@ -275,7 +275,7 @@ class CatchingUp:
     def begin(self) -> None:
         """A download is about to begin, perhaps not the first one."""
         self._since = self._since or time.monotonic()
-        self.was_left_out = False
+        self.was_excluded = False
 
     def end(self) -> None:
         """This peer has ended an epoch with the others."""

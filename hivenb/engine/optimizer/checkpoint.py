@@ -22,9 +22,9 @@ from hivenb.engine.optimizer.catch_up import Participant
 
 
 class EpochSchedulers(LRScheduler):
-    """Schedulers of one optimizer, which hivemind moves as one, a step for each epoch of the swarm.
+    """Schedulers of one optimizer, which hivemind moves as one, a step for each swarm epoch.
 
-    :param schedulers: each with its frequency, the number of the swarm's epochs between two of its steps, and the step
+    :param schedulers: each with its frequency, the number of swarm epochs between two of its steps, and the step
       after which it is moved no more; ``None`` for one without an end. A swarm makes more epochs than one peer had
       reckoned with
     :param stepping: the torch optimizer that makes the steps, where that is another one than the schedulers'. It has
@@ -37,7 +37,7 @@ class EpochSchedulers(LRScheduler):
         # without LRScheduler.__init__, which would set the rates once more
         self._schedulers = tuple(schedulers)
         self._stepping = stepping
-        #: epochs of the swarm that these schedulers have been moved through
+        #: swarm epochs that these schedulers have been moved through
         self.epoch = 0
 
     @property
@@ -47,12 +47,12 @@ class EpochSchedulers(LRScheduler):
 
     @property
     def frequencies(self) -> tuple[int, ...]:
-        """For each of them, the number of the swarm's epochs between two of its steps."""
+        """For each of them, the number of swarm epochs between two of its steps."""
         return tuple(frequency for _, frequency, _ in self._schedulers)
 
     @property
     def ended_at(self) -> int | None:
-        """The epoch of the swarm after which none of them moves; ``None`` if one goes on for ever."""
+        """The swarm epoch after which none of them moves; ``None`` if one goes on for ever."""
         ends = [None if end is None else end * frequency for _, frequency, end in self._schedulers]
         return None if None in ends else max(end for end in ends if end is not None)
 
@@ -67,7 +67,7 @@ class EpochSchedulers(LRScheduler):
         return self.epoch + 1
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Move them by one epoch of the swarm."""
+        """Move them by one swarm epoch."""
         self.epoch += 1
         due = [scheduler for scheduler, frequency, end in self._schedulers if _is_due(self.epoch, frequency, end)]
         if due and self._stepping is not None:
@@ -118,7 +118,7 @@ _OURS = "hivemind"
 
 
 def optimizer_state(averager: TrainingStateAverager) -> dict[str, Any]:
-    """The state of the torch optimizer, which plain torch can load, and the epoch of the swarm beside it.
+    """The state of the torch optimizer, which plain torch can load, and the swarm epoch beside it.
 
     :param averager: of that state
     """
@@ -130,7 +130,7 @@ def optimizer_state(averager: TrainingStateAverager) -> dict[str, Any]:
 
 
 def epoch_of(state_dict: Mapping[str, Any]) -> int | None:
-    """The epoch of the swarm that an optimizer's state is of; ``None`` if it says nothing, as that of a plain one.
+    """The swarm epoch that an optimizer's state is of; ``None`` if it says nothing, as that of a plain one.
 
     :param state_dict: what :func:`optimizer_state` gave
     """
@@ -139,7 +139,7 @@ def epoch_of(state_dict: Mapping[str, Any]) -> int | None:
 
 
 def epoch_to_go_on_at(checkpoint: Mapping[str, Any], frequencies: Iterable[int] = ()) -> int:
-    """The epoch of the swarm at which training goes on from a file that a Trainer has written.
+    """The swarm epoch at which training goes on from a file that a Trainer has written.
 
     One of plain Lightning's has none: then it is that of its schedulers, so that whoever joins has the same rates;
     and never the first, in which whoever joins downloads nothing, and averages untrained weights into the file's.
@@ -154,7 +154,7 @@ def epoch_to_go_on_at(checkpoint: Mapping[str, Any], frequencies: Iterable[int] 
 
 
 def go_on_from_plain(optimizer: Participant, checkpoint: Mapping[str, Any]) -> None:
-    """Be at the epoch of the swarm at which training goes on from a file of plain Lightning's.
+    """Be at the swarm epoch at which training goes on from a file of plain Lightning's.
 
     :param optimizer: which has the state in it by now, and does not take part yet
     :param checkpoint: what the file holds
@@ -176,7 +176,7 @@ def restore_optimizer_state(averager: TrainingStateAverager, state_dict: Mapping
     """Load what :func:`optimizer_state` gave, or the state of a plain torch optimizer of the same class.
 
     :param averager: of that state, which nothing in the background is about to change
-    :returns: the epoch of the swarm that the state is of, if it says so; the averager is not at it yet
+    :returns: the swarm epoch that the state is of, if it says so; the averager is not at it yet
     """
     state = dict(state_dict)
     own = state.pop(_OURS, None)

@@ -13,7 +13,7 @@ import torch
 from hivenb.engine.averaging.torch_state import lay_out_like_parameters
 from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.optimizer.skipped_batches import LeftOutBatches
+from hivenb.engine.optimizer.skipped_batches import SkippedBatches
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.errors import ProcessEndedError
 
@@ -31,7 +31,7 @@ class Handover:
       without any, and in place of one that no batch has used
     :param samples: that this peer has put into the present epoch
     :param has_begun: whether the peer takes part already
-    :param left_out: the count of the batches that were left out
+    :param skipped_batches: the count of the batches that were skipped
     :param outer: the state of the outer optimizer; ``None`` without one
     :param frozen: what of the given parameters is not trained
     """
@@ -44,7 +44,7 @@ class Handover:
     gradients: tuple[torch.Tensor | None, ...] | None
     samples: int
     has_begun: bool
-    left_out: LeftOutBatches
+    skipped_batches: SkippedBatches
     outer: dict[str, Any] | None
     frozen: FrozenParameters
 
@@ -64,7 +64,7 @@ def release(optimizer: Optimizer) -> Handover:
         gradients=None if averager is None else averager.mean_gradients(),
         samples=optimizer.local_progress.samples_accumulated,
         has_begun=optimizer.has_begun,
-        left_out=optimizer.left_out,
+        skipped_batches=optimizer.skipped_batches,
         outer=None if optimizer.state_averager.outer is None else optimizer.state_averager.outer.state(),
         frozen=optimizer.frozen,
     )
@@ -103,7 +103,7 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
             offload_optimizer=False,
             **settings,
         )
-    successor.left_out = handover.left_out
+    successor.skipped_batches = handover.skipped_batches
     successor.go_on_at(handover.epoch)
     if successor.state_averager.outer is not None and handover.outer is not None:
         successor.state_averager.outer.take_over(handover.outer)

@@ -24,7 +24,7 @@ from hivenb.engine.optimizer.catch_up import CatchingUp
 from hivenb.engine.optimizer.checkpoint import optimizer_state, reload_parameters, restore_optimizer_state
 from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
 from hivenb.engine.optimizer.scheduled_rounds import AgreedRounds, EpochReport, MissedRound, RoundOutcome
-from hivenb.engine.optimizer.skipped_batches import LeavesOutBatches
+from hivenb.engine.optimizer.skipped_batches import SkipsBatches
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 
@@ -100,13 +100,13 @@ class StepClock:
 # -- optimizer -------------------------------------------------------------------------------------------------------
 
 
-class Optimizer(LeavesOutBatches, hivemind.Optimizer):
+class Optimizer(SkipsBatches, hivemind.Optimizer):
     """``hivemind.Optimizer`` that can be created, used and shut down on any thread.
 
     Takes the parameters of ``hivemind.Optimizer``
     (https://learning-at-home.readthedocs.io/en/latest/modules/optim.html), and:
 
-    :param on_epoch: called with an :class:`EpochReport` on the training thread after each epoch of the swarm
+    :param on_epoch: called with an :class:`EpochReport` on the training thread after each swarm epoch
     :param tracker: of a predecessor that was released (see :mod:`hivenb.engine.optimizer.handover`), to go on with
     :param frozen: what that one has taken out of its optimizer; by default what of the given parameters has
       ``requires_grad=False``
@@ -229,7 +229,7 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
     def take_part(self) -> None:
         """Be on the swarm's list, and let peers that join download the state from here."""
         self.has_begun = True
-        self.left_out.note(True)
+        self.skipped_batches.note(True)
         self.tracker.announce()
         self.share_state(True)
 
@@ -255,14 +255,14 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
         self.state_averager.take_module_back()
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Accumulate the gradients of a batch, and end the epoch of the swarm if it is over; as ``hivemind`` does."""
+        """Accumulate the gradients of a batch, and end the swarm epoch if it is over; as ``hivemind`` does."""
         if self._is_trying:
             return self._step_by_itself(closure)
         self.tracker.is_waited_for = self.use_gradient_averaging and not self.delay_grad_averaging
         self.tracker.gone_after = GONE_WITHIN * self.next_chunk_timeout
         with self._clock.running():
             result = self.step_on_batch(self._clock.paused(closure), *args, **kwargs)
-        self.left_out.note(True)  # the step may have averaged or downloaded what the next batch must not spoil
+        self.skipped_batches.note(True)  # the step may have averaged or downloaded what the next batch must not spoil
         return result
 
     def _update_global_epoch(self, grad_scaler: Any) -> None:
@@ -327,7 +327,7 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
             super().zero_grad(set_to_none)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Be at an epoch of the swarm with nothing accumulated yet; to be called while the tracker is paused."""
+        """Be at a swarm epoch with nothing accumulated yet; to be called while the tracker is paused."""
         self.go_on_at(epoch)
         self.tracker.update_epoch(epoch)
         if self.grad_averager is not None:
@@ -335,7 +335,7 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
             self.grad_averager.notify_used_averaged_gradients()  # those of a round that was missed
 
     def go_on_at(self, epoch: int) -> None:
-        """Be at an epoch of the swarm, whose state the model and the optimizer have already."""
+        """Be at a swarm epoch, whose state the model and the optimizer have already."""
         self.state_averager.local_epoch = epoch
         for averager in (self.state_averager, self.grad_averager):
             if averager is not None and not self.client_mode:
@@ -485,7 +485,7 @@ class Optimizer(LeavesOutBatches, hivemind.Optimizer):
 
     def fall_behind(self) -> None:
         """Download the others' state before another batch counts, as one that has missed a round."""
-        self._catching_up.was_left_out = True
+        self._catching_up.was_excluded = True
 
     def others_share_state(self) -> bool:
         """Whether other peers are there, from which the state can be downloaded; waits until they were looked at."""

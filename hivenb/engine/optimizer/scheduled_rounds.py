@@ -24,7 +24,7 @@ from hivenb.engine.matchmaking.matchmaking import AttendanceList, ExpectedPeers
 from hivenb.engine.optimizer.catch_up import CatchingUp, Participant
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING, SampleReports
-from hivenb.engine.trust.conduct import Conduct, LeftOut, blocked_by_hand, put_out
+from hivenb.engine.trust.reliability import ExcludedPeer, PeerReliability, banned, blocked_by_hand
 from hivenb.errors import ProcessEndedError
 
 # -- agreed round ----------------------------------------------------------------------------------------------------
@@ -111,12 +111,12 @@ def _in_thread(call: Callable[[], Round]) -> Future[Round]:
 
 # -- epoch report ----------------------------------------------------------------------------------------------------
 #
-# What an epoch of the swarm came to, as a value.
+# What a swarm epoch came to, as a value.
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What one epoch of the swarm came to at this peer.
+    """What one swarm epoch came to at this peer.
 
     :param epoch: the epoch that has just begun; also the number of global steps made so far
     :param samples: samples that this peer has put in
@@ -138,10 +138,10 @@ class EpochReport:
 
 # -- gradient round --------------------------------------------------------------------------------------------------
 #
-# What became of a round that averages gradients: with how many, why it failed, whether this peer was left out.
+# What became of a round that averages gradients: with how many, why it failed, whether this peer was excluded.
 
 
-#: Seconds after which a peer that looks for others to average gradients with asks itself whether it was left out.
+#: Seconds after which a peer that looks for others to average gradients with asks itself whether it was excluded.
 LEFT_OUT_AFTER = 1.0
 
 #: Seconds after which it asks once more, as somebody may have begun to look at that moment.
@@ -204,7 +204,7 @@ def _has_succeeded(control: Round) -> bool:
     return control.done() and not control.cancelled() and control.exception() is None
 
 
-def is_left_out(
+def is_excluded(
     control: Round, averager: CanBeAlone, state_round: Round | None, oldest_epoch: Callable[[], int], timeout: float
 ) -> bool:
     """Wait until a round of gradients has a group, or is given up since the others have met without this peer.
@@ -261,16 +261,16 @@ class AgreedRounds:
         #: what the last round of gradients came to
         self.last = RoundOutcome()
         self.attendance = AttendanceList()
-        self._conduct, self._begins_anew = Conduct(), threading.Event()
+        self._reliability, self._begins_anew = PeerReliability(), threading.Event()
         #: the others for whom no round waits, as of the last look; for any thread to read
-        self.left_out: tuple[LeftOut, ...] = ()
+        self.excluded_peers: tuple[ExcludedPeer, ...] = ()
         self._state_to_come: Round | None = None
         self._told: tuple[SampleReports, Any] | None = None
 
     def begin_anew(self) -> None:
         """Wait for everybody again, from the next look at the swarm on; from any thread.
 
-        For when all return from a ruined state: rounds of what is not finite stall, and are nobody's fault.
+        For when all return from a diverged state: rounds of what is not finite stall, and are nobody's fault.
         """
         self._begins_anew.set()
 
@@ -283,13 +283,15 @@ class AgreedRounds:
         :param gone: ids of those that have gone without a goodbye
         :returns: ids of those whose reports do not count: they neither end epochs nor draw this peer along
         """
-        doubted = self._catching_up.claims.left_out()
-        own, left_out = self._participant, self._look_at_conduct(doubted)
-        names = frozenset(one.peer for one in left_out)
-        avoided = frozenset(one.peer for one in left_out if one.is_avoided)
+        doubted = self._catching_up.claims.excluded_peers()
+        own, excluded = self._participant, self._look_at_reliability(doubted)
+        names = frozenset(one.peer for one in excluded)
+        avoided = frozenset(one.peer for one in excluded if one.is_avoided)
         # whoever averages with nobody may have itself to blame, and follows all the same
-        has_company = self._conduct.has_company([report.peer_id for report in reports if report.peer_id not in names])
-        uncounted = names if has_company else frozenset(one.peer for one in doubted)
+        averages = self._reliability.has_averaged_with(
+            [report.peer_id for report in reports if report.peer_id not in names]
+        )
+        uncounted = names if averages else frozenset(one.peer for one in doubted)
         present = self.attendance.call([report for report in reports if report.peer_id not in uncounted])
         present = frozenset(one for one in present if one.peer not in names)
         newest, oldest = self.attendance.newest_epoch, self.attendance.oldest_epoch
@@ -317,27 +319,27 @@ class AgreedRounds:
             self._told = told, averager
             averager.note_reports(told)
 
-    def _look_at_conduct(self, doubted: Sequence[LeftOut]) -> tuple[LeftOut, ...]:
+    def _look_at_reliability(self, doubted: Sequence[ExcludedPeer]) -> tuple[ExcludedPeer, ...]:
         for name in ("grad_averager", "state_averager"):
             averager = getattr(self._participant, name, None)
-            for account in () if averager is None else averager.take_accounts():
-                self._conduct.note(name, account)
+            for report in () if averager is None else averager.take_round_reports():
+                self._reliability.note(name, report)
         if self._begins_anew.is_set():
             self._begins_anew.clear()
-            self._conduct.forgive_all()
-        conduct = self._conduct.left_out(self._participant.tracker.local_progress.epoch)
-        blocked, door = (getattr(self._participant.dht, name, None) for name in ("blocked_peers", "door"))
+            self._reliability.reset()
+        reliability = self._reliability.excluded_peers(self._participant.tracker.local_progress.epoch)
+        blocked, ban_list = (getattr(self._participant.dht, name, None) for name in ("blocked_peers", "ban_list"))
         by_hand = {} if blocked is None else {peer: blocked_by_hand(peer) for peer in sorted(blocked.all)}
-        by_host = {} if door is None else {peer: put_out(peer) for peer in sorted(door.list.out)}
-        ordered_out = by_hand | by_host
-        by_itself = {one.peer: one for one in (*doubted, *conduct)}
-        self.left_out = tuple((by_itself | ordered_out).values())
-        return self.left_out
+        by_host = {} if ban_list is None else {peer: banned(peer) for peer in sorted(ban_list.list.banned)}
+        by_order = by_hand | by_host
+        by_itself = {one.peer: one for one in (*doubted, *reliability)}
+        self.excluded_peers = tuple((by_itself | by_order).values())
+        return self.excluded_peers
 
     @property
     def reasons(self) -> dict[str, str]:
         """Why no round waits for peers, by their ids; from any thread."""
-        return {PeerID(one.peer).to_base58(): str(one) for one in self.left_out}
+        return {PeerID(one.peer).to_base58(): str(one) for one in self.excluded_peers}
 
     @property
     def gradients_ahead(self) -> int:
@@ -457,7 +459,7 @@ class AgreedRounds:
             self.last = RoundOutcome()
             return self.last
         is_in_one_group = not own.grad_averager.group_size_is_fixed
-        left_out = is_in_one_group and is_left_out(
+        excluded = is_in_one_group and is_excluded(
             control,
             own.grad_averager,
             self._state_to_come,
@@ -466,11 +468,11 @@ class AgreedRounds:
         )
         self.last = outcome_of(control, own.averaging_timeout)
         have_gone_on = is_in_one_group and self.attendance.newest_epoch > own.local_epoch
-        if self.last.failed and (have_gone_on or left_out):
+        if self.last.failed and (have_gone_on or excluded):
             # where the state was averaged before the step, no round after it mends what this peer has not got
             if (have_gone_on or own.state_averager.has_begun_early) and not own.delay_grad_averaging:
                 raise MissedRound
-            self._catching_up.was_left_out = True
+            self._catching_up.was_excluded = True
             if self._state_to_come is not None:
                 self._state_to_come.weight = NEXT_TO_NOTHING
         return self.last

@@ -1,4 +1,4 @@
-"""Batches whose gradients are not finite: left out where they are made, counted, said, and in the end an error.
+"""Batches whose gradients are not finite: skipped where they are made, counted, said, and in the end an error.
 
 One that gives no gradient at all is passed over without a word: somebody has decided so.
 """
@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 #: Batches in a row without one that counts, with which training ends: it learns nothing, and the others wait for it.
 MOST_IN_A_ROW = 16
 
-#: Seconds between two lines in the log on batches that were left out.
+#: Seconds between two lines in the log on batches that were skipped.
 SAY_AGAIN_AFTER = 10.0
 
 #: The scale of losses from which on a scaler finds by itself one with which gradients in half precision are finite.
@@ -30,8 +30,8 @@ SAY_AGAIN_AFTER = 10.0
 NO_SCALE = 1.0
 
 
-class LeftOutBatches:
-    """The count of the batches that one peer leaves out in a training. For the thread that trains.
+class SkippedBatches:
+    """The count of the batches that one peer skips in a training. For the thread that trains.
 
     :param now: a clock, in seconds
     """
@@ -41,9 +41,9 @@ class LeftOutBatches:
         self._said_at, self._unsaid = -SAY_AGAIN_AFTER, 0
         #: steps that have brought gradients, finite or not
         self.seen = 0
-        #: those that were left out
+        #: those that were skipped
         self.total = 0
-        #: those that were left out since the last one that was not, but for those that the scale of the losses has cost
+        #: those that were skipped since the last one that was not, but for those that the scale of the losses has cost
         self.in_a_row = 0
         #: gives the scale by which losses, and so gradients, are multiplied at the moment
         self.scale: Callable[[], float] = lambda: NO_SCALE
@@ -51,8 +51,8 @@ class LeftOutBatches:
         self.counted: Callable[[int], int] = lambda said: said
         #: whether training goes on with none that counts: the others may be about to bring a good state back
         self.outlasts: Callable[[], bool] = lambda: False
-        #: called with True before the first batch and after each step, and with False after a batch that is left out;
-        #: ``None`` where nobody minds a batch that is left out when the next one has been computed
+        #: called with True before the first batch and after each step, and with False after a batch that is skipped;
+        #: ``None`` where nobody minds a batch that is skipped when the next one has been computed
         self.on_batch: Callable[[bool], None] | None = None
 
     def note(self, counts: bool) -> None:
@@ -68,7 +68,7 @@ class LeftOutBatches:
         """Note that the batch counts."""
         self.in_a_row = 0
 
-    def leave_out(self, where: str, lost: str) -> None:
+    def skip(self, where: str, lost: str) -> None:
         """Note that the batch does not count.
 
         :param where: its gradients are not finite, in words
@@ -84,26 +84,26 @@ class LeftOutBatches:
         if self.in_a_row >= MOST_IN_A_ROW and not self.outlasts():
             raise NotFiniteError(
                 f"{self.in_a_row} batches in a row had gradients that are not finite, the last of them batch "
-                f"{self.seen} of this training ({where}). They were left out, so the model is as good as before them, "
+                f"{self.seen} of this training ({where}). They were skipped, so the model is as good as before them, "
                 f"but nothing is learned any more. {NotFiniteError.REMEDY}."
             )
         if self._now() - self._said_at >= SAY_AGAIN_AFTER:
             scaled = f" at a loss scale of {scale:g}" if scale > NO_SCALE else ""
             others = f"; {self._unsaid} since this was said last" if self._unsaid > 1 else ""
             remedy = f" It is one of {self.in_a_row} in a row. {NotFiniteError.REMEDY}." if self.in_a_row > 1 else ""
-            logger.warning(f"Batch {self.seen} is left out: {where}{scaled}. {lost}{others}.{remedy}")
+            logger.warning(f"Batch {self.seen} is skipped: {where}{scaled}. {lost}{others}.{remedy}")
             self._said_at, self._unsaid = self._now(), 0
 
 
-class LeavesOutBatches(hivemind.Optimizer):
+class SkipsBatches(hivemind.Optimizer):
     """Base to put *before* ``hivemind.Optimizer``: a batch with gradients that are not finite counts for nothing.
 
     What it would do to the model could not be undone: hivemind sums it up, and averages the sum with the others'.
     """
 
     def __init__(self, **kwargs: Any):
-        #: what this peer has left out; a successor goes on with it
-        self.left_out = LeftOutBatches()
+        #: what this peer has skipped; a successor goes on with it
+        self.skipped_batches = SkippedBatches()
         self._unjudged: Unjudged | None = None
         super().__init__(**kwargs)
 
@@ -120,13 +120,13 @@ class LeavesOutBatches(hivemind.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         batch_size = self.batch_size_per_step if batch_size is None else batch_size
-        if batch_size is not None and not (batch_size := self.left_out.counted(batch_size)):
+        if batch_size is not None and not (batch_size := self.skipped_batches.counted(batch_size)):
             self._go_on_without_a_batch()
             return loss
-        self.left_out.bring()
-        if self._is_to_be_left_out(None):
+        self.skipped_batches.bring()
+        if self._is_to_be_skipped(None):
             lost = f"Its {batch_size} samples do not count, and no step was made"
-            self.left_out.leave_out(self._where_not_finite(), lost)
+            self.skipped_batches.skip(self._where_not_finite(), lost)
             self._go_on_without_a_batch()
             return loss
         return super().step(None if closure is None else lambda: loss, batch_size, grad_scaler)
@@ -135,15 +135,15 @@ class LeavesOutBatches(hivemind.Optimizer):
         # hivemind's own looks at scaled gradients alone. The step goes on in either case, as the others may be done
         # with their samples, and wait for this peer
         self.settle()
-        batch_size = self.left_out.counted(batch_size)
+        batch_size = self.skipped_batches.counted(batch_size)
         if not batch_size:
             return True
-        self.left_out.bring()
+        self.skipped_batches.bring()
         if grad_scaler is None and self._can_judge_late():
             self._unjudged = self.grad_averager.accumulate_if_finite_(batch_size)
             self._report_samples()
             return True
-        if not self._is_to_be_left_out(grad_scaler):
+        if not self._is_to_be_skipped(grad_scaler):
             return super()._check_and_accumulate_gradients(batch_size, None)
         averager, where = self.grad_averager, self._where_not_finite()
         lost = f"Its {batch_size} samples do not count"
@@ -152,7 +152,7 @@ class LeavesOutBatches(hivemind.Optimizer):
             averager.reset_accumulated_grads_()
             self.tracker.report_local_progress(self.local_epoch, 0)
         # else there is nothing to report: the time that it took is that of the next one, and so is this peer's speed
-        self.left_out.leave_out(where, lost)
+        self.skipped_batches.skip(where, lost)
         return True
 
     def settle(self) -> bool:
@@ -167,28 +167,28 @@ class LeavesOutBatches(hivemind.Optimizer):
         if batch is None:
             return True
         if batch.verdict:
-            self.left_out.take()
+            self.skipped_batches.take()
             return True
         self.grad_averager.take_back(batch)
         self._report_samples()
-        self.left_out.leave_out(batch.verdict.where(), f"Its {batch.samples} samples do not count")
+        self.skipped_batches.skip(batch.verdict.where(), f"Its {batch.samples} samples do not count")
         return False
 
     def _can_judge_late(self) -> bool:
-        if self.left_out.on_batch is not None or self.grad_averager.reuse_grad_buffers:
+        if self.skipped_batches.on_batch is not None or self.grad_averager.reuse_grad_buffers:
             return False  # the batch has spoiled already what it is to be taken out of
         return can_be_judged_late(self.grad_averager.gradients())
 
     def _report_samples(self) -> None:
         self.tracker.report_local_progress(self.local_epoch, self.grad_averager.local_samples_accumulated)
 
-    def _is_to_be_left_out(self, grad_scaler: Any) -> bool:
+    def _is_to_be_skipped(self, grad_scaler: Any) -> bool:
         if grad_scaler is not None:  # of hivemind's, which keeps what it finds to lower the scale
             is_finite = grad_scaler.are_grads_finite(self)
         else:
             is_finite = are_finite(parameter.grad for parameter in self.state_averager.main_parameters)
         if is_finite:
-            self.left_out.take()
+            self.skipped_batches.take()
         return not is_finite
 
     def _where_not_finite(self) -> str:
@@ -214,8 +214,8 @@ class GradScaler(hivemind.GradScaler):
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(optimizer, hivemind.Optimizer):  # called by hivemind, for the torch optimizer within
             return super().step(optimizer, *args, **kwargs)
-        if isinstance(optimizer, LeavesOutBatches):
-            optimizer.left_out.scale = self.get_scale
+        if isinstance(optimizer, SkipsBatches):
+            optimizer.skipped_batches.scale = self.get_scale
         # hivemind/optim/grad_scaler.py:step calls the optimizer with no arguments
         result = optimizer.step(*args, grad_scaler=self, **kwargs)
         self._optimizer_states_to_reset.add(id(optimizer))
@@ -228,15 +228,15 @@ class GradScaler(hivemind.GradScaler):
 
 
 class GradScalerOfBatches(torch.amp.GradScaler):
-    """``torch.amp.GradScaler`` that hands each batch to the swarm's optimizer, which leaves out those it has to."""
+    """``torch.amp.GradScaler`` that hands each batch to the swarm's optimizer, which skips those it has to."""
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(optimizer, LeavesOutBatches):
+        if not isinstance(optimizer, SkipsBatches):
             return super().step(optimizer, *args, **kwargs)
-        optimizer.left_out.scale = self.get_scale
-        seen = optimizer.left_out.seen
+        optimizer.skipped_batches.scale = self.get_scale
+        seen = optimizer.skipped_batches.seen
         result = super().step(optimizer, *args, **kwargs)
-        if optimizer.left_out.seen == seen:
+        if optimizer.skipped_batches.seen == seen:
             # torch does not call it with gradients that are not finite: the others would wait for this peer in vain
             result = optimizer.step(*args, **kwargs)
         return result

@@ -338,7 +338,7 @@ async def seconds_to_answer(peer: PeerID, is_client: bool, within: float, dht: h
         return math.inf
     request = dht_pb2.PingRequest(peer=node.protocol.node_info, validate=False)
     stub = DHTProtocol.get_stub(node.protocol, peer)
-    within += node.protocol.patience.beyond(peer) if isinstance(node.protocol, Protocol) else 0.0
+    within += node.protocol.timeouts.beyond(peer) if isinstance(node.protocol, Protocol) else 0.0
     for _ in range(2):  # the first question may go into a connection that is about to be closed
         asked_at = time.monotonic()
         try:

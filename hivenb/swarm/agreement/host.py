@@ -99,7 +99,7 @@ class Hosting:
         return self._others == 0
 
     @property
-    def why_not_host(self) -> str | None:
+    def not_host_reason(self) -> str | None:
         """Who decides instead of this peer, in words; ``None`` if this peer does."""
         host = self._host
         if self._may_host and (host is None or host.owner == self._records.owner):
@@ -167,7 +167,7 @@ class Hosting:
             self._update(declarations)
 
     def note_epoch(self) -> None:
-        """An epoch of the swarm has ended."""
+        """A swarm epoch has ended."""
         self._epochs_at.append(time.monotonic())
 
     def decide(self, shared: Shared, epoch: int, seconds_left: float | None) -> int:
@@ -206,8 +206,8 @@ class Hosting:
         :raises OptionsError: if another peer is the host
         """
         with self._lock:
-            if self._plan is None or self._seniority.since is None or self.why_not_host is not None:
-                raise OptionsError(f"this peer cannot let all return to an earlier state: {self.why_not_host}")
+            if self._plan is None or self._seniority.since is None or self.not_host_reason is not None:
+                raise OptionsError(f"this peer cannot let all return to an earlier state: {self.not_host_reason}")
             at = max(epoch, self._swarm_epoch) + epochs_ahead(None, self._pace)
             plan = self._plan.with_return(Return(to, at))
             self._declaration(plan).require_short()
@@ -226,7 +226,7 @@ class Hosting:
         if self._declared is not None:
             self._records.withdraw(_GOODBYE)
 
-    def depose(self) -> str:
+    def stop_following_host(self) -> str:
         """Follow the present host no more, and go back to what this peer would train with.
 
         :returns: id of the peer that was the host
@@ -235,8 +235,10 @@ class Hosting:
         with self._lock:
             host = self._host
             if host is None or host.owner == self._records.owner:
-                raise OptionsError("there is no other peer that decides for this one, so that none can be deposed")
-            self._seniority.depose(host.owner)
+                raise OptionsError(
+                    "there is no other peer that decides for this one, so that there is none to stop following"
+                )
+            self._seniority.stop_following(host.owner)
             self._plan, self.refusal = self._own_plan, None
             return host.peer_id
 
@@ -256,8 +258,8 @@ class Hosting:
             self._swarm_epoch = max((peer.epoch for peer in peers), default=0)
 
     def _declare_changed(self, shared: Shared, since: int, present: int) -> None:
-        if self._plan is None or self._seniority.since is None or self.why_not_host is not None:
-            raise OptionsError(f"swarm-wide options cannot be changed at this peer: {self.why_not_host}")
+        if self._plan is None or self._seniority.since is None or self.not_host_reason is not None:
+            raise OptionsError(f"swarm-wide options cannot be changed at this peer: {self.not_host_reason}")
         plan = self._plan.changed(shared, since, present)
         self._declaration(plan).require_short()
         self._declare(plan)

@@ -38,7 +38,7 @@ _MOST_EPOCHS = 2**53
 class Return:
     """A return that the host has decided on.
 
-    :param to: the epoch of the swarm whose state all peers return to
+    :param to: the swarm epoch whose state all peers return to
     :param at: the epoch at which they go on with it
     """
 
@@ -90,7 +90,7 @@ class Plan:
     """What the peers of a run agree on, now and in the epochs to come.
 
     :param version: how often it was changed
-    :param steps: what counts from which epoch of the swarm on; oldest first, and at least one
+    :param steps: what counts from which swarm epoch on; oldest first, and at least one
     :param returned: the last return to an earlier state, if there was any
     """
 

@@ -34,7 +34,7 @@ class Seniority:
     def __init__(self, own: bytes):
         self._own = own
         self._order: list[bytes] = []
-        self._deposed: set[bytes] = set()
+        self._not_followed: set[bytes] = set()
         #: when this peer came, by a clock that nobody sets
         self._came_at = -math.inf
         #: when this peer came, as DHT time; ``None`` if it does not declare anything
@@ -44,7 +44,7 @@ class Seniority:
 
     def labels(self, declarations: Iterable[Declaration]) -> tuple[str, ...]:
         """The order of those who are there, and this peer, as it is told to others."""
-        there = {one.owner for one in declarations} - self._deposed | {self._own}
+        there = {one.owner for one in declarations} - self._not_followed | {self._own}
         return tuple(label_of(owner) for owner in self._order if owner in there)
 
     def come(self, since: float) -> None:
@@ -75,20 +75,22 @@ class Seniority:
         """Those who come before this peer, the most senior first; all others, if it has no place of its own."""
         places = {owner: place for place, owner in enumerate(self._order)}
         own = places.get(self._own, len(places))
-        known = [one for one in declarations if places.get(one.owner, own) < own and one.owner not in self._deposed]
+        known = [
+            one for one in declarations if places.get(one.owner, own) < own and one.owner not in self._not_followed
+        ]
         return sorted(known, key=lambda one: places[one.owner])
 
     def juniors(self, declarations: Iterable[Declaration]) -> list[Declaration]:
         """All others that come after this peer, the most senior first."""
-        elders = {one.owner for one in self.elders(declarations)} | self._deposed
+        elders = {one.owner for one in self.elders(declarations)} | self._not_followed
         known = [one for one in declarations if one.owner not in elders and one.owner != self._own]
         return sorted(
             known, key=lambda one: self._order.index(one.owner) if one.owner in self._order else MAX_REMEMBERED
         )
 
-    def depose(self, owner: bytes) -> None:
+    def stop_following(self, owner: bytes) -> None:
         """Believe somebody no more."""
-        self._deposed.add(owner)
+        self._not_followed.add(owner)
 
     def _place_of(self, one: Declaration) -> int:
         if self.since is None:
@@ -106,7 +108,7 @@ class Seniority:
     def _believe_elders(self, there: dict[bytes, Declaration]) -> None:
         owners = {label_of(owner): owner for owner in self._order}
         for elder in self._elders_of_own():
-            if elder not in there or elder in self._deposed:
+            if elder not in there or elder in self._not_followed:
                 continue
             labels = there[elder].order
             before = labels[: labels.index(label_of(elder))] if label_of(elder) in labels else labels

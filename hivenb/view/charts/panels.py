@@ -18,7 +18,7 @@ from hivenb.view.not_yet import ANY_TIME, Situation
 
 # -- horizontal axis -------------------------------------------------------------------------------------------------
 #
-# What a chart is drawn against: time, epochs of the swarm, or samples of this peer.
+# What a chart is drawn against: time, swarm epochs, or samples of this peer.
 
 
 AXES = ("time", "epochs", "samples")

@@ -124,7 +124,7 @@ async def _average_without_one_who_has_left() -> list[float]:
         runner = runner_of(own, group, [tensor], are_of_ours=True, **settings)
         assert type(runner) is AllGather
         for peer in (EVIL, GOOD):
-            runner._left_out.add(peer)
+            runner._excluded.add(peer)
             await runner._ban_sender(peer)
         await asyncio.wait_for(runner.average_into([tensor], 1.0), 30.0)
         await runner._ending

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from hivemind.utils import MSGPackSerializer
 
-from hivenb.engine.exchange import pace
-from hivenb.engine.exchange.pace import LOOKS, REMEMBERED, SAYS_NOTHING, SendingRate, bytes_sent
+from hivenb.engine.exchange import sending
+from hivenb.engine.exchange.sending import LOOKS, REMEMBERED, SAYS_NOTHING, SendingRate, bytes_sent
 from hivenb.engine.matchmaking.group_records import is_readable, marked
 
 #: Seconds between two looks in these tests.
@@ -20,7 +20,7 @@ EVERY = 0.01
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "LOOK_EVERY", EVERY)
+    monkeypatch.setattr(sending, "LOOK_EVERY", EVERY)
 
 
 def run_round(
@@ -37,7 +37,7 @@ def run_round(
         async with rate.watched():
             await asyncio.sleep(seconds)
 
-    monkeypatch.setattr(pace, "bytes_sent", sent)
+    monkeypatch.setattr(sending, "bytes_sent", sent)
     asyncio.run(watch())
 
 
@@ -86,7 +86,7 @@ def test_where_nothing_tells_nothing_is_known(monkeypatch):
     def refuse(**kwargs):
         raise FileNotFoundError("/proc/net/dev")
 
-    monkeypatch.setattr(pace.psutil, "net_io_counters", refuse)
+    monkeypatch.setattr(sending.psutil, "net_io_counters", refuse)
     assert bytes_sent() == {}
 
 

@@ -110,7 +110,7 @@ def test_a_leader_that_announces_no_group_is_blamed(peers: tuple[PeerID, ...], g
 
     async def follow() -> list[frozenset[bytes]]:
         matchmaking, told = anew()._matchmaking, []
-        matchmaking.tell = lambda account: told.append(account.stalled)
+        matchmaking.tell = lambda report: told.append(report.stalled)
 
         async def join(request: Any) -> Any:
             if is_given_up:

@@ -18,7 +18,7 @@ from set_clock import Clock
 
 from hivenb.engine.network import node as module
 from hivenb.engine.network.dht import DHT
-from hivenb.engine.network.node import AT_A_TIME, MOST_REMEMBERED, REMEMBERED_FOR, Acquaintances, find_lost_peers
+from hivenb.engine.network.node import AT_A_TIME, MOST_REMEMBERED, REMEMBERED_FOR, KnownPeers, find_lost_peers
 
 ADDRESS = Multiaddr("/ip4/192.0.2.1/tcp/4001")
 
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_who_is_there_is_not_looked_for(clock: Clock) -> None:
-    known = Acquaintances([joined(1)])
+    known = KnownPeers([joined(1)])
     known.see(peer(2), [ADDRESS])
     assert known.lost([peer(1), peer(2)]) == []
     assert [(one, other.addresses) for one, other in known.lost([])] == [
@@ -49,7 +49,7 @@ def test_who_is_there_is_not_looked_for(clock: Clock) -> None:
 
 
 def test_all_have_their_turn_and_who_was_seen_again_is_the_first(clock: Clock) -> None:
-    known = Acquaintances()
+    known = KnownPeers()
     everybody = [peer(number) for number in range(2 * AT_A_TIME)]
     for one in everybody:
         known.see(one, [ADDRESS])
@@ -63,7 +63,7 @@ def test_all_have_their_turn_and_who_was_seen_again_is_the_first(clock: Clock) -
 
 
 def test_only_whom_it_has_joined_is_looked_for_always(clock: Clock) -> None:
-    known = Acquaintances([joined(1)])
+    known = KnownPeers([joined(1)])
     known.see(peer(2), [ADDRESS])
     known.see(peer(1), [])
     clock.now += REMEMBERED_FOR + 1
@@ -74,7 +74,7 @@ def test_only_whom_it_has_joined_is_looked_for_always(clock: Clock) -> None:
 
 
 def test_so_many_are_remembered_and_tried_at_a_time(clock: Clock) -> None:
-    known = Acquaintances([joined(0)])
+    known = KnownPeers([joined(0)])
     for number in range(1, 2 * MOST_REMEMBERED):
         known.see(peer(number), [ADDRESS])
     assert len(known) == MOST_REMEMBERED

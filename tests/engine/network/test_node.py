@@ -104,17 +104,17 @@ async def held(key: str, dht: hivemind.DHT, node: DHTNode) -> Any:
     return node.protocol.storage.get(DHTID.generate(source=key))
 
 
-async def acquaintances(dht: hivemind.DHT, node: DHTNode) -> int:
+async def known_peers(dht: hivemind.DHT, node: DHTNode) -> int:
     return len(node.protocol.routing_table.uid_to_peer_id)
 
 
 async def store_while_somebody_comes(key: str, dht: hivemind.DHT, node: DHTNode) -> None:
     """As over a long line: whoever comes after the node has asked, and before it has the answer."""
-    find, known = node.protocol.call_find, await acquaintances(dht, node)
+    find, known = node.protocol.call_find, await known_peers(dht, node)
 
     async def find_slowly(*args: Any, **kwargs: Any) -> Any:
         found = await find(*args, **kwargs)
-        while await acquaintances(dht, node) == known:
+        while await known_peers(dht, node) == known:
             await asyncio.sleep(0.02)
         return found
 
@@ -164,7 +164,7 @@ class TestStoring:
         pair.append(open_dht(pair))
         assert calls(pair[0], partial(store, "early", 2), before=partial(meet, "early")) == (0, 1)
         newcomer = open_dht(pair)
-        eventually(lambda: pair[0].run_coroutine(acquaintances) == 2)
+        eventually(lambda: pair[0].run_coroutine(known_peers) == 2)
         _, stores = calls(pair[0], partial(store, "early", 3), before=partial(read, "early"))
         assert stores == 2, "a pair and one more"
         record = newcomer.get("early", latest=True)

@@ -36,7 +36,7 @@ KINDS: dict[Kind, tuple[Any, Any, list[Any]]] = {
     Kind.REST: (PART, [1, b"[]"], [7, "x", {}, [1] * 5]),
     Kind.RUNS: ("digits-2", True, [7, "x", 1.0, [True]]),
     Kind.MATCHMAKING: (PEER, True, [7, "x", 1.0, [True]]),
-    Kind.DOOR: (2**41, b"a signed list", [7, "x", {}, True, [1]]),
+    Kind.BAN_LIST: (2**41, b"a signed list", [7, "x", {}, True, [1]]),
     Kind.SHARING: (PEER, 3.0, ["x", True, math.inf, math.nan, 10**12, [3]]),
 }
 

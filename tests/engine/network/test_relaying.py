@@ -11,7 +11,7 @@ from hivemind.p2p import P2PDaemonError
 from tiny import LOOPBACK
 
 from hivenb.engine.network import reachability
-from hivenb.engine.network.daemon import RelayingP2P, SelfishP2P
+from hivenb.engine.network.daemon import NonRelayingP2P, RelayingP2P
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.network.reachability import RELAYED_BYTES, start_relay
 
@@ -46,7 +46,7 @@ def test_a_daemon_that_never_does_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(reachability, "_MOST_STARTS", 2)
 
     async def start() -> tuple[Any, Any]:
-        return await SelfishP2P.create(**LOOPBACK), None  # which passes on a little all the same
+        return await NonRelayingP2P.create(**LOOPBACK), None  # which passes on a little all the same
 
     with pytest.raises(P2PDaemonError, match=r"relays 131072 bytes and no more"):
         asyncio.run(start_relay(start, []))

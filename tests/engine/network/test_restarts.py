@@ -125,7 +125,7 @@ def test_one_that_ends_again_and_again_is_given_up_and_can_be_revived(two_dhts, 
     with pytest.raises(ProcessEndedError, match=KILLED + ".*after it had been started anew 1 times within 60 s"):
         victim.get("anything")
     peer_id = victim.peer_id
-    victim.revive()
+    victim.restart_if_ended()
     find_each_other(victim, other)
     assert victim.peer_id == peer_id
 
@@ -141,18 +141,18 @@ def test_who_revives_it_waits_for_what_is_tried_at_present(two_dhts, eventually,
         start_anew()
         done.append("started anew")
 
-    def revive() -> None:
-        victim.revive()
-        done.append("revived")
+    def restart_if_ended() -> None:
+        victim.restart_if_ended()
+        done.append("restarted")
 
     monkeypatch.setattr(victim, "_start_anew", dawdle)
     os.kill(victim.pid, signal.SIGKILL)
     assert tried.wait(BACK_WITHIN)
     with ThreadPoolExecutor(1) as pool:
-        reviving = pool.submit(revive)
+        restarting = pool.submit(restart_if_ended)
         go_on.set()
-        reviving.result(BACK_WITHIN)
-    assert done == ["started anew", "revived"]
+        restarting.result(BACK_WITHIN)
+    assert done == ["started anew", "restarted"]
     find_each_other(victim, other)
 
 
@@ -175,8 +175,8 @@ def test_two_who_revive_it_start_it_once(two_dhts, eventually, monkeypatch):
     monkeypatch.setattr(victim._works, "clear", clear_together)
     monkeypatch.setattr(victim, "_start_anew", count)
     with ThreadPoolExecutor(2) as pool:
-        for reviving in [pool.submit(victim.revive) for _ in range(2)]:
-            reviving.result(BACK_WITHIN)
+        for restarting in [pool.submit(victim.restart_if_ended) for _ in range(2)]:
+            restarting.result(BACK_WITHIN)
     assert started == [1]
     monkeypatch.undo()
     find_each_other(victim, other)

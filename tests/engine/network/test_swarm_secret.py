@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from hivenb.engine.network.access.tokens import Authority, Secret, as_secret, membership_of
+from hivenb.engine.network.access.tokens import Admin, Secret, as_secret, membership_of
 from hivenb.errors import SwarmError
 
 TEXT = "correct horse battery staple, four words"
@@ -43,7 +43,7 @@ def test_is_not_shown(secret: Secret) -> None:
         f"{secret}",
         repr({"secret": secret}),
         repr(membership_of(secret)),
-        repr(Authority(secret)),
+        repr(Admin(secret)),
     ]
     try:
         raise ValueError(secret)

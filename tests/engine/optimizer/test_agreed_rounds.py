@@ -15,11 +15,11 @@ from hivemind.p2p import PeerID
 from rounds_without_averagers import OWN, FakeRound, participant
 
 from hivenb.engine.optimizer import scheduled_rounds
-from hivenb.engine.optimizer.catch_up import BACKED_WITHIN, CatchingUp
+from hivenb.engine.optimizer.catch_up import VERIFIED_WITHIN, CatchingUp
 from hivenb.engine.optimizer.scheduled_rounds import AgreedRounds, MissedRound, RoundOutcome
 from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
-from hivenb.engine.trust.conduct import Account
+from hivenb.engine.trust.reliability import RoundReport
 
 
 def rounds_of(own: Any) -> AgreedRounds:
@@ -160,32 +160,34 @@ class TestWhoIsThere:
     def test_nobody_waits_for_who_has_missed_rounds_until_it_comes(self) -> None:
         own = participant()
         rounds = rounds_of(own)
-        missed = Account(3, missed=frozenset({b"a"}), seconds=5.0)
-        own.grad_averager.accounts = [missed, replace(missed, epoch=4)]
+        missed = RoundReport(3, missed=frozenset({b"a"}), seconds=5.0)
+        own.grad_averager.round_reports = [missed, replace(missed, epoch=4)]
         rounds.see_swarm([report(b"a", 4), report(b"b", 4)], frozenset())
         (state,), (gradients,) = own.state_averager.expected, own.grad_averager.expected
         assert gradients.of_round(4) == state.of_round(5) == {b"b"}
-        assert gradients.left_out == {b"a"}
+        assert gradients.excluded == {b"a"}
         assert not gradients.avoided, "it may come"
-        assert [str(one) for one in rounds.left_out] == ["missed 2 rounds in a row; asked again in 3 epochs and 80 s"]
-        own.grad_averager.accounts = [Account(4, took_part=frozenset({b"a"}))]
+        assert [str(one) for one in rounds.excluded_peers] == [
+            "missed 2 rounds in a row; asked again in 3 epochs and 80 s"
+        ]
+        own.grad_averager.round_reports = [RoundReport(4, took_part=frozenset({b"a"}))]
         rounds.see_swarm([report(b"a", 4), report(b"b", 4)], frozenset())
         assert own.grad_averager.expected[-1].of_round(4) == {b"a", b"b"}
 
     def test_after_a_return_everybody_is_waited_for_again(self) -> None:
         own = participant()
         rounds = rounds_of(own)
-        missed = Account(3, missed=frozenset({b"a"}), refused=((b"b", "nan"),), seconds=5.0)
-        own.grad_averager.accounts = [missed, replace(missed, epoch=4)]
+        missed = RoundReport(3, missed=frozenset({b"a"}), refused=((b"b", "nan"),), seconds=5.0)
+        own.grad_averager.round_reports = [missed, replace(missed, epoch=4)]
         rounds.see_swarm([report(b"a", 4), report(b"b", 4)], frozenset())
-        assert {one.peer for one in rounds.left_out} == {b"a", b"b"}
+        assert {one.peer for one in rounds.excluded_peers} == {b"a", b"b"}
         rounds.begin_anew()
-        own.grad_averager.accounts = [replace(missed, epoch=5)]  # of the time before
+        own.grad_averager.round_reports = [replace(missed, epoch=5)]  # of the time before
         rounds.see_swarm([report(b"a", 5), report(b"b", 5)], frozenset())
-        assert rounds.left_out == ()
-        own.grad_averager.accounts = [replace(missed, epoch=6)]
+        assert rounds.excluded_peers == ()
+        own.grad_averager.round_reports = [replace(missed, epoch=6)]
         rounds.see_swarm([report(b"a", 6), report(b"b", 6)], frozenset())
-        assert {one.peer for one in rounds.left_out} == {b"b"}, "once"
+        assert {one.peer for one in rounds.excluded_peers} == {b"b"}, "once"
 
     def test_one_that_was_blocked_by_hand_is_avoided(self) -> None:
         own = participant()
@@ -194,7 +196,7 @@ class TestWhoIsThere:
         rounds.see_swarm([report(b"a", 4), report(b"b", 4)], frozenset())
         assert own.grad_averager.expected[0].of_round(4) == {b"b"}
         assert own.grad_averager.expected[0].avoided == {b"a"}
-        assert [str(one) for one in rounds.left_out] == ["blocked by hand"]
+        assert [str(one) for one in rounds.excluded_peers] == ["blocked by hand"]
 
     def test_before_averagers_are_made_nobody_is_told(self) -> None:
         own = participant()
@@ -401,15 +403,15 @@ class TestLeaving:
         rounds.end_late_searches()
         assert own.state_averager.waited == 1, "nothing was to be waited for"
 
-    def test_whoever_averages_with_others_does_not_follow_those_who_are_left_out(self) -> None:
+    def test_whoever_averages_with_others_does_not_follow_those_who_are_excluded(self) -> None:
         own = participant()
         rounds = rounds_of(own)
-        stalled = Account(3, stalled=frozenset({b"a"}), seconds=3.0)
-        own.grad_averager.accounts = [stalled, replace(stalled, epoch=4)]
+        stalled = RoundReport(3, stalled=frozenset({b"a"}), seconds=3.0)
+        own.grad_averager.round_reports = [stalled, replace(stalled, epoch=4)]
         reports = [report(b"a", 9), report(b"b", 4)]
         assert rounds.see_swarm(reports, frozenset()) == frozenset(), "it may have itself to blame"
         assert rounds.attendance.newest_epoch == 9
-        own.state_averager.accounts = [Account(4, took_part=frozenset({b"b"}))]
+        own.state_averager.round_reports = [RoundReport(4, took_part=frozenset({b"b"}))]
         assert rounds.see_swarm(reports, frozenset()) == {b"a"}
         assert rounds.attendance.newest_epoch == 4
         assert own.grad_averager.expected[-1].of_round(4) == {b"b"}
@@ -420,7 +422,7 @@ class TestLeaving:
         catching_up = CatchingUp(own)
         rounds = AgreedRounds(own, catching_up)
         info = PeerInfo(claimed.to_base58(), 10**9, 0, 1.0, False, 0.0, False)
-        catching_up.claims.note_download(time.monotonic() - BACKED_WITHIN, 10**9, 4, [info])
+        catching_up.claims.note_download(time.monotonic() - VERIFIED_WITHIN, 10**9, 4, [info])
         reports = [report(claimed.to_bytes(), 10**9), report(b"b", 4)]
         assert rounds.see_swarm(reports, frozenset()) == {claimed.to_bytes()}
         assert rounds.attendance.newest_epoch == 4

@@ -37,7 +37,7 @@ class TestCalledFor:
 
     def test_when_they_have_averaged_without_it_in_the_background_until_it_begins(self) -> None:
         catching_up = self.at(4, delay_grad_averaging=True)
-        catching_up.was_left_out = True
+        catching_up.was_excluded = True
         assert catching_up.is_called_for
         catching_up.begin()
         assert not catching_up.is_called_for

@@ -12,7 +12,7 @@ from tiny import TinyModel, parameters, train
 
 from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.trust.conduct import Account
+from hivenb.engine.trust.reliability import RoundReport
 from hivenb.strategy.rollback import KeptState, roll_back
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -77,9 +77,9 @@ def test_what_comes_back_is_what_was_kept(
     assert not torch.equal(parameters(model)[0], was[0])
 
     now = optimizer.local_epoch
-    optimizer.rounds._conduct.note("gradients", Account(now, refused=((b"another", "nan"),)))
+    optimizer.rounds._reliability.note("gradients", RoundReport(now, refused=((b"another", "nan"),)))
     roll_back(optimizer, kept, buffers, now + 2)
-    eventually(lambda: not optimizer.rounds._conduct.left_out(now + 2))  # what came of the ruin is nobody's fault
+    eventually(lambda: not optimizer.rounds._reliability.excluded_peers(now + 2))  # nobody's fault
     assert all(map(torch.equal, parameters(model), was))
     assert all(map(torch.equal, moments(optimizer), were))
     assert buffers["statistic"].tolist() == [0.0, 1.0, 2.0]

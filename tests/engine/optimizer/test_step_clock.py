@@ -55,7 +55,7 @@ def test_within_a_step_it_begins_anew(time: Time) -> None:
     assert clock.restart() == 5
 
 
-def test_a_closure_that_fails_is_left_out_as_well(time: Time) -> None:
+def test_a_closure_that_fails_is_skipped_as_well(time: Time) -> None:
     clock = StepClock()
 
     def fail() -> None:

@@ -10,7 +10,7 @@ from hivemind.p2p import PeerID
 from hivenb.engine.exchange import all_reduce
 from hivenb.engine.exchange.all_reduce import GroupExchange
 from hivenb.engine.trust.aggregation import SampleReports, SenderWeights
-from hivenb.engine.trust.conduct import ExchangeNotes
+from hivenb.engine.trust.reliability import ExchangeNotes
 
 A, B, C = (PeerID(bytes([number]) * 32) for number in range(3))
 
@@ -25,7 +25,7 @@ def test_those_of_several_exchanges_are_those_of_one_round() -> None:
 def test_what_was_not_taken_is_said_and_nothing_else() -> None:
     notes = ExchangeNotes({A}, {B: "its norm is nan"}, {A: (8.0, 8.0), B: (9.0, 4.0), C: (1e9, 64.0)})
     lines = notes.lines(implausible={C})
-    assert lines[B] == f"{B} is left out of a round: its norm is nan"
+    assert lines[B] == f"{B} is excluded from a round: its norm is nan"
     assert lines[C].startswith(f"{C} counts with a weight of 64 in a round, not with the 1e+09 that it claims: ")
     assert A not in lines
 

@@ -15,5 +15,5 @@ _numbers = itertools.count(1)
 @pytest.fixture
 def swarm() -> Iterator[hivenb.Swarm]:
     """One of this machine alone, open to all, for one test."""
-    with hivenb.Swarm(f"open-{next(_numbers)}", open=True) as opened:
+    with hivenb.Swarm(f"open-{next(_numbers)}", private=False) as opened:
         yield opened

@@ -257,7 +257,7 @@ def test_all_peers_change_at_the_same_epoch_and_only_the_host_can_change_it(
     swarm.add_local_peers(1, run)
     run.start()
     assert run.wait(epochs=1, timeout=PATIENCE)
-    assert run.why_not_host is None
+    assert run.not_host_reason is None
     with peer(
         swarm.invite, tmp_path, "followed", **{**OWN, "target_batch_size": 64, "average_state_every": 3}
     ) as guest:
@@ -265,10 +265,10 @@ def test_all_peers_change_at_the_same_epoch_and_only_the_host_can_change_it(
         assert guest.ask("wait", epochs=1, timeout=PATIENCE)
         told = guest.ask("tell")
         assert told["options"] == {"target_batch_size": 512, "average_state_every": 1}
-        assert {"target batch size: 512", "epochs between averagings: 1"} <= set(told["events"])
+        assert {"target batch size: 512", "swarm epochs between averagings: 1"} <= set(told["events"])
         said = [line for line in told["log"] if "instead of its own" in line]
         assert len(said) == 1
-        assert "the swarm's target batch size, epochs between averagings" in said[0]
+        assert "the swarm's target batch size, swarm epochs between averagings" in said[0]
         assert swarm.peer_id[-6:] in said[0]
         eventually(lambda: run.history.snapshot().last("group_size") == 3, PATIENCE)
 
@@ -318,13 +318,13 @@ def test_when_the_host_goes_the_next_peer_can_change_options(
     with peer(None, tmp_path, "followed", **OWN) as first:
         assert first.ask("wait", epochs=1, timeout=PATIENCE)
         host = first.ask("tell")
-        assert host["why_not_host"] is None
+        assert host["not_host_reason"] is None
         with hivenb.Swarm.join(host["invite"], "next") as swarm:
             run = make_run(swarm, tmp_path, OPTIONS.replace(target_batch_size=96))
             run.start()
             eventually(lambda: run.history.snapshot().last("group_size") == 2, PATIENCE)
             assert run.options.target_batch_size == 512
-            assert run.why_not_host is not None
+            assert run.not_host_reason is not None
             with pytest.raises(OptionsError, match=rf"cannot be changed at this peer: .*{host['peer_id'][-6:]}"):
                 run.apply(average_state_every=2)
             with peer(swarm.invite, tmp_path, "followed", **OWN) as third:
@@ -334,9 +334,9 @@ def test_when_the_host_goes_the_next_peer_can_change_options(
                     first.ask("stop")
                 else:
                     first.process.kill()
-                eventually(lambda: run.why_not_host is None, EXPIRATION + 30)
+                eventually(lambda: run.not_host_reason is None, EXPIRATION + 30)
                 # each sees it at its own next look
-                eventually(lambda: swarm.peer_id[-6:] in str(third.ask("tell")["why_not_host"]), PATIENCE)
+                eventually(lambda: swarm.peer_id[-6:] in str(third.ask("tell")["not_host_reason"]), PATIENCE)
                 eventually(lambda: run.history.snapshot().last("group_size") == 2, PATIENCE)
                 assert run.apply(target_batch_size=256).target_batch_size == 256
                 eventually(lambda: third.ask("tell")["options"]["target_batch_size"] == 256, PATIENCE)
@@ -347,7 +347,7 @@ def test_when_the_host_goes_the_next_peer_can_change_options(
                 if goodbye:  # the one who started the run is host again, and goes on with what was decided meanwhile
                     first.ask("start")
                     assert first.ask("wait", epochs=1, timeout=PATIENCE)
-                    eventually(lambda: run.why_not_host is not None, PATIENCE)
+                    eventually(lambda: run.not_host_reason is not None, PATIENCE)
                     assert first.ask("tell")["options"]["target_batch_size"] == 256
 
 

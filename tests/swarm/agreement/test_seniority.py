@@ -154,12 +154,12 @@ class TestWhomToBelieve:
         seniority.meet([second, back, forger])
         assert owners(seniority.elders([second, back, forger])) == [HOST, NEXT]
 
-    def test_whoever_is_deposed_is_believed_no_more(self) -> None:
+    def test_whoever_is_not_followed_any_more_is_believed_no_more(self) -> None:
         host, second = declared(HOST, 50.0), declared(NEXT, 60.0)
         seniority = Seniority(OWN)
         seniority.meet([host, second])
         seniority.come(100.0)
-        seniority.depose(HOST)
+        seniority.stop_following(HOST)
         assert owners(seniority.elders([host, second])) == [NEXT]
         assert label_of(HOST) not in seniority.labels([host, second])
 

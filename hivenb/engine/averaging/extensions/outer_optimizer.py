@@ -80,7 +80,7 @@ class Fragments:
 #
 # The outer optimizer of DiLoCo: what it steps, and how peers tell whether they step the same.
 #
-# Each peer trains by itself for an epoch of the swarm. How far it has come since the last synchronization is its
+# Each peer trains by itself for a swarm epoch. How far it has come since the last synchronization is its
 # pseudo-gradient, and the outer optimizer steps the parameters of that synchronization with the average of all of them
 # (Douillard et al. 2023, https://arxiv.org/abs/2311.08105).
 

@@ -1,7 +1,7 @@
-"""Whom a peer of a private swarm talks to: those who show a good pass, and were not shown the door.
+"""Whom a peer of a private swarm talks to: those who show a good credential, and are not banned.
 
-Each request and each stream begins with the caller's pass (:mod:`hivenb.engine.network.access.tokens`), and what comes
-back with that of the callee.
+Each request and each stream begins with the caller's credential (:mod:`hivenb.engine.network.access.tokens`), and what
+comes back with that of the callee.
 """
 
 from __future__ import annotations
@@ -22,66 +22,66 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
 from hivemind.utils import get_logger
 
-from hivenb.engine.network.access.revocations import Door
-from hivenb.engine.network.access.tokens import PASS_BYTES, Membership, Pass, read_pass
+from hivenb.engine.network.access.ban_list import SharedBanList
+from hivenb.engine.network.access.tokens import CREDENTIAL_BYTES, Credential, Membership, read_credential
 from hivenb.engine.network.reachability import ask
 
-#: Passes of others that a peer keeps, so that each is verified once.
-_KEPT_PASSES = 4096
+#: Credentials of others that a peer keeps, so that each is verified once.
+_KEPT_CREDENTIALS = 4096
 
 #: All that those get who are not let in, and plain hivemind logs.
 STRANGER = "this swarm is private: only peers of hivenb can join it, with its invite"
 EXPIRED = "the invite that this peer came by has expired"
-SHOWN_OUT = "this peer was shown the door of the swarm, or the one who passed its invite on was"
+BANNED = "this peer was banned from the swarm, or the one who passed its invite on was"
 
 #: Why a peer is not let in, the most telling first.
-REFUSALS = (SHOWN_OUT, EXPIRED, STRANGER)
+REFUSALS = (BANNED, EXPIRED, STRANGER)
 
 
 class Guard:
-    """Shows a peer's pass, and looks at those of others.
+    """Shows a peer's credential, and looks at those of others.
 
     :param membership: of this peer
     :param own_id: its id
-    :param door: who is out; by default nobody is
+    :param ban_list: who is banned; by default nobody is
     """
 
-    def __init__(self, membership: Membership, own_id: PeerID, door: Door | None = None):
-        self._authority = membership.key.authority
-        self._door = Door(self._authority) if door is None else door
+    def __init__(self, membership: Membership, own_id: PeerID, ban_list: SharedBanList | None = None):
+        self._admin = membership.key.admin
+        self._ban_list = SharedBanList(self._admin) if ban_list is None else ban_list
         #: what this peer puts before what it sends
-        self.own_pass = membership.key.pass_of(own_id.to_bytes())
-        #: good passes by the ids of their peers, expired ones among them
-        self.seen: dict[bytes, Pass] = {}
-        self._verified: dict[tuple[bytes, bytes], Pass] = {}
+        self.own_credential = membership.key.credential_of(own_id.to_bytes())
+        #: good credentials by the ids of their peers, expired ones among them
+        self.seen: dict[bytes, Credential] = {}
+        self._verified: dict[tuple[bytes, bytes], Credential] = {}
 
     def why_not(self, shown: bytes, peer: PeerID) -> str | None:
         """Why a peer is not let in, in words; ``None`` if it is.
 
-        :param shown: what it has sent for a pass, any bytes
+        :param shown: what it has sent for a credential, any bytes
         :param peer: its id, as libp2p has authenticated it
         """
         peer_id = peer.to_bytes()
         known = self._verified.get((peer_id, shown)) or self._verify(peer_id, shown)
-        return STRANGER if known is None else self._why_out(peer_id, known)
+        return STRANGER if known is None else self._why_excluded(peer_id, known)
 
     def why_no_more(self, peer: PeerID) -> str | None:
         """Why a peer, which may have been let in before, is not talked to any more; ``None`` if nothing is known."""
         peer_id = peer.to_bytes()
-        return self._why_out(peer_id, self.seen.get(peer_id))
+        return self._why_excluded(peer_id, self.seen.get(peer_id))
 
-    def _verify(self, peer_id: bytes, shown: bytes) -> Pass | None:
-        known = read_pass(shown, peer_id, self._authority)
+    def _verify(self, peer_id: bytes, shown: bytes) -> Credential | None:
+        known = read_credential(shown, peer_id, self._admin)
         if known is not None:  # what strangers show takes no room from members
-            if len(self._verified) >= _KEPT_PASSES:
+            if len(self._verified) >= _KEPT_CREDENTIALS:
                 self._verified.clear()
                 self.seen.clear()
             self._verified[peer_id, shown] = self.seen[peer_id] = known
         return known
 
-    def _why_out(self, peer_id: bytes, known: Pass | None) -> str | None:
-        if self._door.list.has_put_out(peer_id, known):
-            return SHOWN_OUT
+    def _why_excluded(self, peer_id: bytes, known: Credential | None) -> str | None:
+        if self._ban_list.list.bans(peer_id, known):
+            return BANNED
         return EXPIRED if known is not None and known.expires <= time.time() else None
 
 
@@ -94,7 +94,7 @@ class Guard:
 #: says so falsely is not believed while any other one answers.
 UNANSWERED_FOR, REFUSALS_UNTIL = 5.0, 2
 
-_REASONS = (SHOWN_OUT, EXPIRED)
+_REASONS = (BANNED, EXPIRED)
 
 
 class Standing:
@@ -115,7 +115,7 @@ class Standing:
             self._refusals[0] += 1
 
     @property
-    def why_out(self) -> str | None:
+    def why_excluded(self) -> str | None:
         """Why nobody lets this peer in any more; ``None`` as long as somebody does."""
         is_out = self._refusals[0] >= REFUSALS_UNTIL and time.monotonic() - self._answered_at[0] > UNANSWERED_FOR
         return _REASONS[self._refusals[1]] if is_out else None
@@ -125,8 +125,8 @@ class Standing:
 #
 # In the DHT's process: hangs up on those who are connected to a private swarm, and are no members of it.
 #
-# libp2p's daemon asks nobody for a pass before it relays, has no list of whom to relay for, and cannot be told not to.
-# But what is relayed ends with the connection to whom it is relayed for.
+# libp2p's daemon asks nobody for a credential before it relays, has no list of whom to relay for, and cannot be told
+# not to. But what is relayed ends with the connection to whom it is relayed for.
 
 
 logger = get_logger(__name__)
@@ -134,8 +134,8 @@ logger = get_logger(__name__)
 #: Seconds from one look at who is connected to the next.
 LOOK_EVERY = 2.0
 
-#: Looks after which one is hung up on that has shown no pass: a newcomer's own DHT may only just be starting.
-PATIENCE = 3
+#: Looks after which one is hung up on that has shown no credential: a newcomer's own DHT may only just be starting.
+LOOKS_ALLOWED = 3
 
 #: Seconds for which it is remembered, so that one who comes back at once is hung up on at once; and how many are.
 _REMEMBERED_FOR, _MOST_REMEMBERED = 3600.0, 4096
@@ -156,7 +156,7 @@ async def disconnect_strangers(node: DHTNode) -> None:
 
 
 class Strikes:
-    """How often each has shown no pass that was to; kept for an hour, of the last who did not."""
+    """How often each has shown no credential that was to; kept for an hour, of the last who did not."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, tuple[int, float]] = {}
@@ -179,12 +179,12 @@ class Strikes:
 async def _look(node: DHTNode, strikes: Strikes) -> None:
     guard: Guard = node.p2p.guard
     connected = {peer.peer_id for peer in await node.p2p.list_peers()}
-    # with the answer comes its pass, if it has one
+    # with the answer comes its credential, if it has one
     await asyncio.gather(*(ask(node.p2p, peer) for peer in connected if peer.to_bytes() not in guard.seen))
     for peer in connected:
         if peer.to_bytes() in guard.seen and guard.why_no_more(peer) is None:
             strikes.forget(peer)
-        elif strikes.add(peer) >= PATIENCE:
+        elif strikes.add(peer) >= LOOKS_ALLOWED:
             logger.debug(f"{peer} is connected, and is no member: hung up on")
             await node.p2p._client.disconnect(peer)
 
@@ -319,7 +319,7 @@ class OpenStreams:
 #: Seconds for which a stream is kept open to whoever has opened it and proves nothing.
 PROVEN_WITHIN = 10.0
 
-#: What a peer without a guard, which takes a pass for a part of the request, most likely says of it.
+#: What a peer without a guard, which takes a credential for a part of the request, most likely says of it.
 UNREADABLE = "DecodeError("
 
 
@@ -338,7 +338,7 @@ class WatchfulClient(Client):
         self.control, client.control = client.control, None  # which it would close with itself
         #: why another peer has refused to answer, the last time that one did; empty if none has
         self.refusal = ""
-        #: whether another peer has answered without a pass for the swarm of this one
+        #: whether another peer has answered without a credential for the swarm of this one
         self.met_stranger = False
         #: where it is noted whether others let this peer in, if it is
         self.standing: Standing | None = None
@@ -366,7 +366,7 @@ class WatchfulClient(Client):
         return False
 
     def _note(self, reason: str) -> None:
-        if reason in (SHOWN_OUT, EXPIRED) and reason != self.refusal:
+        if reason in (BANNED, EXPIRED) and reason != self.refusal:
             logger.warning(f"Another peer does not talk to this one any more: {reason}. Ask for a new invite")
         self.refusal = reason or self.refusal
         if self.standing is not None:
@@ -374,10 +374,10 @@ class WatchfulClient(Client):
 
 
 class GuardedClient(WatchfulClient):
-    """One that talks only to those who have a pass for its swarm, for as long as that is good.
+    """One that talks only to those who have a credential for its swarm, for as long as that is good.
 
     :param client: to take the place of
-    :param guard: has a pass, and looks at those of others
+    :param guard: has a credential, and looks at those of others
     """
 
     def __init__(self, client: Client, guard: Guard):
@@ -387,26 +387,26 @@ class GuardedClient(WatchfulClient):
 
     def _request_to(self, peer_id: PeerID, data: bytes) -> bytes:
         self._require(peer_id)
-        return self.guard.own_pass + data
+        return self.guard.own_credential + data
 
     def _is_of_stranger(self, error: P2PHandlerError) -> bool:
         return UNREADABLE in str(error)
 
     def _answer_of(self, peer_id: PeerID, answer: bytes) -> bytes:
-        if reason := self.guard.why_not(answer[:PASS_BYTES], peer_id):
+        if reason := self.guard.why_not(answer[:CREDENTIAL_BYTES], peer_id):
             self.met_stranger |= reason == STRANGER
             raise _not_admitted(peer_id, reason)
         if self.standing is not None:
             self.standing.note_answer()
-        return answer[PASS_BYTES:]
+        return answer[CREDENTIAL_BYTES:]
 
     async def add_unary_handler(self, proto: str, handler: Any, balanced: bool = False) -> None:
         async def guarded(request: bytes, caller: PeerID) -> bytes:
-            if reason := self.guard.why_not(request[:PASS_BYTES], caller):
+            if reason := self.guard.why_not(request[:CREDENTIAL_BYTES], caller):
                 logger.debug(f"{caller} called {proto} and is not let in: {reason}")
                 raise Refused(reason)
-            response: bytes = await handler(request[PASS_BYTES:], caller)
-            return self.guard.own_pass + response
+            response: bytes = await handler(request[CREDENTIAL_BYTES:], caller)
+            return self.guard.own_credential + response
 
         await super().add_unary_handler(proto, guarded, balanced)
 
@@ -415,7 +415,7 @@ class GuardedClient(WatchfulClient):
     ) -> tuple[StreamInfo, Any, asyncio.StreamWriter]:
         self._require(peer_id)
         info, reader, writer = await super().stream_open(peer_id, protocols)
-        writer.write(self.guard.own_pass)
+        writer.write(self.guard.own_credential)
         watched: Any = _WatchedWriter(writer, self.guard, peer_id)
         return info, _WatchedReader(reader, self.guard, peer_id, is_proven=False), watched
 
@@ -424,12 +424,12 @@ class GuardedClient(WatchfulClient):
             shown, peer = b"", info.peer_id
             too_late = (asyncio.IncompleteReadError, OSError, TimeoutError, asyncio.TimeoutError)
             with self._unproven.waiting(peer, writer), contextlib.suppress(*too_late):
-                shown = await asyncio.wait_for(reader.readexactly(PASS_BYTES), PROVEN_WITHIN)
+                shown = await asyncio.wait_for(reader.readexactly(CREDENTIAL_BYTES), PROVEN_WITHIN)
             if reason := self.guard.why_not(shown, peer):
                 logger.debug(f"{peer} opened {proto} and is not let in: {reason}")
                 writer.close()
                 return
-            writer.write(self.guard.own_pass)
+            writer.write(self.guard.own_credential)
             guard = self.guard
             await handler_cb(info, _WatchedReader(reader, guard, peer), _WatchedWriter(writer, guard, peer))
 
@@ -443,14 +443,14 @@ class GuardedClient(WatchfulClient):
 
 def _not_admitted(peer: PeerID, reason: str) -> P2PHandlerError:
     if reason == STRANGER:
-        return P2PHandlerError(f"{peer} has no pass for this swarm")
-    return P2PHandlerError(f"nothing is asked of {peer}: it was shown the door, or its invite has expired")
+        return P2PHandlerError(f"{peer} has no credential for this swarm")
+    return P2PHandlerError(f"nothing is asked of {peer}: it was banned, or its invite has expired")
 
 
 class _WatchedReader:
-    """What comes through a stream, none of which is read before its sender has shown a pass, or when it is out.
+    """What comes through a stream, none of which is read before its sender has shown a credential, or when it is out.
 
-    Not when the stream is opened: the pass of who is called comes with the answer, and costs no time of its own.
+    Not when the stream is opened: the credential of who is called comes with the answer, and costs no time of its own.
     """
 
     def __init__(self, reader: asyncio.StreamReader, guard: Guard, peer: PeerID, is_proven: bool = True):
@@ -459,7 +459,7 @@ class _WatchedReader:
 
     async def readexactly(self, count: int) -> bytes:
         if not self._is_proven:
-            shown = await self._reader.readexactly(PASS_BYTES)
+            shown = await self._reader.readexactly(CREDENTIAL_BYTES)
             if reason := self._guard.why_not(shown, self._peer):
                 raise _not_admitted(self._peer, reason)
             self._is_proven = True

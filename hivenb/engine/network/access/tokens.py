@@ -1,8 +1,9 @@
-"""Invites and passes of a private swarm: who may issue them, and how anybody tells a good pass from others.
+"""Invites and credentials of a private swarm: who may issue them, and how anybody tells a good credential from others.
 
-The swarm's *authority* is an Ed25519 key pair that follows from its secret. It signs the public key of each invite, and
-until when that is good. Whoever has the invite signs the own peer id with its private key. Both signatures are a pass.
-libp2p authenticates the id: a pass that was overheard, or given to a stranger, is of no use to anybody else.
+The swarm's *admin* is an Ed25519 key pair that follows from its secret. It signs the public key of each invite, and
+until when that is good. Whoever has the invite signs the own peer id with its private key. Both signatures are a
+credential. libp2p authenticates the id: a credential that was overheard, or given to a stranger, is of no use to
+anybody else.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LEAST_CHARACTERS = 32
 
 
 class Secret:
-    """What makes a peer an authority of a private swarm, which lets others in. It is not shown by accident.
+    """What makes a peer an admin of a private swarm, which lets others in. It is not shown by accident.
 
     :param text: at least :data:`LEAST_CHARACTERS` characters, at random
     :raises SwarmError: if it is shorter, or no text
@@ -87,14 +88,14 @@ def as_secret(given: Secret | str | None) -> Secret | None:
     return given if given is None or isinstance(given, Secret) else Secret(given)
 
 
-# -- passes ----------------------------------------------------------------------------------------------------------
+# -- credentials -------------------------------------------------------------------------------------------------------
 
 
 #: Bytes of a key, of a signature, and of the second in which an invite expires.
 KEY_BYTES, SIGNATURE_BYTES, TIME_BYTES = 32, 64, 8
 
-#: Bytes of a pass: the invite's public key, its expiry, and the signatures of the authority and of the invite.
-PASS_BYTES = KEY_BYTES + TIME_BYTES + 2 * SIGNATURE_BYTES
+#: Bytes of a credential: the invite's public key, its expiry, and the signatures of the admin and of the invite.
+CREDENTIAL_BYTES = KEY_BYTES + TIME_BYTES + 2 * SIGNATURE_BYTES
 
 #: Bytes of an invite's key as it travels in an invite.
 PACKED_BYTES = 2 * KEY_BYTES + TIME_BYTES + SIGNATURE_BYTES
@@ -103,7 +104,7 @@ PACKED_BYTES = 2 * KEY_BYTES + TIME_BYTES + SIGNATURE_BYTES
 NEVER = 2 ** (8 * TIME_BYTES) - 1
 
 # what each signature begins with, so that none of them is good for another purpose
-_AUTHORITY, _INVITE, _PASS = b"hivenb authority 1:", b"hivenb invite 1:", b"hivenb pass 1:"
+_ADMIN, _INVITE, _CREDENTIAL = b"hivenb admin 1:", b"hivenb invite 1:", b"hivenb credential 1:"
 
 
 def is_signed(public_key: bytes, statement: bytes, signature: bytes) -> bool:
@@ -124,13 +125,13 @@ def _public_of(seed: bytes) -> bytes:
 class InviteKey:
     """What is in an invite and lets its holder in. It is not shown by accident.
 
-    :param authority: public key of the swarm's authority
+    :param admin: public key of the swarm's admin
     :param seed: the private key
     :param expires: second since 1970 from which on it is good for nothing; :data:`NEVER` if there is none
-    :param signature: of the authority, over the public key and ``expires``
+    :param signature: of the admin, over the public key and ``expires``
     """
 
-    authority: bytes
+    admin: bytes
     seed: bytes
     expires: int
     signature: bytes
@@ -145,27 +146,27 @@ class InviteKey:
         """Whether it is good for nothing any more."""
         return self.expires <= time.time()
 
-    def pass_of(self, peer_id: bytes) -> bytes:
-        """The pass of a peer."""
-        signature = Ed25519PrivateKey.from_private_bytes(self.seed).sign(_PASS + peer_id)
+    def credential_of(self, peer_id: bytes) -> bytes:
+        """The credential of a peer."""
+        signature = Ed25519PrivateKey.from_private_bytes(self.seed).sign(_CREDENTIAL + peer_id)
         return self.public + self.expires.to_bytes(TIME_BYTES, "big") + self.signature + signature
 
     def pack(self) -> bytes:
         """All of it, for an invite."""
-        return self.authority + self.seed + self.expires.to_bytes(TIME_BYTES, "big") + self.signature
+        return self.admin + self.seed + self.expires.to_bytes(TIME_BYTES, "big") + self.signature
 
     @classmethod
     def unpack(cls, packed: bytes) -> InviteKey:
         """The inverse of :meth:`pack`.
 
-        :raises ValueError: if it is damaged, or no authority has signed it
+        :raises ValueError: if it is damaged, or no admin has signed it
         """
         if len(packed) != PACKED_BYTES:
             raise ValueError(f"it has {len(packed)} bytes instead of {PACKED_BYTES}")
         keys, rest = 2 * KEY_BYTES, packed[2 * KEY_BYTES :]
         expires = int.from_bytes(rest[:TIME_BYTES], "big")
         made = cls(packed[:KEY_BYTES], packed[KEY_BYTES:keys], expires, rest[TIME_BYTES:])
-        if not is_signed(made.authority, _invite(made.public, rest[:TIME_BYTES]), made.signature):
+        if not is_signed(made.admin, _invite(made.public, rest[:TIME_BYTES]), made.signature):
             raise ValueError("its signature is wrong")
         return made
 
@@ -173,14 +174,14 @@ class InviteKey:
         return "<the key of an invite>"
 
 
-class Authority:
-    """Whoever knows a swarm's secret: issues invites, and shows peers the door.
+class Admin:
+    """Whoever knows a swarm's secret: issues invites, and bans peers.
 
     :param secret: of the swarm
     """
 
     def __init__(self, secret: Secret):
-        self._seed = hashlib.sha256(_AUTHORITY + secret.key).digest()
+        self._seed = hashlib.sha256(_ADMIN + secret.key).digest()
         #: the key by which all members know it
         self.public = _public_of(self._seed)
 
@@ -203,7 +204,7 @@ def _invite(public: bytes, expires: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Pass:
+class Credential:
     """What a peer has shown, and is its own.
 
     :param key: public key of the invite that it came by
@@ -214,30 +215,30 @@ class Pass:
     expires: int
 
 
-def read_pass(shown: bytes, peer_id: bytes, authority: bytes) -> Pass | None:
-    """The pass that a peer shows; ``None`` for anything else. It may have expired.
+def read_credential(shown: bytes, peer_id: bytes, admin: bytes) -> Credential | None:
+    """The credential that a peer shows; ``None`` for anything else. It may have expired.
 
     :param shown: any bytes
     :param peer_id: of who shows them, as libp2p has authenticated it
-    :param authority: public key of the swarm's authority
+    :param admin: public key of the swarm's admin
     """
-    if len(shown) != PASS_BYTES:
+    if len(shown) != CREDENTIAL_BYTES:
         return None
     start = KEY_BYTES + TIME_BYTES
     key, expires = shown[:KEY_BYTES], shown[KEY_BYTES:start]
-    if not is_signed(authority, _invite(key, expires), shown[start : start + SIGNATURE_BYTES]):
+    if not is_signed(admin, _invite(key, expires), shown[start : start + SIGNATURE_BYTES]):
         return None
-    if not is_signed(key, _PASS + peer_id, shown[start + SIGNATURE_BYTES :]):
+    if not is_signed(key, _CREDENTIAL + peer_id, shown[start + SIGNATURE_BYTES :]):
         return None
-    return Pass(key, int.from_bytes(expires, "big"))
+    return Credential(key, int.from_bytes(expires, "big"))
 
 
 @dataclass(frozen=True)
 class Membership:
     """Why a peer is let in.
 
-    :param key: that it makes its pass with
-    :param secret: of the swarm, if it knows that, and so is an authority
+    :param key: that it makes its credential with
+    :param secret: of the swarm, if it knows that, and so is an admin
     """
 
     key: InviteKey
@@ -254,4 +255,4 @@ def membership_of(given: Secret | InviteKey | str | None) -> Membership | None:
     if isinstance(given, InviteKey):
         return Membership(given)
     secret = given if isinstance(given, Secret) else Secret(given)
-    return Membership(Authority(secret).new_invite(), secret)
+    return Membership(Admin(secret).new_invite(), secret)

@@ -199,22 +199,22 @@ def test_a_round_that_is_given_up_keeps_nobody(make_peer: Callable[..., Peer]) -
     assert not alone.averager.has_begun_early
 
 
-def test_a_round_that_is_due_does_not_wait_for_one_that_is_left_out(make_peer: Callable[..., Peer]) -> None:
-    left_out = ExpectedPeers(frozenset(), left_out=frozenset({b"somebody"}))
+def test_a_round_that_is_due_does_not_wait_for_one_that_is_excluded(make_peer: Callable[..., Peer]) -> None:
+    excluded = ExpectedPeers(frozenset(), excluded=frozenset({b"somebody"}))
     alone = make_peer(has_buffers=False)
     alone.look_for_others(offers_early=True)
     for _ in range(ALONE_AFTER):
-        alone.averager.expect_peers(left_out)
+        alone.averager.expect_peers(excluded)
     assert not alone.round.done(), "it may come, as long as all compute"
     alone.exchange_early()
-    alone.averager.expect_peers(left_out)
+    alone.averager.expect_peers(excluded)
     assert alone.round.cancelled()
 
 
-def test_nobody_waits_for_one_that_is_left_out_and_has_gone(make_peer: Callable[..., Peer]) -> None:
+def test_nobody_waits_for_one_that_is_excluded_and_has_gone(make_peer: Callable[..., Peer]) -> None:
     who = frozenset({b"somebody"})
     alone = make_peer()
     alone.look_for_others(offers_early=True)
     for _ in range(ALONE_AFTER):
-        alone.averager.expect_peers(ExpectedPeers(frozenset(), gone=who, left_out=who))
+        alone.averager.expect_peers(ExpectedPeers(frozenset(), gone=who, excluded=who))
     assert alone.round.cancelled()

@@ -1,4 +1,4 @@
-"""Whom a guard lets in: members with a good pass that are not out, and nobody else, whatever they send."""
+"""Whom a guard lets in: members with a good credential that are not out, and nobody else, whatever they send."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import pytest
 from hivemind.p2p import PeerID
 
 from hivenb.engine.network.access import guard as guard_module
-from hivenb.engine.network.access.guard import EXPIRED, SHOWN_OUT, STRANGER, Guard
-from hivenb.engine.network.access.revocations import Door, DoorList
+from hivenb.engine.network.access.ban_list import BanList, SharedBanList
+from hivenb.engine.network.access.guard import BANNED, EXPIRED, STRANGER, Guard
 from hivenb.engine.network.access.tokens import (
-    PASS_BYTES,
-    Authority,
+    CREDENTIAL_BYTES,
+    Admin,
+    Credential,
     InviteKey,
     Membership,
-    Pass,
     Secret,
     membership_of,
 )
 
 SECRET = Secret("correct horse battery staple, four words")
-AUTHORITY = Authority(SECRET)
+ADMIN = Admin(SECRET)
 ANN, BEN, EVE = (PeerID(b"\x00\x24\x08\x01\x12\x20" + letter * 32) for letter in (b"a", b"b", b"e"))
 
 
 @pytest.fixture
 def key() -> InviteKey:
-    return AUTHORITY.new_invite()
+    return ADMIN.new_invite()
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door(AUTHORITY.public)
+def ban_list() -> SharedBanList:
+    return SharedBanList(ADMIN.public)
 
 
 @pytest.fixture
-def ann(door: Door) -> Guard:
-    return guard_of(SECRET, ANN, door)
+def ann(ban_list: SharedBanList) -> Guard:
+    return guard_of(SECRET, ANN, ban_list)
 
 
 @pytest.fixture
@@ -46,85 +46,87 @@ def ben(key: InviteKey) -> Guard:
     return guard_of(key, BEN)
 
 
-def guard_of(given: Secret | InviteKey, peer: PeerID, door: Door | None = None) -> Guard:
+def guard_of(given: Secret | InviteKey, peer: PeerID, ban_list: SharedBanList | None = None) -> Guard:
     membership = membership_of(given)
     assert membership is not None
-    return Guard(membership, peer, door)
+    return Guard(membership, peer, ban_list)
 
 
-def show_out(door: Door, peer: PeerID, key: InviteKey | None, staying: tuple[PeerID, ...] = ()) -> None:
-    shown = None if key is None else Pass(key.public, key.expires)
+def ban_peer(ban_list: SharedBanList, peer: PeerID, key: InviteKey | None, staying: tuple[PeerID, ...] = ()) -> None:
+    shown = None if key is None else Credential(key.public, key.expires)
     ids = [one.to_bytes() for one in staying]
-    assert door.take(door.list.with_out(peer.to_bytes(), shown, ids).sign(AUTHORITY))
+    assert ban_list.take(ban_list.list.with_banned(peer.to_bytes(), shown, ids).sign(ADMIN))
 
 
 def test_members_admit_each_other(ann: Guard, ben: Guard) -> None:
-    assert len(ann.own_pass) == len(ben.own_pass) == PASS_BYTES
-    assert ann.why_not(ben.own_pass, BEN) is None
-    assert ben.why_not(ann.own_pass, ANN) is None
+    assert len(ann.own_credential) == len(ben.own_credential) == CREDENTIAL_BYTES
+    assert ann.why_not(ben.own_credential, BEN) is None
+    assert ben.why_not(ann.own_credential, ANN) is None
     assert ann.why_no_more(BEN) is ann.why_no_more(EVE) is None
 
 
-def test_a_pass_of_somebody_else_or_another_swarm(ann: Guard, ben: Guard) -> None:
-    assert ann.why_not(ben.own_pass, EVE) == STRANGER, "what Ben has sent is of no use to Eve"
-    assert ann.why_not(ann.own_pass, EVE) == STRANGER, "sent back to whom it came from"
-    assert ann.why_not(guard_of(Secret.random(), BEN).own_pass, BEN) == STRANGER
+def test_a_credential_of_somebody_else_or_another_swarm(ann: Guard, ben: Guard) -> None:
+    assert ann.why_not(ben.own_credential, EVE) == STRANGER, "what Ben has sent is of no use to Eve"
+    assert ann.why_not(ann.own_credential, EVE) == STRANGER, "sent back to whom it came from"
+    assert ann.why_not(guard_of(Secret.random(), BEN).own_credential, BEN) == STRANGER
 
 
 def test_rubbish_is_of_a_stranger_and_raises_nothing(ann: Guard, ben: Guard) -> None:
-    dice, good = random.Random(1), ben.own_pass
-    shown = [b"", b"short", b"\x00" * PASS_BYTES, good[:-1], good + b"\x00"]
-    shown += [dice.randbytes(PASS_BYTES) for _ in range(50)]
+    dice, good = random.Random(1), ben.own_credential
+    shown = [b"", b"short", b"\x00" * CREDENTIAL_BYTES, good[:-1], good + b"\x00"]
+    shown += [dice.randbytes(CREDENTIAL_BYTES) for _ in range(50)]
     assert {ann.why_not(one, BEN) for one in shown} == {STRANGER}
     assert ann.seen == {}, "it takes no room"
 
 
 def test_what_strangers_show_drives_out_no_member(ann: Guard, ben: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_module, "_KEPT_PASSES", 8)
-    assert ann.why_not(ben.own_pass, BEN) is None
+    monkeypatch.setattr(guard_module, "_KEPT_CREDENTIALS", 8)
+    assert ann.why_not(ben.own_credential, BEN) is None
     for number in range(20):
-        ann.why_not(number.to_bytes(PASS_BYTES, "big"), EVE)
-    monkeypatch.setattr(guard_module, "read_pass", None)  # would raise: it is known already
-    assert ann.why_not(ben.own_pass, BEN) is None
+        ann.why_not(number.to_bytes(CREDENTIAL_BYTES, "big"), EVE)
+    monkeypatch.setattr(guard_module, "read_credential", None)  # would raise: it is known already
+    assert ann.why_not(ben.own_credential, BEN) is None
 
 
 def test_it_expires_while_it_is_known(ann: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
-    key = AUTHORITY.new_invite(int(now) + 100)
-    shown = key.pass_of(BEN.to_bytes())
+    key = ADMIN.new_invite(int(now) + 100)
+    shown = key.credential_of(BEN.to_bytes())
     assert ann.why_not(shown, BEN) is ann.why_no_more(BEN) is None
     monkeypatch.setattr(time, "time", lambda: now + 101)
     assert ann.why_not(shown, BEN) == ann.why_no_more(BEN) == EXPIRED
     assert guard_of(SECRET, ANN).why_not(shown, BEN) == EXPIRED, "whoever sees it for the first time"
 
 
-def test_who_is_out_is_out_with_any_pass(ann: Guard, ben: Guard, door: Door) -> None:
-    assert ann.why_not(ben.own_pass, BEN) is None
-    show_out(door, BEN, None)
-    assert ann.why_not(ben.own_pass, BEN) == ann.why_no_more(BEN) == SHOWN_OUT
-    assert ann.why_not(AUTHORITY.new_invite().pass_of(BEN.to_bytes()), BEN) == SHOWN_OUT
+def test_who_is_out_is_out_with_any_credential(ann: Guard, ben: Guard, ban_list: SharedBanList) -> None:
+    assert ann.why_not(ben.own_credential, BEN) is None
+    ban_peer(ban_list, BEN, None)
+    assert ann.why_not(ben.own_credential, BEN) == ann.why_no_more(BEN) == BANNED
+    assert ann.why_not(ADMIN.new_invite().credential_of(BEN.to_bytes()), BEN) == BANNED
 
 
-def test_nobody_comes_back_by_the_same_invite_but_others_stay(ann: Guard, key: InviteKey, door: Door) -> None:
-    show_out(door, BEN, key, staying=(EVE,))
+def test_nobody_comes_back_by_the_same_invite_but_others_stay(
+    ann: Guard, key: InviteKey, ban_list: SharedBanList
+) -> None:
+    ban_peer(ban_list, BEN, key, staying=(EVE,))
     other = PeerID(b"\x00\x24\x08\x01\x12\x20" + b"o" * 32)
-    assert ann.why_not(key.pass_of(other.to_bytes()), other) == SHOWN_OUT, "another id"
-    assert ann.why_not(key.pass_of(EVE.to_bytes()), EVE) is None
-    new = AUTHORITY.new_invite()
-    assert ann.why_not(new.pass_of(other.to_bytes()), other) is None, "who was invited anew"
-    show_out(door, EVE, key)
-    assert ann.why_not(key.pass_of(EVE.to_bytes()), EVE) == SHOWN_OUT, "one of those who stayed"
+    assert ann.why_not(key.credential_of(other.to_bytes()), other) == BANNED, "another id"
+    assert ann.why_not(key.credential_of(EVE.to_bytes()), EVE) is None
+    new = ADMIN.new_invite()
+    assert ann.why_not(new.credential_of(other.to_bytes()), other) is None, "who was invited anew"
+    ban_peer(ban_list, EVE, key)
+    assert ann.why_not(key.credential_of(EVE.to_bytes()), EVE) == BANNED, "one of those who stayed"
 
 
-def test_it_costs_microseconds(ann: Guard, ben: Guard, door: Door) -> None:
-    show_out(door, EVE, None)
+def test_it_costs_microseconds(ann: Guard, ben: Guard, ban_list: SharedBanList) -> None:
+    ban_peer(ban_list, EVE, None)
     began, count = time.perf_counter(), 10_000
     for _ in range(count):
-        ann.why_not(ben.own_pass, BEN)
+        ann.why_not(ben.own_credential, BEN)
     assert (time.perf_counter() - began) / count < 100e-6, "a few, on a machine that does nothing else"
 
 
 def test_it_shows_no_key() -> None:
-    key = AUTHORITY.new_invite()
-    assert key.seed not in Guard(Membership(key), ANN).own_pass
-    assert DoorList().version == 0
+    key = ADMIN.new_invite()
+    assert key.seed not in Guard(Membership(key), ANN).own_credential
+    assert BanList().version == 0

@@ -22,7 +22,7 @@ from tiny import LOOPBACK
 
 from hivenb.engine.network.access import guard
 from hivenb.engine.network.access.tokens import Secret, membership_of
-from hivenb.engine.network.daemon import RelayingP2P, SelfishP2P, TiedP2P
+from hivenb.engine.network.daemon import NonRelayingP2P, RelayingP2P, TiedP2P
 from hivenb.engine.network.dht import DHT, reachable_addresses
 from hivenb.engine.network.reachability import RELAYED_BYTES
 from hivenb.errors import NotInvitedError
@@ -147,9 +147,9 @@ def test_what_a_stranger_answers_is_not_taken() -> None:
             await lying._client.add_unary_handler("Echo.rpc_once", lie)
             await lying.add_binary_stream_handler("Echo.rpc_stream", lie_on)
             to_liar = Echo.get_stub(calling, lying.peer_id)
-            with pytest.raises(P2PHandlerError, match="has no pass for this swarm"):
+            with pytest.raises(P2PHandlerError, match="has no credential for this swarm"):
                 await to_liar.rpc_once(part("who are you?"))
-            with pytest.raises(P2PHandlerError, match="has no pass for this swarm"):
+            with pytest.raises(P2PHandlerError, match="has no credential for this swarm"):
                 await streamed(to_liar, "who are you?")
         finally:
             await lying.shutdown()
@@ -234,7 +234,7 @@ def test_who_may_join_and_what_the_others_are_told(opened: Any) -> None:
 @pytest.mark.process
 def test_one_with_a_secret_does_not_take_an_open_swarm_for_its_own(opened: Any) -> None:
     plain = opened(hivemind.DHT(start=True, host_maddrs=LOOPBACK["host_maddrs"]))
-    with pytest.raises(NotInvitedError, match=r"have no pass for the swarm.*plain hivemind"):
+    with pytest.raises(NotInvitedError, match=r"have no credential for the swarm.*plain hivemind"):
         join(plain, secret=SECRET)
     assert opened(join(plain)).is_usable
 
@@ -321,7 +321,7 @@ def test_who_relays_for_strangers(opened: Any, kwargs: dict[str, Any], relays: b
 
 
 def test_what_is_added_is_an_argument_of_the_daemon() -> None:
-    arguments = SelfishP2P._make_process_args("p2pd", relay=True)
+    arguments = NonRelayingP2P._make_process_args("p2pd", relay=True)
     assert arguments[-2:] == ["-relay=1", "-relayService=0"]
     arguments = TiedP2P._make_process_args("p2pd", trustedRelays="x")
     assert arguments[-2:] == ["-trustedRelays=x", "-relayDiscovery=0"], "each daemon relays a little, and is found"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hivenb.engine.network.access.guard import EXPIRED, REFUSALS_UNTIL, SHOWN_OUT, STRANGER, UNANSWERED_FOR, Standing
+from hivenb.engine.network.access.guard import BANNED, EXPIRED, REFUSALS_UNTIL, STRANGER, UNANSWERED_FOR, Standing
 
 
 @pytest.fixture
@@ -23,24 +23,24 @@ def refused(reason: str, times: int = REFUSALS_UNTIL) -> Standing:
     return standing
 
 
-@pytest.mark.parametrize("reason", [SHOWN_OUT, EXPIRED])
+@pytest.mark.parametrize("reason", [BANNED, EXPIRED])
 def test_it_is_out_when_all_say_so(request: pytest.FixtureRequest, reason: str) -> None:
     standing = refused(reason)
-    assert standing.why_out is None, "others may answer yet"
+    assert standing.why_excluded is None, "others may answer yet"
     request.getfixturevalue("later")
-    assert standing.why_out == reason
+    assert standing.why_excluded == reason
     standing.note_answer()
-    assert standing.why_out is None
+    assert standing.why_excluded is None
 
 
 @pytest.mark.usefixtures("later")
 def test_silence_alone_and_what_strangers_say_is_nothing() -> None:
-    assert Standing().why_out is None
-    assert refused(STRANGER).why_out is None
-    assert refused("").why_out is None
+    assert Standing().why_excluded is None
+    assert refused(STRANGER).why_excluded is None
+    assert refused("").why_excluded is None
 
 
 def test_one_refusal_is_not_enough(request: pytest.FixtureRequest) -> None:
-    standing = refused(SHOWN_OUT, REFUSALS_UNTIL - 1)
+    standing = refused(BANNED, REFUSALS_UNTIL - 1)
     request.getfixturevalue("later")
-    assert standing.why_out is None
+    assert standing.why_excluded is None

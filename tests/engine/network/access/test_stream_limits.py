@@ -82,7 +82,7 @@ def test_the_oldest_of_those_who_prove_nothing_make_room_for_others():
         assert not good.is_closed, "one stranger can only close its own"
         assert [one.is_closed for one in of_one] == [True] * 984 + [False] * 16
         with streams.waiting(PeerID(b"late"), Stream()):  # type: ignore[arg-type]
-            pass  # it has shown its pass, and is no longer counted
+            pass  # it has shown its credential, and is no longer counted
         for number in range(1000):
             opens(stack, PeerID(f"stranger {number}".encode()))
         assert sum(not one.is_closed for one in opened) == 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from hivenb.swarm.swarm import Onlookers, Swarm
+from hivenb.swarm.swarm import Observers, Swarm
 
 
 class Looking:
@@ -16,21 +16,21 @@ class Looking:
 
 
 def test_it_keeps_nobody_alive() -> None:
-    onlookers, gone, there = Onlookers(), Looking(), Looking()
-    onlookers.add(gone)
-    onlookers.add(there)
+    observers, gone, there = Observers(), Looking(), Looking()
+    observers.add(gone)
+    observers.add(there)
     del gone
     gc.collect()
-    onlookers.close()
+    observers.close()
     assert there.closed == 1
-    onlookers.forget()
-    onlookers.close()
+    observers.forget()
+    observers.close()
     assert there.closed == 1
 
 
 def test_a_swarm_that_is_closed_closes_them(swarm: Swarm) -> None:
     looking = Looking()
-    swarm.onlookers.add(looking)
+    swarm.observers.add(looking)
     swarm.close()
     assert looking.closed == 1
     assert not swarm.is_open

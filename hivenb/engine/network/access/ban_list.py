@@ -1,4 +1,4 @@
-"""Who was shown the door of a private swarm: a list that its authority has signed, and what all processes see of it."""
+"""Who is banned from a private swarm: a list that its admin has signed, and what all processes see of it."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
-from hivenb.engine.network.access.tokens import KEY_BYTES, SIGNATURE_BYTES, Authority, Pass, is_signed
+from hivenb.engine.network.access.tokens import KEY_BYTES, SIGNATURE_BYTES, Admin, Credential, is_signed
 from hivenb.engine.network.values import BoundedSerializer
 
 #: Bytes of a signed list at most: some 800 ids of peers.
-MOST_DOOR_BYTES = 32768
+MOST_BAN_LIST_BYTES = 32768
 
 #: What the signature of a list begins with, so that it is good for nothing else.
-_DOOR = b"hivenb door 1:"
+_BAN_LIST = b"hivenb ban list 1:"
 
 _VERSION, _LENGTH, _LONGEST_ID = 8, 4, 42
 _HEAD = _VERSION + _LENGTH
 
 
 @dataclass(frozen=True)
-class DoorList:
-    """Who is out.
+class BanList:
+    """Who is banned.
 
-    :param version: larger than that of any list before; 0 while nobody is out
-    :param out: ids of peers that are
+    :param version: larger than that of any list before; 0 while nobody is banned
+    :param banned: ids of peers
     :param revoked: public keys of invites that let nobody in any more, each with the ids of the peers that may stay
     """
 
     version: int = 0
-    out: frozenset[bytes] = frozenset()
+    banned: frozenset[bytes] = frozenset()
     revoked: Mapping[bytes, frozenset[bytes]] = field(default_factory=dict)
 
-    def has_put_out(self, peer_id: bytes, shown: Pass | None) -> bool:
-        """Whether a peer is out.
+    def bans(self, peer_id: bytes, shown: Credential | None) -> bool:
+        """Whether a peer is banned.
 
         :param peer_id: of it
-        :param shown: its pass; ``None`` if that is not known
+        :param shown: its credential; ``None`` if that is not known
         """
-        if peer_id in self.out:
+        if peer_id in self.banned:
             return True
         return shown is not None and shown.key in self.revoked and peer_id not in self.revoked[shown.key]
 
-    def with_out(self, peer_id: bytes, shown: Pass | None, staying: Iterable[bytes]) -> DoorList:
-        """The next list, on which one more is out.
+    def with_banned(self, peer_id: bytes, shown: Credential | None, staying: Iterable[bytes]) -> BanList:
+        """The next list, on which one more is banned.
 
         :param peer_id: of it
-        :param shown: its pass, by whose invite nobody comes in any more; ``None`` if that is not known
+        :param shown: its credential, by whose invite nobody comes in any more; ``None`` if that is not known
         :param staying: ids of the others that came by the same invite
         """
         revoked = dict(self.revoked)
@@ -57,35 +57,37 @@ class DoorList:
             revoked[shown.key] = frozenset(staying)
         stay = {key: ids - {peer_id} for key, ids in revoked.items()}
         # by the time, so that one who has lost the list, and begins anew, is not taken for an older one
-        return DoorList(max(self.version + 1, int(time.time() * 1000)), self.out | {peer_id}, stay)
+        return BanList(max(self.version + 1, int(time.time() * 1000)), self.banned | {peer_id}, stay)
 
-    def sign(self, authority: Authority) -> bytes:
+    def sign(self, admin: Admin) -> bytes:
         """The list as it travels.
 
         :raises ValueError: if it is too long
         """
         revoked = [[key, sorted(ids)] for key, ids in sorted(self.revoked.items())]
-        packed = bytes(BoundedSerializer.dumps([self.version, sorted(self.out), revoked]))
-        if len(packed) + SIGNATURE_BYTES > MOST_DOOR_BYTES:
-            raise ValueError(f"the list of those who are out, and who may stay, has more than {MOST_DOOR_BYTES} bytes")
-        return authority.sign(_DOOR + packed) + packed
+        packed = bytes(BoundedSerializer.dumps([self.version, sorted(self.banned), revoked]))
+        if len(packed) + SIGNATURE_BYTES > MOST_BAN_LIST_BYTES:
+            raise ValueError(
+                f"the list of those who are banned, and who may stay, has more than {MOST_BAN_LIST_BYTES} bytes"
+            )
+        return admin.sign(_BAN_LIST + packed) + packed
 
 
-def read_door_list(signed: object, authority: bytes) -> DoorList | None:
-    """A list out of what has travelled; ``None`` for anything that the authority has not signed.
+def read_ban_list(signed: object, admin: bytes) -> BanList | None:
+    """A list out of what has travelled; ``None`` for anything that the admin has not signed.
 
     :param signed: anything
-    :param authority: its public key
+    :param admin: its public key
     """
-    if not isinstance(signed, bytes) or not SIGNATURE_BYTES < len(signed) <= MOST_DOOR_BYTES:
+    if not isinstance(signed, bytes) or not SIGNATURE_BYTES < len(signed) <= MOST_BAN_LIST_BYTES:
         return None
     packed = signed[SIGNATURE_BYTES:]
-    if not is_signed(authority, _DOOR + packed, signed[:SIGNATURE_BYTES]):
+    if not is_signed(admin, _BAN_LIST + packed, signed[:SIGNATURE_BYTES]):
         return None
     try:
-        version, out, revoked = BoundedSerializer.loads(packed)
-        made = DoorList(version, _ids(out), {_key(key): _ids(ids) for key, ids in revoked})
-    except (ValueError, TypeError, RecursionError):  # an authority of another version of hivenb
+        version, banned, revoked = BoundedSerializer.loads(packed)
+        made = BanList(version, _ids(banned), {_key(key): _ids(ids) for key, ids in revoked})
+    except (ValueError, TypeError, RecursionError):  # an admin of another version of hivenb
         return None
     return made if isinstance(version, int) and 0 < version < 2 ** (8 * _VERSION) else None
 
@@ -103,19 +105,19 @@ def _key(given: Any) -> bytes:
     return given
 
 
-class Door:
+class SharedBanList:
     """The newest list that a peer knows, which all its processes see that are forked later. The DHT's writes.
 
-    :param authority: public key of whoever may sign a list
+    :param admin: public key of whoever may sign a list
     """
 
-    def __init__(self, authority: bytes):
-        self.authority = authority
-        self._shared = memoryview(RawArray(ctypes.c_ubyte, _HEAD + MOST_DOOR_BYTES)).cast("B")
-        self._head, self._list, self._signed = bytes(_HEAD), DoorList(), b""
+    def __init__(self, admin: bytes):
+        self.admin = admin
+        self._shared = memoryview(RawArray(ctypes.c_ubyte, _HEAD + MOST_BAN_LIST_BYTES)).cast("B")
+        self._head, self._list, self._signed = bytes(_HEAD), BanList(), b""
 
     @property
-    def list(self) -> DoorList:
+    def list(self) -> BanList:
         """The newest list; an empty one if there is none."""
         self._look()
         return self._list
@@ -127,12 +129,12 @@ class Door:
         return self._signed
 
     def take(self, signed: object) -> bool:
-        """Believe a list from now on, if the authority has signed it and it is newer than the one that is known.
+        """Believe a list from now on, if the admin has signed it and it is newer than the one that is known.
 
         :param signed: anything
         :returns: whether it is believed
         """
-        made = read_door_list(signed, self.authority)
+        made = read_ban_list(signed, self.admin)
         if made is None or not isinstance(signed, bytes) or made.version <= self.list.version:
             return False
         # the head last, by which others notice; who reads in between finds a signature that does not fit, and waits
@@ -145,6 +147,6 @@ class Door:
         if head == self._head:
             return
         signed = bytes(self._shared[_HEAD : _HEAD + int.from_bytes(head[_VERSION:], "big")])
-        made = read_door_list(signed, self.authority)
+        made = read_ban_list(signed, self.admin)
         if made is not None and made.version > self._list.version:
             self._head, self._list, self._signed = head, made, signed

@@ -1,7 +1,7 @@
 """A module while callbacks have it: what others download then is what was trained, whatever has been put into it.
 
 A callback may put other weights into the module for a while, such as averaged ones to validate with. Between two
-batches the module is therefore *lent*, and nobody reads it; what may take long, such as a validation, begins with a
+batches they *have* the module, and nobody reads it; what may take long, such as a validation, begins with a
 copy of what was trained, which is read instead.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 #: Seconds for which a download waits until a module is back of which there is no copy.
-PATIENCE = 60.0
+LONGEST_WAIT = 60.0
 
 #: Seconds that the module is kept from callbacks at most, until a round in the background has read it.
 READ_WITHIN = 10.0
@@ -24,25 +24,25 @@ READ_WITHIN = 10.0
 _LOOK_AGAIN = 0.02
 
 
-class LentModule:
+class ModuleAccess:
     """Whether a module is as training has left it, and a copy for when it is not. For several threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._is_lent = self._has_ended = False
+        self._is_released = self._has_ended = False
         self._kept: tuple[torch.Tensor, ...] | None = None
         self._is_to_be_read = False
 
     # -- the thread that trains ---------------------------------------------------------------------------------
 
-    def lend(self) -> None:
+    def release(self) -> None:
         """Others may write to the module from now on; waits for whoever reads it at the moment."""
         with self._changed:
-            self._is_lent = True
+            self._is_released = True
 
     @torch.no_grad()
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy what was trained, to be read while the module is lent.
+        """Copy what was trained, to be read while callbacks have the module.
 
         :param tensors: as training has left them
         """
@@ -51,10 +51,10 @@ class LentModule:
             self._kept = kept
             self._changed.notify_all()
 
-    def take_back(self) -> None:
+    def acquire(self) -> None:
         """The module is as training has left it, and can be read again."""
         with self._changed:
-            self._is_lent, self._kept = False, None
+            self._is_released, self._kept = False, None
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -87,20 +87,20 @@ class LentModule:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[tuple[torch.Tensor, ...] | None]:
-        """Read the module, which nobody is lent meanwhile.
+        """Read the module, which no callback gets meanwhile.
 
         :returns: what to read in its place; ``None`` for the module itself
-        :raises TimeoutError: if it is lent for long, and there is no copy
+        :raises TimeoutError: if callbacks have it for long, and there is no copy
         """
         with self._changed:
             is_there = self._changed.wait_for(
-                lambda: not self._is_lent or self._kept is not None or self._has_ended, PATIENCE
+                lambda: not self._is_released or self._kept is not None or self._has_ended, LONGEST_WAIT
             )
-            if not is_there or (self._is_lent and self._kept is None):
+            if not is_there or (self._is_released and self._kept is None):
                 raise TimeoutError(
                     "the module is not as training has left it: a callback, or a hook of the module, has had it for "
-                    f"{PATIENCE:.0f} s"
+                    f"{LONGEST_WAIT:.0f} s"
                     if not self._has_ended
                     else "training has ended"
                 )
-            yield self._kept if self._is_lent else None
+            yield self._kept if self._is_released else None

@@ -12,7 +12,7 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
 
 from hivenb.engine.network.dht import DHT
-from hivenb.engine.network.node import LONGEST, MOST_KNOWN, TIMES_AS_LONG, Patience, PatientStub
+from hivenb.engine.network.node import LONGEST, MOST_KNOWN, TIMES_AS_LONG, AdaptiveTimeouts, AdaptiveTimeoutStub
 
 PEER, OTHER = (PeerID(b"\x12\x20" + bytes([number] * 32)) for number in (1, 2))
 
@@ -47,8 +47,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def ask(answers: Answers, patience: Patience, name: str = "rpc_find", count: int = 1, peer: PeerID = PEER) -> list[Any]:
-    call = getattr(PatientStub(answers, peer, patience), name)
+def ask(
+    answers: Answers, timeouts: AdaptiveTimeouts, name: str = "rpc_find", count: int = 1, peer: PeerID = PEER
+) -> list[Any]:
+    call = getattr(AdaptiveTimeoutStub(answers, peer, timeouts), name)
     return [asyncio.run(_outcome(call)) for _ in range(count)]
 
 
@@ -61,40 +63,40 @@ async def _outcome(call: Any) -> Any:
 
 def test_whoever_answers_at_once_is_given_no_more_time(clock: list[float]) -> None:
     answers = Answers(clock, *[0.1] * 5, None)
-    assert ask(answers, Patience(), count=6) == ["found"] * 5 + [None]
+    assert ask(answers, AdaptiveTimeouts(), count=6) == ["found"] * 5 + [None]
     assert answers.given[0] == 3.0
     assert max(answers.given) == pytest.approx(3.0 + TIMES_AS_LONG * 0.1)
 
 
 def test_a_line_that_fills_up_is_waited_for_longer_and_longer_until_it_is_empty(clock: list[float]) -> None:
     answers = Answers(clock, 1.0, 2.5, 4.5, 6.5, *[0.1] * 30)
-    assert ask(answers, Patience(), count=34) == ["found"] * 34
+    assert ask(answers, AdaptiveTimeouts(), count=34) == ["found"] * 34
     assert answers.given[4] == pytest.approx(3.0 + LONGEST)
     assert answers.given[-1] < 3.5
 
 
 def test_whoever_was_waited_for_in_vain_has_more_time_to_be_found_again(clock: list[float]) -> None:
-    answers, patience = Answers(clock, 5.0, 5.0, 5.0), Patience()
-    assert ask(answers, patience, "rpc_find") == [None]
-    assert ask(answers, patience, "rpc_ping") == ["found"]
-    assert ask(answers, patience, "rpc_find") == ["found"]
+    answers, timeouts = Answers(clock, 5.0, 5.0, 5.0), AdaptiveTimeouts()
+    assert ask(answers, timeouts, "rpc_find") == [None]
+    assert ask(answers, timeouts, "rpc_ping") == ["found"]
+    assert ask(answers, timeouts, "rpc_find") == ["found"]
     assert answers.given == [3.0, 6.0, pytest.approx(3.0 + TIMES_AS_LONG * 5.0)]
 
 
 def test_nobody_waits_longer_for_one_that_has_fallen_silent(clock: list[float]) -> None:
-    patience, answers = Patience(), Answers(clock, 0.5, *[None] * 19)
-    ask(answers, patience, count=10)
+    timeouts, answers = AdaptiveTimeouts(), Answers(clock, 0.5, *[None] * 19)
+    ask(answers, timeouts, count=10)
     assert max(answers.given) == pytest.approx(3.0 + TIMES_AS_LONG * 0.5)
-    ask(answers, patience, "rpc_ping", count=10)
+    ask(answers, timeouts, "rpc_ping", count=10)
     assert max(answers.given) == 3.0 + LONGEST, "but for what is to find it again"
-    assert patience.beyond(OTHER) == patience.to_find_again(OTHER) == 0.0
+    assert timeouts.beyond(OTHER) == timeouts.to_find_again(OTHER) == 0.0
 
 
 def test_what_is_known_of_peers_has_an_end(clock: list[float]) -> None:
-    patience = Patience()
+    timeouts = AdaptiveTimeouts()
     for number in range(MOST_KNOWN + 9):
-        ask(Answers(clock, 1.0), patience, peer=PeerID(b"\x12\x20" + number.to_bytes(32, "big")))
-    assert len(patience._longest) == MOST_KNOWN
+        ask(Answers(clock, 1.0), timeouts, peer=PeerID(b"\x12\x20" + number.to_bytes(32, "big")))
+    assert len(timeouts._longest) == MOST_KNOWN
 
 
 async def _dawdle(dht: Any, node: DHTNode, seconds: float) -> None:

@@ -13,17 +13,17 @@ import pytest
 import torch
 from hivemind.averaging import DecentralizedAverager
 
-from hivenb.engine.averaging import lent_module
+from hivenb.engine.averaging import module_access
 from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
-from hivenb.engine.averaging.lent_module import LentModule
+from hivenb.engine.averaging.module_access import ModuleAccess
 from hivenb.engine.optimizer.optimizer import Optimizer
 
 
-def read_in_a_thread(lent: LentModule) -> tuple[threading.Thread, list[object]]:
+def read_in_a_thread(access: ModuleAccess) -> tuple[threading.Thread, list[object]]:
     found: list[object] = []
 
     def read() -> None:
-        with lent.reading() as kept:
+        with access.reading() as kept:
             found.append(kept)
 
     thread = threading.Thread(target=read, daemon=True)
@@ -32,39 +32,39 @@ def read_in_a_thread(lent: LentModule) -> tuple[threading.Thread, list[object]]:
 
 
 def test_the_module_itself_is_read_while_training_has_it() -> None:
-    with LentModule().reading() as kept:
+    with ModuleAccess().reading() as kept:
         assert kept is None
 
 
 def test_whoever_reads_waits_until_it_is_back() -> None:
-    lent = LentModule()
-    lent.lend()
-    thread, found = read_in_a_thread(lent)
+    access = ModuleAccess()
+    access.release()
+    thread, found = read_in_a_thread(access)
     thread.join(0.2)
     assert not found
-    lent.take_back()
+    access.acquire()
     thread.join(10)
     assert found == [None]
 
 
 def test_what_was_kept_is_read_instead_whatever_the_module_becomes() -> None:
-    lent, weight = LentModule(), torch.ones(3)
-    lent.lend()
-    thread, found = read_in_a_thread(lent)
-    lent.keep([weight])
+    access, weight = ModuleAccess(), torch.ones(3)
+    access.release()
+    thread, found = read_in_a_thread(access)
+    access.keep([weight])
     weight.fill_(7.0)
     thread.join(10)
     ((kept,),) = found
     torch.testing.assert_close(kept, torch.ones(3))
-    lent.take_back()
-    with lent.reading() as now:
+    access.acquire()
+    with access.reading() as now:
         assert now is None
 
 
 def test_it_is_not_lent_in_the_middle_of_a_read() -> None:
-    lent = LentModule()
-    lending = threading.Thread(target=lent.lend, daemon=True)
-    with lent.reading():
+    access = ModuleAccess()
+    lending = threading.Thread(target=access.release, daemon=True)
+    with access.reading():
         lending.start()
         lending.join(0.2)
         assert lending.is_alive()
@@ -73,29 +73,29 @@ def test_it_is_not_lent_in_the_middle_of_a_read() -> None:
 
 
 def test_who_reads_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lent_module, "PATIENCE", 0.1)
-    lent = LentModule()
-    lent.lend()
-    with pytest.raises(TimeoutError, match="a callback, or a hook of the module"), lent.reading():
+    monkeypatch.setattr(module_access, "LONGEST_WAIT", 0.1)
+    access = ModuleAccess()
+    access.release()
+    with pytest.raises(TimeoutError, match="a callback, or a hook of the module"), access.reading():
         pass
-    lent.end()
-    with pytest.raises(TimeoutError, match="training has ended"), lent.reading():
+    access.end()
+    with pytest.raises(TimeoutError, match="training has ended"), access.reading():
         pass
 
 
 def test_it_is_lent_when_a_round_in_the_background_has_read_it() -> None:
-    lent, update = LentModule(), Future[object]()
-    lent.expect_read()
-    waiting = threading.Thread(target=lent.wait_until_read, args=([update],), daemon=True)
+    access, update = ModuleAccess(), Future[object]()
+    access.expect_read()
+    waiting = threading.Thread(target=access.wait_until_read, args=([update],), daemon=True)
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive()
-    lent.note_read()
+    access.note_read()
     waiting.join(10)
     assert not waiting.is_alive()
-    lent.expect_read()
+    access.expect_read()
     update.set_result(None)
-    lent.wait_until_read([update])  # it has failed before it read anything
+    access.wait_until_read([update])  # it has failed before it read anything
 
 
 def test_buffers_that_were_kept_are_those_that_are_downloaded() -> None:

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 from hivemind.p2p import PeerID
 
-# -- account ---------------------------------------------------------------------------------------------------------
+# -- round reports -----------------------------------------------------------------------------------------------------
 #
 # What the others did in a round: told by the averager's process, in which it is seen, to the one that trains.
 
 
-#: Peers that one account names of each sort, of those that were refused fewer.
+#: Peers that one report names of each sort, of those that were refused fewer.
 MOST_NAMED, MOST_REFUSED = 256, 16
 
-#: Bytes of an account, at most.
+#: Bytes of a report, at most.
 _LARGEST = 1 << 17
 
 #: Characters of a reason; some of it is what a peer has sent.
@@ -32,7 +32,7 @@ NOTABLE = 0.5
 
 
 @dataclass(frozen=True)
-class Account:
+class RoundReport:
     """Of one round, or of the search for its group. Peers are told by their ids.
 
     :param epoch: that it was a round of
@@ -56,26 +56,26 @@ class Account:
 _SETS = ("took_part", "missed", "stalled", "overstated")
 
 
-class AccountBook:
-    """Accounts on their way from a process that is forked to the one that has made this. Neither ever waits."""
+class RoundReportPipe:
+    """Round reports on their way from a process that is forked to the one that has made this. Neither ever waits."""
 
     def __init__(self) -> None:
-        # a pipe takes what is longer than a page in pieces, and may have room for half an account
+        # a pipe takes what is longer than a page in pieces, and may have room for half a report
         self._out, self._in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._out, self._in):
             end.setblocking(False)
             weakref.finalize(self, end.close)
 
-    def tell(self, account: Account) -> None:
+    def tell(self, report: RoundReport) -> None:
         """Write one; lost if nobody has read for long."""
-        named = {name: _some(getattr(account, name)) for name in _SETS}
-        refused = tuple((peer, reason[:LONGEST_REASON]) for peer, reason in account.refused[:MOST_REFUSED])
+        named = {name: _some(getattr(report, name)) for name in _SETS}
+        refused = tuple((peer, reason[:LONGEST_REASON]) for peer, reason in report.refused[:MOST_REFUSED])
         with suppress(OSError):
-            self._in.send(pickle.dumps(Account(account.epoch, **named, refused=refused, seconds=account.seconds)))
+            self._in.send(pickle.dumps(RoundReport(report.epoch, **named, refused=refused, seconds=report.seconds)))
 
-    def take(self) -> list[Account]:
+    def take(self) -> list[RoundReport]:
         """All that were written since the last call."""
-        taken: list[Account] = []
+        taken: list[RoundReport] = []
         with suppress(OSError):
             while told := self._out.recv(_LARGEST):
                 taken.append(pickle.loads(told))
@@ -86,13 +86,13 @@ def _some(peers: Iterable[bytes]) -> frozenset[bytes]:
     return frozenset(sorted(peers)[:MOST_NAMED])
 
 
-# -- conduct ---------------------------------------------------------------------------------------------------------
+# -- reliability -------------------------------------------------------------------------------------------------------
 
 
-#: Rounds in a row that a peer may miss, or stall, before it is left out.
+#: Rounds in a row that a peer may miss, or stall, before it is excluded.
 TOLERATED = 1
 
-#: Rounds that it may stall, and take part in others in between, before it is left out; they are forgotten after so many
+#: Rounds that it may stall, and take part in others in between, before it is excluded; they are forgotten after so many
 #: seconds without another one. A peer that restarts its parts more often than this has failed by itself.
 TOLERATED_STALLS, STALLS_COUNT_FOR = 4, 300.0
 
@@ -100,14 +100,14 @@ TOLERATED_STALLS, STALLS_COUNT_FOR = 4, 300.0
 #: most, for however long it goes on.
 PAUSE_FOR_WAITING = 8
 
-#: Seconds for which a peer is left out that has sent what was refused; twice as many the next time, and so on.
+#: Seconds for which a peer is excluded that has sent what was refused; twice as many the next time, and so on.
 PAUSE_FOR_REFUSED = 10.0
 
 #: Times that a pause grows.
 MOST_PAUSES = 10
 
 #: Seconds after a round with others for which a peer counts as one that trains with them.
-COMPANY_FOR = 60.0
+AVERAGED_WITHIN = 60.0
 
 #: What those do who are blamed, as it is said.
 _MISSED, _STALLED = "missed", "stalled"
@@ -118,7 +118,7 @@ MOST_REMEMBERED = 1024
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class ExcludedPeer:
     """A peer for which no round waits.
 
     :param peer: its id
@@ -144,14 +144,14 @@ class LeftOut:
         return f"{self.reason}; asked again in {' and '.join(filter(None, (epochs, seconds))) or '1 s'}"
 
 
-def blocked_by_hand(peer: bytes) -> LeftOut:
-    """One that is left out until it is unblocked."""
-    return LeftOut(peer, "blocked by hand", 0, math.inf, is_avoided=True)
+def blocked_by_hand(peer: bytes) -> ExcludedPeer:
+    """One that is excluded until it is unblocked."""
+    return ExcludedPeer(peer, "blocked by hand", 0, math.inf, is_avoided=True)
 
 
-def put_out(peer: bytes) -> LeftOut:
-    """One that was shown the door of the swarm."""
-    return LeftOut(peer, "shown the door", 0, math.inf, is_avoided=True)
+def banned(peer: bytes) -> ExcludedPeer:
+    """One that was banned from the swarm."""
+    return ExcludedPeer(peer, "banned", 0, math.inf, is_avoided=True)
 
 
 @dataclass
@@ -164,8 +164,8 @@ class _Record:
     :param stalls: rounds that it has stalled of late, one of each update
     :param last_stall: when that was last
     :param waited: seconds for which it has kept this peer waiting
-    :param pauses: how often it was left out
-    :param began: the epoch since which it is left out
+    :param pauses: how often it was excluded
+    :param began: the epoch since which it is excluded
     :param until_epoch: the epoch until which it is
     :param until: the time until which it is
     """
@@ -191,10 +191,10 @@ class _Record:
         return bool(self.last) and sort not in self.last and all(abs(epoch - at) <= 1 for at in self.last.values())
 
 
-class Conduct:
+class PeerReliability:
     """Remembers who has missed rounds, has stalled them, or has sent what was refused. For one thread.
 
-    Whoever has done so is left out for a while that grows each time. That is forgiven when it has taken part again.
+    Whoever has done so is excluded for a while that grows each time. That is forgiven when it has taken part again.
 
     :param clock: tells the time, in seconds
     """
@@ -204,51 +204,53 @@ class Conduct:
         self._records: dict[bytes, _Record] = {}
         self._met_at: dict[bytes, float] = {}
 
-    def note(self, sort: str, account: Account) -> None:
+    def note(self, sort: str, report: RoundReport) -> None:
         """Take in what peers did in a round.
 
         :param sort: of the round: of gradients, or of the state
         """
         now = self._clock()
-        self._met_at = {peer: at for peer, at in self._met_at.items() if now - at < COMPANY_FOR}
-        for peer in account.took_part - account.overstated:
+        self._met_at = {peer: at for peer, at in self._met_at.items() if now - at < AVERAGED_WITHIN}
+        for peer in report.took_part - report.overstated:
             self._met_at[peer] = now
-            self._forgive(sort, peer, account.epoch)
-        for what, peers in ((_MISSED, account.missed), (_STALLED, account.stalled)):
-            for peer in peers - account.took_part:
-                self._blame(sort, peer, account, what)
-        for peer in account.overstated:
-            self._blame(sort, peer, account, _OVERSTATED)
-        for peer, reason in account.refused:
+            self._forgive(sort, peer, report.epoch)
+        for what, peers in ((_MISSED, report.missed), (_STALLED, report.stalled)):
+            for peer in peers - report.took_part:
+                self._blame(sort, peer, report, what)
+        for peer in report.overstated:
+            self._blame(sort, peer, report, _OVERSTATED)
+        for peer, reason in report.refused:
             record = self._record_of(peer)
             record.in_a_row[sort] = TOLERATED + 1
-            self._leave_out(record, account.epoch, reason, is_avoided=True)
+            self._exclude(record, report.epoch, reason, is_avoided=True)
             record.until = self._clock() + PAUSE_FOR_REFUSED * 2.0 ** (record.pauses - 1)
 
-    def forgive_all(self) -> None:
+    def reset(self) -> None:
         """Begin anew with everybody: what they did says nothing of what they will do."""
         self._records.clear()
 
-    def left_out(self, epoch: int) -> tuple[LeftOut, ...]:
-        """All that are left out at present.
+    def excluded_peers(self, epoch: int) -> tuple[ExcludedPeer, ...]:
+        """All that are excluded at present.
 
         :param epoch: of this peer
         """
         now = self._clock()
         return tuple(
-            LeftOut(peer, record.reason, record.until_epoch - epoch, max(0.0, record.until - now), record.is_avoided)
+            ExcludedPeer(
+                peer, record.reason, record.until_epoch - epoch, max(0.0, record.until - now), record.is_avoided
+            )
             for peer, record in self._records.items()
             # an epoch before the one in which that began: this peer has gone back
             if (record.began <= epoch < record.until_epoch) or now < record.until
         )
 
-    def has_company(self, among: Collection[bytes]) -> bool:
+    def has_averaged_with(self, among: Collection[bytes]) -> bool:
         """Whether this peer has averaged of late with one of those.
 
         :param among: ids of peers
         """
         now = self._clock()
-        return any(now - self._met_at.get(peer, -math.inf) < COMPANY_FOR for peer in among)
+        return any(now - self._met_at.get(peer, -math.inf) < AVERAGED_WITHIN for peer in among)
 
     def _forgive(self, sort: str, peer: bytes, epoch: int) -> None:
         record = self._records.get(peer)
@@ -267,17 +269,17 @@ class Conduct:
             if not record.pauses and not record.in_a_row:
                 del self._records[peer]
 
-    def _blame(self, sort: str, peer: bytes, account: Account, what: str) -> None:
+    def _blame(self, sort: str, peer: bytes, report: RoundReport, what: str) -> None:
         record = self._record_of(peer)
-        record.waited += account.seconds
-        is_first = not record.is_of_last_update(sort, account.epoch)
+        record.waited += report.seconds
+        is_first = not record.is_of_last_update(sort, report.epoch)
         if is_first:
             record.last.clear()
             record.in_a_row[sort] = record.in_a_row.get(sort, 0) + 1
         if what == _STALLED:
             record.stalls += is_first or not record.stalled_at
-            record.stalled_at[sort], record.last_stall = account.epoch, self._clock()
-        record.last[sort] = account.epoch
+            record.stalled_at[sort], record.last_stall = report.epoch, self._clock()
+        record.last[sort] = report.epoch
         # who has stalled answers, and sends nothing: that of the state's round is no other matter
         count = sum(record.in_a_row.values()) if record.stalled_at else record.in_a_row.get(sort, 0)
         if count > TOLERATED:
@@ -286,10 +288,10 @@ class Conduct:
             reason = f"stalled {record.stalls} rounds of late"
         else:
             return
-        self._leave_out(record, account.epoch, reason, is_avoided=bool(record.stalled_at))
+        self._exclude(record, report.epoch, reason, is_avoided=bool(record.stalled_at))
         record.until = self._clock() + PAUSE_FOR_WAITING * record.waited
 
-    def _leave_out(self, record: _Record, epoch: int, reason: str, is_avoided: bool) -> None:
+    def _exclude(self, record: _Record, epoch: int, reason: str, is_avoided: bool) -> None:
         record.pauses = min(record.pauses + 1, MOST_PAUSES)
         record.began, record.until_epoch = epoch, epoch + 1 + 2**record.pauses
         record.reason, record.is_avoided = reason, is_avoided
@@ -336,7 +338,7 @@ class ExchangeNotes:
 
         :param implausible: those whose weight no honest peer has
         """
-        lines = {peer: f"{peer} is left out of a round: {reason}" for peer, reason in self.refused.items()}
+        lines = {peer: f"{peer} is excluded from a round: {reason}" for peer, reason in self.refused.items()}
         for peer in implausible:
             claimed, counted = self.weights[peer]
             words = f"counts with a weight of {counted:.4g} in a round, not with the {claimed:.4g} that it claims"

@@ -11,22 +11,22 @@ import torch
 from fuzzing.averager_without_process import EVIL, GOOD, OWN, anew, gathered, run, runner_of, step
 from hivemind.averaging.group_info import GroupInfo
 
-from hivenb.engine.exchange import pace as even_pace
-from hivenb.engine.exchange.pace import LEAD, EvenPace
+from hivenb.engine.exchange import sending as fair_sending
 from hivenb.engine.exchange.runner import FaultTolerantRunner
+from hivenb.engine.exchange.sending import LEAD, FairSending
 
 #: Seconds for what takes a moment, or for ever.
-PATIENCE = 15.0
+LONGEST_WAIT = 15.0
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(even_pace, "PATIENCE", 600.0)
+    monkeypatch.setattr(fair_sending, "LONGEST_WAIT", 600.0)
 
 
-async def send(pace: EvenPace, receiver: str, count: int) -> None:
+async def send(sending: FairSending, receiver: str, count: int) -> None:
     for _ in range(count):
-        await pace.turn_of(receiver)
+        await sending.turn_of(receiver)
 
 
 async def settled(*tasks: asyncio.Task[None]) -> list[bool]:
@@ -38,16 +38,16 @@ async def settled(*tasks: asyncio.Task[None]) -> list[bool]:
 
 def test_who_is_ahead_waits_for_the_last_one() -> None:
     async def check() -> None:
-        pace = EvenPace({"quick": 20, "slow": 20, "other": 20})
-        await send(pace, "other", 2)
-        quick = asyncio.create_task(send(pace, "quick", 20))
+        sending = FairSending({"quick": 20, "slow": 20, "other": 20})
+        await send(sending, "other", 2)
+        quick = asyncio.create_task(send(sending, "quick", 20))
         assert await settled(quick) == [False]
-        assert pace.lead_of("quick") == LEAD
-        await send(pace, "slow", 3)
+        assert sending.lead_of("quick") == LEAD
+        await send(sending, "slow", 3)
         assert await settled(quick) == [False]
-        assert pace.lead_of("quick") == LEAD, "two parts more, as the last one is the other now"
+        assert sending.lead_of("quick") == LEAD, "two parts more, as the last one is the other now"
         for receiver in ("slow", "other"):
-            pace.leave(receiver)
+            sending.leave(receiver)
         assert await settled(quick) == [True]
 
     asyncio.run(check())
@@ -55,40 +55,40 @@ def test_who_is_ahead_waits_for_the_last_one() -> None:
 
 def test_it_is_shares_that_are_compared() -> None:
     async def check() -> None:
-        pace = EvenPace({"large": 40, "small": 10})
-        large = asyncio.create_task(send(pace, "large", 40))
+        sending = FairSending({"large": 40, "small": 10})
+        large = asyncio.create_task(send(sending, "large", 40))
         await settled(large)
-        await send(pace, "small", 5)
+        await send(sending, "small", 5)
         await settled(large)
-        assert pace.lead_of("large") == LEAD
-        await send(pace, "small", 5)
+        assert sending.lead_of("large") == LEAD
+        await send(sending, "small", 5)
         assert await settled(large) == [True]
 
     asyncio.run(check())
 
 
 def test_nobody_waits_longer_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(even_pace, "PATIENCE", 0.01)
-    pace = EvenPace({"living": 2 * LEAD, "stalled": 2 * LEAD})
-    asyncio.run(asyncio.wait_for(send(pace, "living", 2 * LEAD), 30))
+    monkeypatch.setattr(fair_sending, "LONGEST_WAIT", 0.01)
+    sending = FairSending({"living": 2 * LEAD, "stalled": 2 * LEAD})
+    asyncio.run(asyncio.wait_for(send(sending, "living", 2 * LEAD), 30))
 
 
 def test_one_alone_and_one_that_is_not_known_wait_for_nobody() -> None:
-    pace = EvenPace({"only": 100, "idle": 0})
-    asyncio.run(asyncio.wait_for(send(pace, "only", 100), 30))
-    asyncio.run(asyncio.wait_for(send(pace, "nobody", 100), 30))
+    sending = FairSending({"only": 100, "idle": 0})
+    asyncio.run(asyncio.wait_for(send(sending, "only", 100), 30))
+    asyncio.run(asyncio.wait_for(send(sending, "nobody", 100), 30))
 
 
 def test_one_that_is_cancelled_while_it_waits_keeps_nobody() -> None:
     async def check() -> None:
-        pace = EvenPace({"quick": 20, "slow": 20})
-        quick = asyncio.create_task(send(pace, "quick", 20))
+        sending = FairSending({"quick": 20, "slow": 20})
+        quick = asyncio.create_task(send(sending, "quick", 20))
         await settled(quick)
         quick.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await quick
-        pace.leave("quick")
-        await asyncio.wait_for(send(pace, "slow", 20), 30)
+        sending.leave("quick")
+        await asyncio.wait_for(send(sending, "slow", 20), 30)
 
     asyncio.run(check())
 
@@ -119,8 +119,8 @@ def test_a_round_sends_its_parts_so() -> None:
         quick = asyncio.create_task(take(EVIL))
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(quick), 0.5)
-        assert runner._pace.lead_of(EVIL) == taken[EVIL] == LEAD
-        await asyncio.wait_for(asyncio.gather(quick, take(GOOD)), PATIENCE)
+        assert runner._fair_sending.lead_of(EVIL) == taken[EVIL] == LEAD
+        await asyncio.wait_for(asyncio.gather(quick, take(GOOD)), LONGEST_WAIT)
         assert taken == {receiver: counts[receiver] for receiver in taken}
         runner.finalize(cancel=True)
 

@@ -18,10 +18,10 @@ import psutil
 LEAD = 2
 
 #: Seconds for which a part waits for others, at most: one who stands still is to keep nobody from being sent anything.
-PATIENCE = 0.5
+LONGEST_WAIT = 0.5
 
 
-class EvenPace:
+class FairSending:
     """How far a sender is with each of its receivers.
 
     :param counts: parts that each of them gets in all
@@ -36,7 +36,7 @@ class EvenPace:
         """Wait until the next part may be sent to a receiver, which counts as sent from then on."""
         if receiver not in self._sent:
             return
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + LONGEST_WAIT
         while self.lead_of(receiver) >= LEAD and (seconds := end - time.monotonic()) > 0:
             waiting = asyncio.ensure_future(self._moved.wait())
             await asyncio.wait({waiting}, timeout=seconds)

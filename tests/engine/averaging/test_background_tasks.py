@@ -6,7 +6,7 @@ import weakref
 
 import uvloop
 
-from hivenb.engine.averaging.averager import _kept_tasks, keep_tasks_alive
+from hivenb.engine.averaging.averager import _background_tasks, keep_tasks_alive
 
 
 async def survives_a_collection() -> bool:
@@ -38,7 +38,7 @@ def test_a_waiting_round_is_not_garbage_in_an_averager():
             assert loop.run_until_complete(main())
         finally:
             loop.close()
-    assert not _kept_tasks
+    assert not _background_tasks
 
 
 def test_without_our_help_it_is():

@@ -16,7 +16,7 @@ from hivenb.engine.averaging.round import Round
 from hivenb.engine.matchmaking.matchmaking import Attendance, ExpectedPeers
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.optimizer.scheduled_rounds import RoundOutcome, is_left_out
+from hivenb.engine.optimizer.scheduled_rounds import RoundOutcome, is_excluded
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 
 Make = Callable[..., GradientAverager]
@@ -91,13 +91,13 @@ def test_it_gives_up_when_the_others_wait_for_its_state(optimizer: Optimizer, ev
 
 def test_it_gives_up_when_all_others_have_ended_the_epoch(optimizer: Optimizer) -> None:
     search = round_of(optimizer.grad_averager, 0)
-    assert is_left_out(search, optimizer.grad_averager, None, oldest_epoch=lambda: 1, timeout=60.0)
+    assert is_excluded(search, optimizer.grad_averager, None, oldest_epoch=lambda: 1, timeout=60.0)
 
 
 def test_it_looks_on_while_others_may_come(optimizer: Optimizer, eventually: Callable[..., None]) -> None:
     search = round_of(optimizer.grad_averager, 0)
     eventually(lambda: search.stage is AveragingStage.LOOKING_FOR_GROUP)
-    assert not is_left_out(search, optimizer.grad_averager, None, oldest_epoch=lambda: 0, timeout=3.0)
+    assert not is_excluded(search, optimizer.grad_averager, None, oldest_epoch=lambda: 0, timeout=3.0)
     assert not search.done()
     search.cancel()
 

@@ -1,4 +1,4 @@
-"""A step of a ruined state is no error for a while where all may return to a good one."""
+"""A step of a diverged state is no error for a while where all may return to a good one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hivenb.engine.optimizer.skipped_batches import MOST_IN_A_ROW, LeftOutBatches
+from hivenb.engine.optimizer.skipped_batches import MOST_IN_A_ROW, SkippedBatches
 from hivenb.errors import NotFiniteError, UnbelievedStateError
 from hivenb.strategy import rollback
 from hivenb.strategy.counted_batches import CountedBatches
@@ -21,13 +21,13 @@ class Stepping:
 
     dht: Any = None
     lightning_module: Any = object()
-    precision_plugin: Any = SimpleNamespace(optimizer_step=lambda *args, **kwargs: ruined())
+    precision_plugin: Any = SimpleNamespace(optimizer_step=lambda *args, **kwargs: diverged())
 
     def __init__(self, roll_back: bool, num_peers: int = 2):
         progress = SimpleNamespace(num_peers=num_peers)
-        self.options: Any = SimpleNamespace(roll_back=roll_back, auxiliary=False)
+        self.options: Any = SimpleNamespace(auto_roll_back=roll_back, auxiliary=False)
         self.optimizer: Any = SimpleNamespace(
-            left_out=LeftOutBatches(),
+            skipped_batches=SkippedBatches(),
             tracker=SimpleNamespace(global_progress=progress),
             share_state=lambda shares: None,
         )
@@ -37,44 +37,44 @@ class Stepping:
         raise AssertionError(text)
 
     def step(self, make: Callable[[], Any]) -> Any:
-        return self.rollback.outlasting_ruin(make)
+        return self.rollback.tolerating_divergence(make)
 
 
 def made() -> str:
     return "made"
 
 
-def ruined() -> None:
+def diverged() -> None:
     raise UnbelievedStateError("no peer sends a state that can be believed")
 
 
 def test_it_is_given_up_until_the_others_are_well() -> None:
     own = Stepping(True)
-    assert [own.step(each) for each in (made, ruined, ruined, made)] == ["made", None, None, "made"]
+    assert [own.step(each) for each in (made, diverged, diverged, made)] == ["made", None, None, "made"]
 
 
 def test_where_nobody_returns_by_itself_it_is_an_error() -> None:
     with pytest.raises(UnbelievedStateError):
-        Stepping(False).step(ruined)
+        Stepping(False).step(diverged)
 
 
 def test_nor_does_it_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollback, "RUINED_FOR", -1.0)
+    monkeypatch.setattr(rollback, "DIVERGED_FOR", -1.0)
     with pytest.raises(UnbelievedStateError):
-        Stepping(True).step(ruined)
+        Stepping(True).step(diverged)
 
 
 def leave_out_too_many(own: Stepping) -> None:
     for _ in range(2 * MOST_IN_A_ROW):
-        own.step(lambda: own.optimizer.left_out.leave_out("the gradient of w is nan", "Its samples do not count"))
+        own.step(lambda: own.optimizer.skipped_batches.skip("the gradient of w is nan", "Its samples do not count"))
 
 
-def test_batches_are_left_out_until_a_good_state_is_back() -> None:
+def test_batches_are_skipped_until_a_good_state_is_back() -> None:
     own = Stepping(True)
     leave_out_too_many(own)
-    assert own.rollback._ruined_since is not None
-    own.step(own.optimizer.left_out.take)
-    assert own.rollback._ruined_since is None, "the next ruin is given as long"
+    assert own.rollback._diverged_since is not None
+    own.step(own.optimizer.skipped_batches.take)
+    assert own.rollback._diverged_since is None, "the next divergence is given as long"
 
 
 @pytest.mark.parametrize(("roll_back", "num_peers"), [(False, 2), (True, 1)], ids=["it is off", "nobody is there"])
@@ -92,8 +92,8 @@ def test_who_was_with_others_in_its_last_round_is_not_alone_because_a_read_of_th
         leave_out_too_many(own)
 
 
-def test_nor_are_they_left_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollback, "RUINED_FOR", -1.0)
+def test_nor_are_they_skipped_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollback, "DIVERGED_FOR", -1.0)
     with pytest.raises(NotFiniteError):
         leave_out_too_many(Stepping(True))
 
@@ -103,6 +103,6 @@ def test_the_strategys_steps_are_such() -> None:
     recovery = Recovery(own, make=lambda **settings: own.optimizer, go_on_with=lambda optimizer: None)
     batches = CountedBatches(own, recovery, own.rollback)
     assert batches.optimizer_step(own.optimizer, lambda: None) is None
-    own.options.roll_back = False
+    own.options.auto_roll_back = False
     with pytest.raises(UnbelievedStateError):
         batches.optimizer_step(own.optimizer, lambda: None)

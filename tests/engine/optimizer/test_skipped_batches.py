@@ -15,7 +15,7 @@ from tiny import DELAYS, TinyModel, parameters, samples, train
 from hivenb.engine.optimizer import skipped_batches
 from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.optimizer.skipped_batches import MOST_IN_A_ROW, SAY_AGAIN_AFTER, LeftOutBatches
+from hivenb.engine.optimizer.skipped_batches import MOST_IN_A_ROW, SAY_AGAIN_AFTER, SkippedBatches
 from hivenb.errors import NotFiniteError
 
 Make = Callable[..., Optimizer]
@@ -29,16 +29,16 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-class Count(LeftOutBatches):
+class Count(SkippedBatches):
     """For batches that are judged when they are brought."""
 
     def take(self) -> None:
         self.bring()
         super().take()
 
-    def leave_out(self, where: str, lost: str) -> None:
+    def skip(self, where: str, lost: str) -> None:
         self.bring()
-        super().leave_out(where, lost)
+        super().skip(where, lost)
 
 
 class TestCount:
@@ -46,7 +46,7 @@ class TestCount:
         count = Count()
         for _ in range(3):
             for _ in range(MOST_IN_A_ROW - 1):
-                count.leave_out("nan", "Lost")
+                count.skip("nan", "Lost")
             count.take()
         assert (count.seen, count.total, count.in_a_row) == (3 * MOST_IN_A_ROW, 3 * (MOST_IN_A_ROW - 1), 0)
 
@@ -54,22 +54,22 @@ class TestCount:
         count = Count()
         count.take()
         for _ in range(MOST_IN_A_ROW - 1):
-            count.leave_out("nan", "Lost")
+            count.skip("nan", "Lost")
         with pytest.raises(NotFiniteError, match=r"^16 batches in a row .* batch 17 of .*\(nan\).*Lower the learning"):
-            count.leave_out("nan", "Lost")
+            count.skip("nan", "Lost")
 
     def test_batches_that_the_search_for_a_loss_scale_costs_end_nothing(self) -> None:
         count, scale = Count(), [2.0**100]
         count.scale = lambda: scale[0]
         for _ in range(99):
-            count.leave_out("inf", "Lost")
+            count.skip("inf", "Lost")
             scale[0] /= 2
         assert (count.total, count.in_a_row) == (99, 0)
         scale[0] = 1.0
         for _ in range(MOST_IN_A_ROW - 1):
-            count.leave_out("inf", "Lost")
+            count.skip("inf", "Lost")
         with pytest.raises(NotFiniteError):
-            count.leave_out("inf", "Lost")
+            count.skip("inf", "Lost")
 
     def test_it_is_said_now_and_then(self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(logging.getLogger("hivenb"), "propagate", True)
@@ -79,10 +79,10 @@ class TestCount:
         count = Count(lambda: now[0])
         with caplog.at_level(logging.WARNING, "hivenb"):
             for now[0] in (0.0, 1.0, SAY_AGAIN_AFTER - 1, SAY_AGAIN_AFTER):
-                count.leave_out("nan in 1 of 2 gradients", "Its 8 samples do not count")
+                count.skip("nan in 1 of 2 gradients", "Its 8 samples do not count")
         assert [record.message for record in caplog.records] == [
-            "Batch 1 is left out: nan in 1 of 2 gradients. Its 8 samples do not count.",
-            "Batch 4 is left out: nan in 1 of 2 gradients. Its 8 samples do not count; 3 since this was said last. "
+            "Batch 1 is skipped: nan in 1 of 2 gradients. Its 8 samples do not count.",
+            "Batch 4 is skipped: nan in 1 of 2 gradients. Its 8 samples do not count; 3 since this was said last. "
             f"It is one of 4 in a row. {NotFiniteError.REMEDY}.",
         ]
 
@@ -126,7 +126,7 @@ class TestTraining:
         train_on(model, optimizer, [1, None, 2, None, None, 3], batch_size=8)
         optimizer.finish_delayed_updates()
         assert optimizer.local_epoch == 3
-        assert (optimizer.left_out.total, optimizer.left_out.in_a_row) == (3, 0)
+        assert (optimizer.skipped_batches.total, optimizer.skipped_batches.in_a_row) == (3, 0)
         assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
         if mode != "all delays":  # which make each gradient a step old
             train_on(plain, torch.optim.AdamW(plain.parameters(), lr=0.1), [1, 2, 3])
@@ -191,7 +191,7 @@ class TestTraining:
         optimizer = make_for(make_optimizer, model, mode)
         assert math.isnan(optimizer.step(closure, batch_size=8))
         optimizer.settle()
-        assert optimizer.left_out.total == len(losses) == 1
+        assert optimizer.skipped_batches.total == len(losses) == 1
 
     def test_a_successor_goes_on_counting(self, make_optimizer: Make) -> None:
         model = TinyModel()
@@ -201,7 +201,7 @@ class TestTraining:
         successor = take_over(release(optimizer), make_optimizer, offload=False)
         train_on(model, successor, [None], batch_size=8)
         successor.settle()
-        assert (successor.left_out.total, successor.left_out.in_a_row) == (3, 3)
+        assert (successor.skipped_batches.total, successor.skipped_batches.in_a_row) == (3, 3)
         train(model, successor, 1, batch_size=8)
         successor.settle()
-        assert successor.left_out.in_a_row == 0
+        assert successor.skipped_batches.in_a_row == 0

@@ -13,7 +13,7 @@ from tiny import TinyModel
 
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer import catch_up
-from hivenb.engine.optimizer.catch_up import BACKED_WITHIN, BEHIND, PAUSE_FOR_SEARCH, UnbackedClaims
+from hivenb.engine.optimizer.catch_up import BEHIND, PAUSE_FOR_SEARCH, VERIFIED_WITHIN, UnverifiedClaims
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.engine.progress.tracker import ProgressTracker
@@ -28,7 +28,7 @@ def info(peer: PeerID, epoch: int) -> PeerInfo:
 REPORTS = [info(LIAR, 10**9), info(HONEST, 12)]
 
 
-def search(claims: UnbackedClaims, clock: Clock, seconds: float, reached: int = 12) -> bool:
+def search(claims: UnverifiedClaims, clock: Clock, seconds: float, reached: int = 12) -> bool:
     """Download again and again for so long; whether somebody is doubted in the end."""
     is_doubted, end = False, clock.now + seconds
     while clock.now < end and not is_doubted:
@@ -40,41 +40,41 @@ def search(claims: UnbackedClaims, clock: Clock, seconds: float, reached: int = 
 
 def test_it_is_doubted_alone_and_it_is_said_why() -> None:
     clock = Clock()
-    claims = UnbackedClaims(clock)
-    assert not search(claims, clock, BACKED_WITHIN - 1.0)
-    assert claims.left_out() == ()
+    claims = UnverifiedClaims(clock)
+    assert not search(claims, clock, VERIFIED_WITHIN - 1.0)
+    assert claims.excluded_peers() == ()
     assert search(claims, clock, 2.0)
-    (one,) = claims.left_out()
+    (one,) = claims.excluded_peers()
     assert (one.peer, one.is_avoided) == (LIAR.to_bytes(), False)
     assert str(one) == "reports epoch 1000000000, of which no peer sends a state; asked again in 80 s"
 
 
 def test_the_pause_grows_until_a_state_is_found() -> None:
     clock = Clock()
-    claims = UnbackedClaims(clock)
+    claims = UnverifiedClaims(clock)
     for times in (1, 2, 4):
-        assert search(claims, clock, BACKED_WITHIN)
-        (one,) = claims.left_out()
-        assert one.seconds == times * PAUSE_FOR_SEARCH * BACKED_WITHIN
+        assert search(claims, clock, VERIFIED_WITHIN)
+        (one,) = claims.excluded_peers()
+        assert one.seconds == times * PAUSE_FOR_SEARCH * VERIFIED_WITHIN
         clock.now += one.seconds
-        assert claims.left_out() == ()
+        assert claims.excluded_peers() == ()
     assert not claims.note_download(clock.now, 12, 12, REPORTS)
-    assert search(claims, clock, BACKED_WITHIN)
-    assert claims.left_out()[0].seconds == PAUSE_FOR_SEARCH * BACKED_WITHIN
+    assert search(claims, clock, VERIFIED_WITHIN)
+    assert claims.excluded_peers()[0].seconds == PAUSE_FOR_SEARCH * VERIFIED_WITHIN
 
 
 def test_a_state_that_is_a_little_behind_backs_it() -> None:
     clock = Clock()
-    claims = UnbackedClaims(clock)
+    claims = UnverifiedClaims(clock)
     for _ in range(100):
         clock.now += 1.0
         assert not claims.note_download(clock.now - 1.0, 12 + BEHIND, 12, REPORTS)
 
 
 def test_where_all_have_gone_meanwhile_nobody_is_doubted() -> None:
-    claims = UnbackedClaims(clock := Clock())
-    assert claims.note_download(clock.now - BACKED_WITHIN, 20, 12, [])
-    assert claims.left_out() == ()
+    claims = UnverifiedClaims(clock := Clock())
+    assert claims.note_download(clock.now - VERIFIED_WITHIN, 20, 12, [])
+    assert claims.excluded_peers() == ()
 
 
 def test_a_peer_trains_on_beside_one_that_claims_what_nobody_has(
@@ -85,7 +85,7 @@ def test_a_peer_trains_on_beside_one_that_claims_what_nobody_has(
     eventually: Callable[..., None],
 ) -> None:
     """It asked for the state of that epoch for ever, and made no step."""
-    monkeypatch.setattr(catch_up, "BACKED_WITHIN", 1.0)
+    monkeypatch.setattr(catch_up, "VERIFIED_WITHIN", 1.0)
     model = TinyModel()
     optimizer = make_optimizer(model.parameters())
     optimizer.begin()

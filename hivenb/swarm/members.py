@@ -95,7 +95,7 @@ class Contributions:
             self._forgotten += self._credits.pop(peer_id)
 
 
-# -- roster ----------------------------------------------------------------------------------------------------------
+# -- member list -------------------------------------------------------------------------------------------------------
 
 
 #: Peers that are not here any more and are still listed, for what they have put in.
@@ -121,7 +121,7 @@ class Member:
     :param samples: samples that it has put into the run, as far as this process has watched
     :param share: its part of what all peers have put in, from 0 to 1
     :param name: what it calls itself; empty if it does not. Anybody may claim any name
-    :param left_out: why no round of this peer waits for it; empty if they do
+    :param why_excluded: why no round of this peer waits for it; empty if they do
     :param route: how this process is connected with it, or others with this process
     """
 
@@ -131,7 +131,7 @@ class Member:
     samples: float
     share: float
     name: str = ""
-    left_out: str = ""
+    why_excluded: str = ""
     route: Reach = Reach.UNKNOWN
 
 
@@ -151,7 +151,7 @@ class _Entry:
     presence: Presence
 
 
-class Roster:
+class MemberList:
     """Remembers the peers of a run. One thread writes, any number read :attr:`members`."""
 
     def __init__(self) -> None:
@@ -172,16 +172,16 @@ class Roster:
         return tuple(sorted(here, key=lambda peer: (not peer.is_self, peer.peer_id)))
 
     @property
-    def left_out(self) -> dict[str, str]:
+    def excluded_peers(self) -> dict[str, str]:
         """Why no round waits for peers, by their ids."""
-        return {member.peer.peer_id: member.left_out for member in self._members if member.left_out}
+        return {member.peer.peer_id: member.why_excluded for member in self._members if member.why_excluded}
 
     def update(
         self,
         look: Look,
         target_batch_size: int,
         names: Mapping[str, str],
-        left_out: Mapping[str, str] = MappingProxyType({}),
+        excluded: Mapping[str, str] = MappingProxyType({}),
         routes: Mapping[str, Reach] = MappingProxyType({}),
     ) -> None:
         """Take in who is there.
@@ -189,7 +189,7 @@ class Roster:
         :param look: the newest; it may be the same one again
         :param target_batch_size: samples that make an epoch
         :param names: of peers, by their ids
-        :param left_out: why no round waits for them, by their ids
+        :param excluded: why no round waits for them, by their ids
         :param routes: how they are connected, by their ids
         """
         seconds = 0.0 if self._looked_at is None else look.taken_at - self._looked_at
@@ -200,14 +200,14 @@ class Roster:
         for entry in sorted(absent, key=lambda entry: -entry.reported_at)[:MAX_ABSENT]:
             entries[entry.peer.peer_id] = entry
         self._entries = entries
-        self._publish(names, left_out, routes, look.taken_at)
+        self._publish(names, excluded, routes, look.taken_at)
 
     def stop_watching(self) -> None:
         """From now on it is not known who is there."""
         self._members = tuple(replace(member, presence=Presence.UNKNOWN) for member in self._members)
 
     def _publish(
-        self, names: Mapping[str, str], left_out: Mapping[str, str], routes: Mapping[str, Reach], now: float
+        self, names: Mapping[str, str], excluded: Mapping[str, str], routes: Mapping[str, Reach], now: float
     ) -> None:
         known = self._contributions
         order = list(Presence)
@@ -219,7 +219,7 @@ class Roster:
                 samples=known.samples(peer_id),
                 share=known.share(peer_id),
                 name=names.get(peer_id, ""),
-                left_out=left_out.get(peer_id, ""),
+                why_excluded=excluded.get(peer_id, ""),
                 route=Reach.NOT if entry.peer.client_mode else routes.get(peer_id, Reach.UNKNOWN),
             )
             for peer_id, entry in self._entries.items()

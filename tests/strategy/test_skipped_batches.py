@@ -1,4 +1,4 @@
-"""One batch whose loss is no number: left out in each precision, seen by all who look, and never sent to others."""
+"""One batch whose loss is no number: skipped in each precision, seen by all who look, and never sent to others."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def precision(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["32-true", "bf16-mixed", "bf16-true", "16-mixed"])
-def test_it_is_left_out_in_each_precision(swarm: hivenb.Swarm, name: str) -> None:
+def test_it_is_skipped_in_each_precision(swarm: hivenb.Swarm, name: str) -> None:
     for mode in ("synchronous", "all delays") if name == "32-true" else ("synchronous",):
         chosen, model = strategy(swarm, **MODES[mode]), TinyModel()
         trainer(chosen, max_epochs=1, callbacks=[Spoil(3, 7)], **precision(name)).fit(model, loader(64, 4))
         assert chosen.hivemind_epoch == 14
         assert chosen.optimizer is not None
-        assert chosen.optimizer.left_out.total == 2
+        assert chosen.optimizer.skipped_batches.total == 2
         assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "all delays"])
-def test_it_is_left_out_in_each_mode(swarm: hivenb.Swarm, mode: str) -> None:
+def test_it_is_skipped_in_each_mode(swarm: hivenb.Swarm, mode: str) -> None:
     chosen, model = strategy(swarm, **MODES[mode]), TinyModel()
     trainer(chosen, max_epochs=1, callbacks=[Spoil(15)]).fit(model, loader(64, 4))
     without = TinyModel()
@@ -66,7 +66,7 @@ def test_it_is_left_out_in_each_mode(swarm: hivenb.Swarm, mode: str) -> None:
     assert difference(parameters(model), parameters(without)) < 1e-6
 
 
-def test_with_several_batches_a_step_all_of_that_step_is_left_out(swarm: hivenb.Swarm) -> None:
+def test_with_several_batches_a_step_all_of_that_step_is_skipped(swarm: hivenb.Swarm) -> None:
     chosen, model = strategy(swarm), TinyModel()
     fitting = trainer(chosen, max_epochs=1, callbacks=[Spoil(5)], accumulate_grad_batches=4)
     fitting.fit(model, loader(64, 4))
@@ -74,7 +74,7 @@ def test_with_several_batches_a_step_all_of_that_step_is_left_out(swarm: hivenb.
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
-def test_a_module_that_clips_by_hand_has_it_left_out_as_well(swarm: hivenb.Swarm) -> None:
+def test_a_module_that_clips_by_hand_has_it_skipped_as_well(swarm: hivenb.Swarm) -> None:
     class Manual(TinyModel):
         automatic_optimization = False
 
@@ -92,7 +92,7 @@ def test_a_module_that_clips_by_hand_has_it_left_out_as_well(swarm: hivenb.Swarm
 
 
 @pytest.mark.parametrize("name", ["32-true", "16-mixed"])
-def test_a_script_ends_with_an_error_when_all_are_left_out(swarm: hivenb.Swarm, name: str) -> None:
+def test_a_script_ends_with_an_error_when_all_are_skipped(swarm: hivenb.Swarm, name: str) -> None:
     model = TinyModel()
     with pytest.raises(NotFiniteError, match="batches in a row had gradients that are not finite"):
         trainer(strategy(swarm), max_epochs=9, callbacks=[Spoil()], **precision(name)).fit(model, loader(64, 4))
@@ -113,20 +113,20 @@ def test_a_run_marks_it_counts_it_and_says_it(swarm: hivenb.Swarm) -> None:
     run.start()
     assert run.wait(timeout=60)
     snapshot = run.history.snapshot()
-    assert run.status.left_out == snapshot.last("left_out_batches") == 3
+    assert run.status.skipped_batches == snapshot.last("skipped_batches") == 3
     assert [event.text for event in snapshot.events if event.kind == "batch"] == [
-        "batch 4 left out: gradients not finite",
+        "batch 4 skipped: gradients not finite",
     ]
-    assert any("Batch 4 is left out: nan or inf in 2 of 2 gradients" in line for line in run.log)
+    assert any("Batch 4 is skipped: nan or inf in 2 of 2 gradients" in line for line in run.log_lines)
     assert math.isfinite(snapshot.series["loss"].values[0])
     (advice,) = run.advice
-    assert advice.rule == "batches left out"
-    assert advice.figures == {"in_a_row": 3, "left_out": 3}
+    assert advice.rule == "batches skipped"
+    assert advice.figures == {"in_a_row": 3, "skipped": 3}
     assert advice.changes == {}
     assert run.status.epoch == 13
 
 
-def test_a_run_ends_with_the_error_when_all_are_left_out_and_can_be_started_again(swarm: hivenb.Swarm) -> None:
+def test_a_run_ends_with_the_error_when_all_are_skipped_and_can_be_started_again(swarm: hivenb.Swarm) -> None:
     spoil = Spoil()
     run = hivenb.TrainingRun(
         TinyModel(),
@@ -141,7 +141,7 @@ def test_a_run_ends_with_the_error_when_all_are_left_out_and_can_be_started_agai
     with pytest.raises(NotFiniteError):
         run.wait(timeout=60)
     assert run.status.state.value == "failed"
-    assert run.status.left_out == MOST_IN_A_ROW
+    assert run.status.skipped_batches == MOST_IN_A_ROW
     spoil._batches = (-1,)
     run.start()
     assert run.wait(timeout=60)
@@ -207,7 +207,7 @@ def test_the_others_get_nothing_of_it(train_together: Swarm, module: type) -> No
         assert 0 < theirs < mine, kind
 
 
-def test_statistics_that_a_step_has_averaged_outlive_a_batch_that_is_left_out(swarm: hivenb.Swarm) -> None:
+def test_statistics_that_a_step_has_averaged_outlive_a_batch_that_is_skipped(swarm: hivenb.Swarm) -> None:
     class Normalized(TinyModel):
         def __init__(self) -> None:
             super().__init__()
@@ -226,4 +226,4 @@ def test_statistics_that_a_step_has_averaged_outlive_a_batch_that_is_left_out(sw
     chosen.on_epoch = average
     trainer(chosen, max_epochs=1, limit_train_batches=4).fit(model, loader(64, 4))
     assert chosen.hivemind_epoch == 3
-    assert torch.equal(model.before, torch.full((4,), 7.0)), "after the batch that was left out"
+    assert torch.equal(model.before, torch.full((4,), 7.0)), "after the batch that was skipped"

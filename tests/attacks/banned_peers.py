@@ -1,4 +1,4 @@
-"""Those who had an invite once: it has expired, or they were shown the door, and come back under another id."""
+"""Those who had an invite once: it has expired, or they were banned, and come back under another id."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hivenb.swarm.invite import read_invite
 
 
 def without_a_second_look() -> None:
-    """Whoever has a pass is let in, whatever has become of it."""
-    Guard._why_out = lambda self, peer_id, known: None  # type: ignore[method-assign]
+    """Whoever has a credential is let in, whatever has become of it."""
+    Guard._why_excluded = lambda self, peer_id, known: None  # type: ignore[method-assign]
 
 
 def _records_read(invite: str) -> int:
@@ -43,11 +43,11 @@ def come_by_an_expired_invite() -> Outcome:
 
 
 def come_back() -> Outcome:
-    """Be shown the door, and read who trains, under a new id."""
+    """Be banned, and read who trains, under a new id."""
     with victim() as run:
         invite = run.swarm.invite
-        with hivenb.Swarm.join(invite, "outcast") as outcast:
-            run.swarm.show_the_door(outcast.peer_id)
+        with hivenb.Swarm.join(invite, "banned") as banned:
+            run.swarm.ban(banned.peer_id)
         read = _records_read(invite)
     return Outcome(not read, f"{read} records read")
 
@@ -60,8 +60,8 @@ ATTACKS = [
         come_by_an_expired_invite,
     ),
     Attack(
-        "outcast-comes-back",
-        "somebody who was shown the door comes back by the same invite, under another id",
+        "banned-peer-comes-back",
+        "somebody who was banned comes back by the same invite, under another id",
         without_a_second_look,
         come_back,
     ),
