@@ -315,7 +315,7 @@ class Options:
     average_state_every: int = field(
         default=1,
         metadata=Declaration(
-            kind=Count("epochs"),
+            kind=Count("swarm epochs"),
             label="swarm epochs between averagings",
             help="How often parameters are averaged: more rarely saves traffic, and peers drift apart.",
             group="rounds",
@@ -379,7 +379,7 @@ class Options:
     snapshot_every: int | None = field(
         default=10,
         metadata=Declaration(
-            kind=Count("epochs", takes_none=True),
+            kind=Count("swarm epochs", takes_none=True),
             label="swarm epochs between snapshots",
             help=(
                 "How often a snapshot of a good state is taken in main memory, to roll back to; none without a number."

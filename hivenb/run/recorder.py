@@ -106,7 +106,7 @@ class Recorder(Callback):
                 self._history.mark("round", f"{peer} excluded in epoch {report.epoch}: {reason}")
 
     def _look_at_buffers(self, strategy: Any) -> None:
-        """Mark on the charts, once, that the module's buffers are skipped."""
+        """Mark on the charts, once, that the module's buffers are left out."""
         averager = getattr(getattr(strategy, "optimizer", None), "state_averager", None)
         left_out = getattr(averager, "buffers_left_out", None)
         if left_out is not None and left_out != self._buffers_left_out:

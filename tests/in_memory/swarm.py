@@ -21,7 +21,7 @@ from hivemind.utils import MPFuture
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.averaging.round import Round
-from hivenb.engine.exchange import codecs, pace
+from hivenb.engine.exchange import codecs, sending
 from hivenb.engine.matchmaking.matchmaking import Attendance, EpochMatchmaking, ExpectedPeers
 from hivenb.engine.network.values import bound_this_process
 from hivenb.engine.progress.tracker import ProgressTracker
@@ -289,7 +289,7 @@ def opened() -> Iterator[InMemorySwarm]:
     asyncio.set_event_loop(loop)
     try:
         # what the machine sends says nothing of lines in memory
-        with told_by(loop), patch.object(pace, "bytes_sent", dict), _nothing_shared(), _no_garbage_collected():
+        with told_by(loop), patch.object(sending, "bytes_sent", dict), _nothing_shared(), _no_garbage_collected():
             swarm = _in_loop(loop)
             try:
                 yield swarm

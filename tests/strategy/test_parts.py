@@ -43,7 +43,7 @@ class Training:
             local_progress=SimpleNamespace(samples_accumulated=8),
             grad_averager=SimpleNamespace(ended=None, keep_gradients=lambda: None),
             state_averager=SimpleNamespace(ended=None, epoch_of_parameters=3),
-            left_out=SimpleNamespace(in_a_row=0, outlasts=None),
+            skipped_batches=SimpleNamespace(in_a_row=0, outlasts=None),
         )
         self.notices: list[str] = []
 
