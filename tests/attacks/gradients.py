@@ -16,7 +16,8 @@ from hivemind.proto import averaging_pb2
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
-from hivenb.engine.exchange.runner import FaultTolerantReducer, FaultTolerantRunner
+from hivenb.engine.exchange.reducer import FaultTolerantReducer
+from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.trust.aggregation import CenteredClipping, CheckedParts, NormBound, SenderWeights
 

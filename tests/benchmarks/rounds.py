@@ -33,7 +33,7 @@ from swarm_bench import (
 )
 
 from hivenb.engine.averaging import gradient_averager
-from hivenb.engine.exchange.runner import FaultTolerantReducer
+from hivenb.engine.exchange.reducer import FaultTolerantReducer
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.trust.aggregation import CheckedParts
 from hivenb.options.kinds import AGGREGATIONS

@@ -28,7 +28,7 @@ from fuzzing.averager_without_process import (
 )
 from fuzzing.target import Choices, Target
 from fuzzing.tensors import made_of
-from hivenb.engine.exchange.runner import AllGather
+from hivenb.engine.exchange.all_gather import AllGather
 from hivenb.engine.network.streams import STREAMS
 
 GROUP = b"group-of-this-input"

@@ -19,7 +19,8 @@ from hivenb.engine.averaging.gradient_averager import GradientAverager, own_fact
 from hivenb.engine.averaging.round import Round
 from hivenb.engine.exchange import all_reduce
 from hivenb.engine.exchange import runner as module
-from hivenb.engine.exchange.runner import AllGather, FaultTolerantRunner
+from hivenb.engine.exchange.all_gather import AllGather
+from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.matchmaking.matchmaking import ExpectedPeers
 from hivenb.engine.trust.aggregation import SampleReports, Told
 from in_memory.network import Message

@@ -17,7 +17,8 @@ from hivemind.compression import CompressionBase, CompressionInfo, TensorRole
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from hivenb.engine.exchange.runner import AllGather, FaultTolerantRunner, suits_all_gather
+from hivenb.engine.exchange.all_gather import AllGather, suits_all_gather
+from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.exchange.sending import SendingRate
 from hivenb.engine.matchmaking.group_records import is_helper, is_marked
 from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking

@@ -7,21 +7,19 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
-from hivemind.averaging.partition import AllreduceException, BannedException, TensorPartReducer
-from hivemind.compression import deserialize_torch_tensor
 from hivemind.p2p import P2PContext, P2PDaemonError, PeerID, StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
-from hivemind.utils.asyncio import achain, aiter_with_timeout, amap_in_executor, as_aiter
+from hivemind.utils.asyncio import achain, as_aiter
 
-from hivenb.engine.exchange.exact_tensors import ExactKey, LargestOfAll
+from hivenb.engine.exchange.exact_tensors import ExactKey
+from hivenb.engine.exchange.reducer import FaultTolerantReducer, PartRules
 from hivenb.engine.exchange.sending import FairSending
 from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking
 from hivenb.engine.network.streams import (
@@ -37,152 +35,11 @@ from hivenb.engine.trust.aggregation import (
     CENTERED_CLIPPING,
     NO_WEIGHT,
     NONE,
-    CenteredClipping,
     CheckedParts,
     NormBounds,
-    RefusedPart,
     UsualNorms,
-    checked_norm,
-    checked_weight,
 )
 from hivenb.engine.trust.reliability import ExchangeNotes
-
-# -- fault tolerant reducer ------------------------------------------------------------------------------------------
-#
-# Adds up the parts of a group of senders, of whom any may leave, or send what is no part.
-
-
-@dataclass(frozen=True)
-class PartRules:
-    """What a reducer takes of a group, and what it makes of that.
-
-    :param types: of the parts, in which they are added up, in single precision at least
-    :param largest: numbers of the parts of which it makes the largest value instead of the mean
-    :param largest_weights: of the senders; what one claims beyond that does not count
-    :param check: called with a sender's number, that of its part, the norm and weight; may refuse it
-    :param clips: whether it makes the center of the parts instead of their mean
-    :param on_refused: called with the number of a sender whose part was not taken, and why
-    :param on_weight: called with the number of a sender, the weight that it claims and the one that it counts with
-    """
-
-    types: Sequence[torch.dtype] = ()
-    largest: Collection[int] = ()
-    largest_weights: Sequence[float] = ()
-    check: Callable[[int, int, float, float], None] = lambda sender_index, part_index, norm, weight: None
-    clips: bool = False
-    on_refused: Callable[[int, str], None] = lambda sender_index, reason: None
-    on_weight: Callable[[int, float, float], None] = lambda sender_index, claimed, counted: None
-
-
-class WeightedSum:
-    """In place of the tensor in which hivemind's reducer adds up a part of all senders.
-
-    One without any weight, such as a peer that only helps, counts where nobody has one, and not at all otherwise: its
-    share of 1e-18 would be seen beside zeros.
-
-    :param zeros: of the part's shape, and the type in which it is added up
-    """
-
-    def __init__(self, zeros: torch.Tensor) -> None:
-        self._sum = zeros
-        self._has_weight = False
-
-    def add_(self, part: torch.Tensor, alpha: float) -> None:
-        """Take a sender's part in, with its weight."""
-        has_weight = alpha > NO_WEIGHT
-        if has_weight and not self._has_weight:
-            self._sum.zero_()
-        if has_weight or not self._has_weight:
-            self._sum.add_(part, alpha=alpha)
-        self._has_weight |= has_weight
-
-    def div_(self, total_weight: float) -> torch.Tensor:
-        """The mean."""
-        return self._sum.div_(total_weight)
-
-
-class FaultTolerantReducer(TensorPartReducer):
-    """``hivemind``'s ``TensorPartReducer`` of which no sender takes the others' averages away, be it by leaving."""
-
-    accumulator: Any
-
-    def __init__(self, part_shapes: Sequence[torch.Size], num_senders: int, rules: PartRules):
-        self._rules = rules
-        self._largest_weights = rules.largest_weights or (math.inf,) * num_senders
-        #: of each sender, the part that it sends next; hivemind counts a part only once the loop comes to it
-        self._next_parts = [0] * num_senders
-        super().__init__(part_shapes, num_senders)
-
-    def reset_accumulators(self) -> None:
-        super().reset_accumulators()
-        if self.finished.is_set():
-            return
-        # hivemind/averaging/partition.py adds up in single precision, whatever it is sent
-        dtype = self._wide_type(self.current_part_index)
-        if self.current_part_index in self._rules.largest:
-            self.accumulator = LargestOfAll()
-        elif self._rules.clips and dtype.is_floating_point:
-            self.accumulator = CenteredClipping()
-        else:
-            self.accumulator = WeightedSum(self.accumulator.to(dtype))
-
-    def _wide_type(self, part_index: int) -> torch.dtype:
-        return torch.promote_types(self._rules.types[part_index], torch.float32) if self._rules.types else torch.float32
-
-    async def accumulate_part(
-        self, sender_index: int, part_index: int, tensor_part: torch.Tensor, weight: float = 1.0
-    ) -> torch.Tensor:
-        # before hivemind counts it as received: a group would wait for what could not be added
-        try:
-            self._take_turn(sender_index, part_index)
-            claimed, norm = self._checked(part_index, tensor_part, weight)
-            weight = min(claimed, self._largest_weights[sender_index])
-            self._rules.on_weight(sender_index, claimed, weight)
-            self._rules.check(sender_index, part_index, norm, weight)
-        except RefusedPart as e:
-            self._rules.on_refused(sender_index, str(e))
-            raise
-        # All senders of a part wait for one future. Of a sender that is gone, the request is cancelled, and asyncio
-        # cancels what it waits for with it; the others would wait until allreduce_timeout
-        return await asyncio.shield(
-            super().accumulate_part(sender_index, part_index, tensor_part.detach(), weight=weight)
-        )
-
-    def _take_turn(self, sender_index: int, part_index: int) -> None:
-        """Note that a sender's part is there: one that came twice would count in place of another sender's.
-
-        :raises RefusedPart: if another one is the sender's next
-        """
-        if part_index != self._next_parts[sender_index]:
-            raise RefusedPart("it is not the next one of its sender")
-        self._next_parts[sender_index] += 1
-
-    def _checked(self, part_index: int, part: torch.Tensor, weight: float) -> tuple[float, float]:
-        """The weight with which a part counts, and its norm.
-
-        :raises RefusedPart: if it cannot be added to the others'
-        """
-        weight, norm = checked_weight(weight), 0.0
-        if part_index < self.num_parts:  # else hivemind complains
-            takes_largest = part_index in self._rules.largest
-            dtype = (
-                self._rules.types[part_index] if takes_largest and self._rules.types else self._wide_type(part_index)
-            )
-            norm = checked_norm(part, self.part_shapes[part_index], dtype)
-        return weight or NO_WEIGHT, norm
-
-    def finalize(self) -> None:
-        # hivemind warns of each round in which somebody is missing; who was, the round's outcome tells. It would
-        # cancel the part that is under way, and does no more than that
-        if not self.finished.is_set() and self.num_parts:
-            self.current_part_future.cancel()
-            self.accumulator = None
-            self.finished.set()
-        super().finalize()
-
-
-# -- fault tolerant runner -------------------------------------------------------------------------------------------
-
 
 logger = get_logger(__name__)
 
@@ -438,135 +295,3 @@ class FaultTolerantRunner(AllReduceRunner):
 async def _exhaust(differences: AsyncIterator[torch.Tensor]) -> None:
     async for _ in differences:
         pass
-
-
-# -- all gather ------------------------------------------------------------------------------------------------------
-#
-# Peers of a group send each other all that they have, and each of them averages it: an all-gather.
-#
-# hivemind's all-reduce sends each part to the one of a group who averages it, and the average comes back: a way there
-# and a way back. Sending everything to everyone is one way, and nobody waits for an answer. Between two peers it is as
-# many bytes; of n peers each sends n / 2 times as many, which a small model has to spare.
-
-
-#: Numbers of a model beyond which one way less is nothing beside the bytes. Shared out, those are sent a little faster:
-#: 1.85 s for ten million in half precision at 100 Mbit/s, and 2.05 s like this.
-MOST_NUMBERS = 1 << 20
-
-#: Numbers that a peer may send on top of what it would if they were shared out: 21 ms in single precision at 50 Mbit/s.
-MOST_ON_TOP = 1 << 15
-
-#: In place of an average, which each makes itself.
-_TAKEN = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART)
-
-
-def suits_all_gather(fractions: Sequence[float], tensors: Sequence[torch.Tensor], are_of_ours: bool) -> bool:
-    """Whether a group exchanges like this. All in it come to the same answer.
-
-    :param fractions: that each of the group would average; none of what somebody averages whom nobody can dial
-    :param tensors: that are averaged
-    :param are_of_ours: whether nobody is a peer of plain hivemind
-    """
-    sizes, peers = [tensor.numel() for tensor in tensors], len(fractions)
-    # hivemind gives a tensor without numbers to the first of a group, whoever averages the rest
-    if not (are_of_ours and peers > 1 and all(fractions) and all(sizes)):
-        return False
-    on_top = sum(sizes) * (peers - 1) * (peers - 2) / peers
-    return sum(sizes) <= MOST_NUMBERS and on_top <= MOST_ON_TOP
-
-
-class AllGather(FaultTolerantRunner):
-    """The exchange of a group for which :func:`suits_all_gather` holds.
-
-    As in hivemind's all-reduce, a codec changes what the others get, and none of a peer's own numbers. Of somebody who
-    dies meanwhile, some may have the numbers and others not: their averages differ by its share, until the next round
-    of parameters.
-    """
-
-    def __init__(self, *, p2p: Any, ordered_peer_ids: Sequence[PeerID], **kwargs: Any):
-        here = tuple(float(peer == p2p.peer_id) for peer in ordered_peer_ids)
-        kwargs |= {"peer_fractions": here, "modes": (AveragingMode.NODE,) * len(here)}
-        super().__init__(p2p=p2p, ordered_peer_ids=ordered_peer_ids, **kwargs)
-        self._own_index = self.ordered_peer_ids.index(self.peer_id)
-        others = (peer for peer in self.ordered_peer_ids if peer != self.peer_id)
-        #: count parts that may be changed, as far as it goes by each of the others: it has got a copy, or gets none
-        self._copied = {peer: asyncio.Semaphore(0) for peer in others}
-
-    def should_delay_results(self, peer_id: PeerID) -> bool:
-        return False
-
-    def _count_for(self, peer: PeerID) -> int:
-        return self.tensor_part_reducer.num_parts
-
-    @contextlib.asynccontextmanager
-    async def _sending(self) -> AsyncGenerator[None, None]:
-        sending = [asyncio.create_task(self._communicate_with_peer(peer)) for peer in self._copied]
-        try:
-            yield
-        except BaseException:
-            for one in sending:
-                one.cancel()
-            raise
-        finally:
-            await asyncio.gather(*sending, return_exceptions=True)  # they are in the notes
-
-    def _has_ended_with(self, peer_id: PeerID) -> None:
-        super()._has_ended_with(peer_id)
-        # not where it is sent: of one who has left before, that never begins
-        for _ in range(self._count_for(peer_id) if peer_id in self._copied else 0):
-            self._copied[peer_id].release()
-
-    async def _exchange_with(self, peer_id: PeerID) -> None:
-        if peer_id != self.peer_id:
-            await self._send_to(peer_id)
-            return
-        sender = self.sender_peer_ids.index(self.peer_id)
-        try:
-            for number, own in enumerate(self.parts_for_local_averaging):
-                average = await self.tensor_part_reducer.accumulate_part(sender, number, own, weight=self.weight)
-                await self._all_have_copies()
-                self.tensor_part_container.register_processed_part(self._own_index, number, average - own)
-        except RefusedPart:
-            for _ in self.parts_for_local_averaging[number:]:
-                await self._all_have_copies()  # the others are to refuse them, too
-            raise
-
-    async def _all_have_copies(self) -> None:
-        """Wait until the next part may be changed."""
-        for copied in self._copied.values():
-            await copied.acquire()
-
-    async def _send_to(self, peer: PeerID) -> None:
-        taken, count = 0, self._count_for(peer)
-        answers = await self._get_peer_stub(peer).rpc_aggregate_part(self._copies_for(peer))
-        async for answer in aiter_with_timeout(answers, self.reducer_timeout):
-            if answer.code != averaging_pb2.AVERAGED_PART:
-                raise AllreduceException(f"{peer} sent {averaging_pb2.MessageCode.Name(answer.code)}")
-            taken += 1
-        if taken != count:
-            raise AllreduceException(f"{peer} took {taken} parts of {count}")
-
-    async def _copies_for(self, peer: PeerID) -> AsyncIterator[averaging_pb2.AveragingData]:
-        self.tensor_part_container._inputs_consumed_by_peer[self._own_index] = False  # they are for the others, too
-        async for message in self._generate_input_for_peer(self._own_index):
-            self._copied[peer].release()
-            yield message
-
-    async def _accumulate_parts_streaming(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        number = 0
-        try:
-            async for part, weight in amap_in_executor(
-                lambda message: (deserialize_torch_tensor(message.tensor_part), message.weight),
-                stream,
-                max_prefetch=self.tensor_part_container.prefetch,
-            ):
-                await self.tensor_part_reducer.accumulate_part(sender_index, number, part, weight=weight)
-                number += 1
-                yield _TAKEN
-        except BannedException:  # it has kept this peer waiting
-            pass
-        finally:
-            if number != self.tensor_part_reducer.num_parts:
-                await self._ban_sender(self.sender_peer_ids[sender_index])

@@ -17,8 +17,9 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.proto import averaging_pb2
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.exchange.all_gather import MOST_NUMBERS, MOST_ON_TOP, AllGather, suits_all_gather
 from hivenb.engine.exchange.all_reduce import RoundTerms
-from hivenb.engine.exchange.runner import MOST_NUMBERS, MOST_ON_TOP, AllGather, FaultTolerantRunner, suits_all_gather
+from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.process.child import shared_locks_held
 

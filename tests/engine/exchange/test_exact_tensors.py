@@ -9,7 +9,7 @@ import torch
 from hivemind.compression import CompressionInfo, Float16Compression, deserialize_torch_tensor
 
 from hivenb.engine.exchange.exact_tensors import ExactKey, LargestOfAll, SendsExactly
-from hivenb.engine.exchange.runner import FaultTolerantReducer, PartRules
+from hivenb.engine.exchange.reducer import FaultTolerantReducer, PartRules
 
 
 def test_a_codec_is_for_all_but_them() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hivemind.averaging.partition import AllreduceException
 
-from hivenb.engine.exchange.runner import FaultTolerantReducer, PartRules
+from hivenb.engine.exchange.reducer import FaultTolerantReducer, PartRules
 from hivenb.engine.trust.aggregation import RefusedPart
 
 SHAPE = torch.Size([2])
