@@ -23,9 +23,10 @@ from hivenb.figures.history import History
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import Followers
 from hivenb.run.checkpoints import RunFolder
-from hivenb.run.fit import Fit, check_arguments, in_invited_run, prepare_fit, require_way_to_go, trainer_keywords
+from hivenb.run.fit import Fit, check_arguments, in_invited_run, prepare_fit, trainer_keywords
 from hivenb.run.kept_history import KeptHistory, folder_of
 from hivenb.run.kept_modes import KeptModes
+from hivenb.run.length import require_way_to_go
 from hivenb.run.live_options import RunOptions
 from hivenb.run.model_copy import model_of
 from hivenb.run.model_snapshot import take_snapshot

@@ -12,7 +12,7 @@ from hivenb.view.style import copy_button, message, note, safe, sheet
 from hivenb.view.text import progress
 
 if TYPE_CHECKING:
-    from hivenb.run.fit import Length
+    from hivenb.run.length import Length
     from hivenb.run.status import RunStatus
 
 #: Which buttons can be pressed in which state.

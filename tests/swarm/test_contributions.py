@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hivenb.engine.progress.peer_reports import PeerInfo
-from hivenb.swarm.members import SLACK, Contributions
+from hivenb.swarm.contributions import SLACK, Contributions
 
 OWN = PeerInfo("own", 0, 0, 100.0, False, 0.1, True)
 OTHER = PeerInfo("other", 0, 0, 300.0, False, 0.1, False)

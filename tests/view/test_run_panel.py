@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hivenb.run.fit import Length
+from hivenb.run.length import Length
 from hivenb.run.status import RunState
 from hivenb.view.dashboard import Dashboard
 from hivenb.view.dashboard_state import DashboardState, Standing
