@@ -229,8 +229,6 @@ class Averager(WatchedProcess, DecentralizedAverager):
     """Base to put *behind* a class of hivemind's averagers: what creating one, and waiting for it, should be like.
 
     Behind, because hivemind's classes reach :meth:`step` through ``super()``.
-
-    :param robust_aggregation: the rule by which what is finite is averaged
     """
 
     title = "the averager of gradients"
@@ -249,8 +247,10 @@ class Averager(WatchedProcess, DecentralizedAverager):
     #: the tracker looks at the rounds while the thread that trains adds one
     _lock_rounds = threading.Lock()
 
-    def __init__(self, *args: Any, robust_aggregation: str = NORM_BOUND, **kwargs: Any):
-        self.robust_aggregation = robust_aggregation
+    #: the rule by which what is finite is averaged; set in front of hivemind's classes, which do not know of it
+    robust_aggregation = NORM_BOUND
+
+    def __init__(self, *args: Any, **kwargs: Any):
         #: copies to and from the averaging buffers, beside computing
         self.staging = Staging()
         self._rounds = weakref.WeakSet()
@@ -262,7 +262,9 @@ class Averager(WatchedProcess, DecentralizedAverager):
         self._round_reports = RoundReportPipe()
         self._downloads = DownloadPace()
         self._daemon_link = DaemonLink()
+        # in its own process
         self._exchange = GroupExchange()
+        self._terms = RoundTerms(are_of_ours=False, has_helper=False)
         super().__init__(*args, **kwargs)
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
@@ -563,13 +565,13 @@ class Averager(WatchedProcess, DecentralizedAverager):
         """
         self._matchmaking.begin(group_info.group_id)
         records = [self.serializer.loads(gathered) for gathered in group_info.gathered]
-        terms = RoundTerms.of(records)
+        terms = self._terms = RoundTerms.of(records)
         group = GroupRecords(records, group_info.peer_ids.index(self.peer_id))
         for extension in self.extensions:
             extension.agree(group)
         known = dataclasses.replace(group_info, gathered=tuple(map(of_upstream, records)))
         async with self._exchange.watched(self._matchmaking, group_info, terms):
-            gathered = await aggregate(known, min_vector_size, terms=terms, **kwargs)
+            gathered = await aggregate(known, min_vector_size, **kwargs)
         for extension in self.extensions:
             extension.conclude()
         reached = {peer: value for peer, value in gathered.items() if peer not in terms.notes.unreached}
@@ -584,7 +586,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
     ) -> None:
         # Replaces hivemind/averaging/averager.py:_run_allreduce_inplace_, which makes a runner of hivemind's own class
         group_id = group_id or group_info.group_id
-        terms: RoundTerms = kwargs.pop("terms")
+        terms = self._terms
         compression, weight = kwargs.pop("compression"), kwargs.pop("weight")
         infos = kwargs.pop("tensor_infos", None) or map(CompressionInfo.from_tensor, tensors, itertools.count())
         phase = group_id[len(group_info.group_id) :]

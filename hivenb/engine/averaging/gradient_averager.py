@@ -21,7 +21,7 @@ from hivenb.engine.averaging.extensions.extension import Exchange, Extension, Gr
 from hivenb.engine.averaging.finite import LateVerdict, are_finite, where_not_finite
 from hivenb.engine.averaging.state_download import Download, SharesState
 from hivenb.engine.exchange.exact_tensors import ExactKey
-from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
+from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING, NORM_BOUND
 
 # -- gradient buffers ------------------------------------------------------------------------------------------------
 #
@@ -96,6 +96,8 @@ class GradientAverager(_GradientAverager, SharesState):
                 torch.zeros(parameter.shape, dtype=dtype).share_memory_()
                 for parameter, dtype in zip(parameters, types, strict=True)
             )
+        # before hivemind's class, or a user's own, which may take no such argument
+        self.robust_aggregation = kwargs.pop("robust_aggregation", NORM_BOUND)
         self._is_loaded = False
         self._last: Unjudged | None = None
         #: by parameter, whether a batch of this epoch has used it

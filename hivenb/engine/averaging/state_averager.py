@@ -40,6 +40,7 @@ from hivenb.engine.averaging.torch_state import (
     state_mismatch,
 )
 from hivenb.engine.exchange.exact_tensors import SendsExactly
+from hivenb.engine.trust.aggregation import NORM_BOUND
 from hivenb.errors import ProcessEndedError, SwarmError
 
 logger = get_logger(__name__)
@@ -84,6 +85,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
       the parameters themselves
     :param pseudo_gradient_compression: the codec of what peers average then
     :param outer_fragments: pieces of the model, of which each round synchronizes one
+    :param robust_aggregation: the rule by which what is finite is averaged
     """
 
     title = "the averager of the state"
@@ -130,8 +132,10 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         outer_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer] | None = None,
         pseudo_gradient_compression: CompressionBase | None = None,
         outer_fragments: int = 1,
+        robust_aggregation: str = NORM_BOUND,
         **kwargs: Any,
     ):
+        self.robust_aggregation = robust_aggregation
         self.module_buffers = module_buffers
         self._averaged_buffers = None if module_buffers is None else AveragedBuffers(module_buffers)
         self._early = EarlyRounds(at_once=module_buffers is None)
@@ -561,7 +565,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
     def _apply_outer_round(self, outer: OuterRounds) -> None:
         sent, self._old_tensors = self._old_tensors, None
-        if self._failure is not None:
+        if self._failure is not None or not outer.has_outcome:
             outer.forget_round()
             return
         with self.get_tensors() as averages:
@@ -659,7 +663,8 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
                 state = ServedState(
                     {**metadata, "epoch": metadata["epoch"] - self._steps_to_come}, tuple(tensors), tuple(infos)
                 )
-                with self.get_tensors():  # an extension's change between two steps of training
+                # those of an outer optimizer change between two steps of training
+                with self.get_tensors() if self.outer_rounds is not None else contextlib.nullcontext():
                     for extension in self.extensions:
                         state = extension.serve(state)
                 tensors = list(state.tensors)
@@ -711,6 +716,14 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         with self.get_tensors():
             for extension in self.extensions:
                 extension.take(tails.get(extension.name, Tail()))
+
+    def _to_be_finite(self, loaded: Download) -> Sequence[torch.Tensor]:
+        tensors, tails = split_tails(loaded.metadata, loaded.tensors)
+        # of buffers, what is not finite is looked at when they are applied
+        return [
+            *tensors,
+            *(one for name, tail in tails.items() if name != AveragedBuffers.name for one in tail.tensors),
+        ]
 
     def _accept(self, loaded: Download) -> tuple[Any, Sequence[torch.Tensor]]:
         # hivemind/optim/state_averager.py:load_optimizer_state checks nothing: with a scheduler at one peer and none

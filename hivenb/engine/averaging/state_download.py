@@ -21,8 +21,6 @@ from hivemind.utils.asyncio import aiter_with_timeout
 from hivemind.utils.streaming import combine_from_streaming
 
 from hivenb.engine.averaging.averager import Averager
-from hivenb.engine.averaging.extensions.buffers import AveragedBuffers
-from hivenb.engine.averaging.extensions.extension import split_tails
 from hivenb.engine.averaging.finite import are_finite
 from hivenb.engine.network.values import BoundedSerializer, finite, raw, sequence, whole
 from hivenb.errors import UnbelievedStateError
@@ -336,17 +334,19 @@ class SharesState(Averager):
         return self._why_contradicted(loaded)
 
     def _where_not_finite(self, loaded: Download) -> str | None:
-        tails = split_tails(loaded.metadata, loaded.tensors)[1]
-        buffers = tails[AveragedBuffers.name].tensors if AveragedBuffers.name in tails else ()
-        kept = len(loaded.tensors) - len(buffers)  # those are looked at when they are applied
-        own = [*self.main_parameters, *(None for _ in loaded.tensors)]
-        for number, (tensor, mine) in enumerate(zip(loaded.tensors[:kept], own, strict=False), start=1):
+        tensors = self._to_be_finite(loaded)
+        own = [*self.main_parameters, *(None for _ in tensors)]
+        for number, (tensor, mine) in enumerate(zip(tensors, own, strict=False), start=1):
             has_numbers = tensor.is_floating_point() or tensor.is_complex()
             if has_numbers and not are_finite([tensor]) and not _is_mask(tensor, mine):
-                return f"in tensor {number} of {kept}"
+                return f"in tensor {number} of {len(tensors)}"
         values = loaded.metadata.get("optimizer_metadata") if isinstance(loaded.metadata, dict) else None
         numbers = [one.get("value") for one in values if isinstance(one, dict)] if isinstance(values, list) else []
         return None if all(map(_is_no_bad_number, numbers)) else "among the optimizer's settings"
+
+    def _to_be_finite(self, loaded: Download) -> Sequence[torch.Tensor]:
+        """The tensors of a state in which nan and inf are no good, those of the parameters first."""
+        return loaded.tensors
 
     def _why_contradicted(self, loaded: Download) -> str | None:
         if len(loaded.tensors) < len(self.main_parameters):

@@ -58,6 +58,7 @@ class TestRefused:
         averager = SimpleNamespace(newest_epoch=lambda expected: EPOCH, main_parameters=own_state)
         for name in ("_newest", "_where_not_finite", "_why_contradicted"):
             setattr(averager, name, partial(getattr(SharesState, name), averager))
+        averager._to_be_finite = partial(TrainingStateAverager._to_be_finite, averager)
         return SharesState._why_refused(averager, Download(b"source", metadata, tensors))  # type: ignore[arg-type]
 
     def test_what_is_whole_is_taken(self) -> None:
@@ -91,6 +92,27 @@ class TestRefused:
         mask = torch.tensor([-math.inf])
         metadata = {"epoch": EPOCH, "tails": [["module_buffers", "fingerprint", 1]]}
         assert self.why([torch.ones(3), mask], metadata) is None
+
+    @pytest.mark.parametrize(
+        "tails",
+        [
+            [["module_buffers", "x", 1], ["outer_optimizer", None, 1]],
+            [["outer_optimizer", None, 1], ["module_buffers", "x", 1], ["outer_optimizer", None, 1]],
+            [["module_buffers", "x", 1], ["module_buffers", "x", 1]],
+        ],
+    )
+    def test_what_else_is_behind_it_is_looked_at_wherever_it_stands(self, tails: list[Any]) -> None:
+        tensors = [torch.ones(1) for _ in tails[:-1]]
+        reason = self.why([torch.ones(3), *tensors, torch.tensor([math.nan])], {"epoch": EPOCH, "tails": tails})
+        assert reason is not None
+        assert "nan or inf" in reason
+
+    def test_one_who_takes_all_looks_at_all(self) -> None:
+        metadata = {"tails": [["module_buffers", "x", 1]]}
+        averager = SimpleNamespace(main_parameters=())
+        averager._to_be_finite = partial(SharesState._to_be_finite, averager)
+        loaded = Download(b"source", metadata, [torch.tensor([math.nan])])
+        assert SharesState._where_not_finite(averager, loaded) is not None  # type: ignore[arg-type]
 
     def test_a_mask_is_one_here_too_and_never_nan(self) -> None:
         mask = torch.tensor([-math.inf, 0.0])

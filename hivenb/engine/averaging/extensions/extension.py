@@ -138,6 +138,8 @@ def split_tails(metadata: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[t
     tails = list(said) if isinstance(said, (list, tuple)) and len(said) <= _MOST_TAILS else []
     if not all(map(_is_tail, tails)) or sum(one[2] for one in tails) > len(tensors):
         tails = []
+    if len({one[0] for one in tails}) < len(tails):
+        tails = []
     kept = start = len(tensors) - sum(one[2] for one in tails)
     found: dict[str, Tail] = {}
     for name, detail, count in tails:

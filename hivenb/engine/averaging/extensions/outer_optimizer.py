@@ -314,6 +314,11 @@ class OuterRounds(Extension):
                 local.add_(torch.sub(results[number], sent[number]).to(device=local.device, dtype=local.dtype))
         self.fragments.discount(self._samples_sent, pieces)
 
+    @property
+    def has_outcome(self) -> bool:
+        """Whether a round is over of which the model does not know yet."""
+        return int(self._exchanged[0]) != _Exchanged.NOTHING
+
     def forget_round(self) -> None:
         """What a round has made of the buffers is not to be applied."""
         self._exchanged.zero_()
