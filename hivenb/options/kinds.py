@@ -190,9 +190,10 @@ class OneOf(Kind):
     control: ClassVar[str] = "menu"
 
     def checked(self, name: str, value: Any, options: Collection[str]) -> str:
-        if value not in (*self.choices,):
-            raise OptionsError(f"{name}={value!r}: give one of {', '.join(self.choices)}.")
-        return str(value)
+        for choice in self.choices:
+            if value == choice:
+                return choice  # what was given may be an enumeration's
+        raise OptionsError(f"{name}={value!r}: give one of {', '.join(self.choices)}.")
 
     def words(self, value: Any) -> str:
         return str(value)

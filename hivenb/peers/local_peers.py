@@ -278,6 +278,8 @@ class LocalPeers:
 
         :param ids: of all peers that were
         """
+        if not ids:
+            return
         out = [peer for peer in self._peers if peer.peer_id in ids and peer.state in ("ready", "training")]
         new = [peer for peer in out if peer not in self._banned]
         if new:

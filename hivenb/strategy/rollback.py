@@ -394,8 +394,8 @@ class Rollback:
         counts for nothing; what needs the others' state is given up.
 
         :param step: of the optimizer; raises :class:`hivenb.errors.UnbelievedStateError` if the others' have diverged,
-          and :class:`hivenb.errors.NotFiniteError` if this peer's own is. With ``roll_back``, it does so only after
-          :data:`DIVERGED_FOR` seconds
+          and :class:`hivenb.errors.NotFiniteError` if this peer's own is. With ``auto_roll_back``, it does so only
+          after :data:`DIVERGED_FOR` seconds
         :returns: what it gives; ``None`` if it was given up
         """
         optimizer = self._training.optimizer

@@ -132,6 +132,10 @@ def read_settings(settings: Mapping[str, Any]) -> Settings:
             f"Swarm has no setting {', '.join(unknown)}. {did_you_mean(unknown, names)}There are name, "
             f"{', '.join(names)}"
         )
+    if not isinstance(given.get("private", True), bool):
+        raise SwarmError(
+            f"private={given['private']!r}: give True, or False to let everybody in who can reach an address"
+        )
     for name in ("host_maddrs", "announce_maddrs"):
         given[name] = read_maddrs(name, given.get(name))
     if given.get("identity_path") is not None:

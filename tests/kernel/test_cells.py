@@ -47,7 +47,7 @@ def test_a_notebook_from_top_to_bottom_and_again(kernel):
         assert kernel.run("run.start()") == ""
         assert (
             kernel.run("print('mine'); ended = run.wait(epochs=3, timeout=60); print(ended)")
-            == "mine\nwaited for 3 epochs\nTrue\n"
+            == "mine\nwaited for 3 swarm epochs\nTrue\n"
         )
         for number in range(5):
             assert kernel.run(f"print({number})") == f"{number}\n"

@@ -5,6 +5,7 @@ Values in words, as marks on the charts have them, are never Python's.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
@@ -36,6 +37,15 @@ def test_each_is_declared_in_full(option: Option) -> None:
     assert set(option.requires) <= set(FIELDS)
     assert isinstance(option.takes_effect, TakesEffect)
     assert option.place is None or (option.place.group in GROUPS and option.kind.control)
+
+
+def test_a_choice_that_is_an_enumerations_is_kept_as_what_it_stands_for() -> None:
+    class Rule(str, enum.Enum):
+        NOTHING = "none"
+
+    options = Options(target_batch_size=8, robust_aggregation=Rule.NOTHING)
+    assert type(options.robust_aggregation) is str
+    assert options.replace(target_batch_size=16).robust_aggregation == "none"
 
 
 def test_the_panel_has_each_that_has_a_place_in_its_order() -> None:

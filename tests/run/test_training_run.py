@@ -560,7 +560,7 @@ def test_a_run_that_nobody_refers_to_trains_on_and_leaves_no_folder(home):
     assert trainer.is_alive()
     assert history.version > seen
     assert folder.is_dir()
-    (run,) = [run for run in (known() for known in home._runs) if run is not None and run.history is history]
+    (run,) = [run for run in (known() for known in home.runs._runs) if run is not None and run.history is history]
     run.stop()
     assert list(folder.iterdir())  # what a second start goes on from
     run.start()

@@ -151,6 +151,12 @@ def test_local_peers_of_a_private_swarm_train_with_it(swarm: hivenb.Swarm) -> No
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("private", [None, 0, "", 1, "no"])
+def test_nothing_but_false_opens_a_swarm_to_all(private: object) -> None:
+    with pytest.raises(SwarmError, match=r"private=.*: give True, or False to let everybody in"):
+        read_settings({"private": private})
+
+
 def test_each_new_swarm_has_a_secret_of_its_own() -> None:
     settings = read_settings({})
     assert settings == read_settings({"private": True})

@@ -228,7 +228,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
     @property
     def buffers_left_out(self) -> str | None:
-        """That the buffers were excluded from a round or a download, and why, in words; ``None`` if they never were."""
+        """That the buffers were left out of a round or a download, and why, in words; ``None`` if they never were."""
         return None if self._averaged_buffers is None else self._averaged_buffers.left_out
 
     def take_over_parameters(self) -> None:

@@ -300,7 +300,7 @@ class AveragedBuffers(Extension):
     def __init__(self, buffers: ModuleBuffers):
         self._of_module = buffers
         self._said: set[str] = set()
-        #: that the buffers were excluded from a round or a download, and why, in words; ``None`` if they never were
+        #: that the buffers were left out of a round or a download, and why, in words; ``None`` if they never were
         self.left_out: str | None = None
         self._agreed = _Outcome.NONE_YET  # in the averager's process
         # for both processes
