@@ -9,8 +9,11 @@ from matplotlib.figure import Figure
 
 from hivenb.figures.history import Snapshot
 from hivenb.view import theme
-from hivenb.view.charts.drawing import DPI, HEIGHT, WIDTH
-from hivenb.view.charts.panels import Panel, limits, panels
+from hivenb.view.charts.drawing import DPI
+from hivenb.view.charts.panels import WIDTH, Panel, limits, panels
+
+#: Pixels, as many as a dashboard that is that wide.
+HEIGHT = 600
 
 
 class AxesCharts:
@@ -23,7 +26,7 @@ class AxesCharts:
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._figure = Figure((WIDTH, HEIGHT), dpi=DPI)
+        self._figure = Figure((WIDTH / DPI, HEIGHT / DPI), dpi=DPI)
         FigureCanvasAgg(self._figure)
         grid = self._figure.add_gridspec(3, 6, left=0.08, right=0.98, top=0.94, bottom=0.05, hspace=0.4, wspace=1.2)
         self._axes, self._lines, self._bands = [], [], []

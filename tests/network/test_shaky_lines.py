@@ -85,13 +85,13 @@ def train(enter: Callable[[], None], connection: Connection, name: str, invite: 
 def note_early(run: hivenb.TrainingRun, epochs: set[int]) -> None:
     """Have it noted which epochs had their state averaged before their step."""
     averager = run.strategy.optimizer.state_averager
-    take_over = averager._take_over
+    take_over = averager._take_over_early
 
     def noting(control: Any, timeout: float) -> None:
         take_over(control, timeout)
         epochs.add(int(control.epoch) - 1)
 
-    averager._take_over = noting
+    averager._take_over_early = noting
 
 
 def ask(connection: Connection) -> Told:

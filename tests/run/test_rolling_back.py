@@ -122,10 +122,10 @@ def test_a_click_brings_the_last_good_state_back_and_another_one_loses_nothing(s
 def test_before_there_is_a_good_state_or_where_none_is_kept_it_says_so(swarm, start):
     run = start(swarm, snapshot_every=None)
     assert run.wait(epochs=2, timeout=PATIENCE)
-    with pytest.raises(TrainingError, match="no state is kept"):
+    with pytest.raises(TrainingError, match="no snapshot is taken"):
         run.roll_back()
     other = TrainingRun(Ruinable(), tiny.loader(), swarm=swarm, options=Options(target_batch_size=32, run_id="unborn"))
-    with pytest.raises(TrainingError, match="no good state yet"):
+    with pytest.raises(TrainingError, match="there is no snapshot yet"):
         other.roll_back()
     assert run.is_active
 

@@ -24,7 +24,10 @@ from hivenb.engine.process.child import ChildProcess
 
 pytestmark = pytest.mark.process
 
-PREAMBLE = "import os, sys, time, multiprocessing as mp, subprocess\nfrom hivenb.engine.process import child_process\n"
+PREAMBLE = (
+    "import os, sys, time, multiprocessing as mp, subprocess\n"
+    "from hivenb.engine.process import child as child_process\n"
+)
 
 
 class Child(ChildProcess, mp.Process):

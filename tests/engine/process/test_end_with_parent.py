@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 
 PREAMBLE = (
     "import os, sys, time, multiprocessing as mp, subprocess\n"
-    "from hivenb.engine.process import child_process, end_with_parent\n"
+    "from hivenb.engine.process import child as child_process\n"
 )
 
 
@@ -56,7 +56,7 @@ def test_a_program_that_is_not_ours_is_in_a_session_of_its_own_and_ends_with_its
     parent: Callable[[str], tuple[subprocess.Popen[str], int]], eventually: Callable[..., None]
 ) -> None:
     process, child = parent(
-        "child = subprocess.Popen(end_with_parent.tied_to_parent(['/bin/sleep', '600']))\n"
+        "child = subprocess.Popen(child_process.tied_to_parent(['/bin/sleep', '600']))\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(600)\n"
     )

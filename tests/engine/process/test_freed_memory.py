@@ -14,7 +14,7 @@ pytestmark = [
 
 CODE = """
 import gc, psutil, sys, time
-from hivenb.engine.process import freed_memory
+from hivenb.engine.process import child as freed_memory
 
 def size():
     return psutil.Process().memory_info().rss
@@ -61,7 +61,7 @@ def test_without_that_it_is_kept(shape: str) -> None:
 
 LARGE_BLOCKS = """
 import psutil, torch
-from hivenb.engine.process import freed_memory
+from hivenb.engine.process import child as freed_memory
 
 freed_memory.INTERVAL = 1000.0  # what goes back goes back at once
 freed_memory.give_back_regularly()
@@ -76,7 +76,7 @@ print((psutil.Process().memory_info().rss - small) / (large - small))
 
 MESSAGES = """
 import resource, torch
-from hivenb.engine.process import freed_memory
+from hivenb.engine.process import child as freed_memory
 
 freed_memory.INTERVAL = 1000.0
 freed_memory.give_back_regularly()
@@ -106,7 +106,7 @@ def test_large_blocks_go_back_when_they_are_freed() -> None:
 
 BATCHES = """
 import resource, sys, threading, torch
-from hivenb.engine.process import freed_memory
+from hivenb.engine.process import child as freed_memory
 
 if sys.argv[1] == "kept":
     freed_memory.keep_for_what_follows()
