@@ -47,7 +47,7 @@ def test_the_wheel_carries_every_module_and_the_licence(wheel):
     carried = set(wheel.namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hivenb").rglob("*.py")}
     assert modules <= carried
-    assert {"hivenb/py.typed", "hivenb/view/chart_pointer.js"} <= carried
+    assert {"hivenb/py.typed", "hivenb/view/charts/pointer.js"} <= carried
     assert any(name.endswith("licenses/LICENSE") for name in carried)
     assert not any(name.startswith(("tests/", "notebooks/")) for name in carried)
     assert {Path(name).suffix for name in carried if name.startswith("hivenb/_notebooks/")} == {".ipynb"}
