@@ -5,7 +5,7 @@ Averagers encode with the codec they were given, but decode, and encode their re
 to hand to the averager (`corrected` finds it for any codec object), and its entry in that table (`install`, which
 each averager runs in its own process: that of a kernel or a script is others' as well).
 
-Each override names the line of hivemind 1.1.12 it works around; ``tests/engine/test_codecs.py`` says when
+Each override names the line of hivemind 1.1.12 it works around; ``tests/engine/test_corrected_codecs.py`` says when
 upstream no longer needs it.
 """
 

@@ -136,9 +136,7 @@ def split_tails(metadata: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[t
     """The tensors of a state without those of extensions, and these by name; anybody may send anything."""
     said = metadata.get(_TAILS) if isinstance(metadata, dict) else None
     tails = list(said) if isinstance(said, (list, tuple)) and len(said) <= _MOST_TAILS else []
-    if not all(map(_is_tail, tails)) or sum(one[2] for one in tails) > len(tensors):
-        tails = []
-    if len({one[0] for one in tails}) < len(tails):
+    if not _fit(tails, len(tensors)):
         tails = []
     kept = start = len(tensors) - sum(one[2] for one in tails)
     found: dict[str, Tail] = {}
@@ -146,6 +144,13 @@ def split_tails(metadata: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[t
         found[name] = Tail(detail, tuple(tensors[start : start + count]))
         start += count
     return tuple(tensors[:kept]), found
+
+
+def _fit(tails: Sequence[Any], tensors: int) -> bool:
+    """Whether tails can be of that many tensors, each of an extension of its own."""
+    if not all(map(_is_tail, tails)):
+        return False
+    return sum(one[2] for one in tails) <= tensors and len({one[0] for one in tails}) == len(tails)
 
 
 def _is_tail(one: Any) -> bool:
