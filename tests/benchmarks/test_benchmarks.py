@@ -55,6 +55,15 @@ def test_a_mixed_pair_is_compared_with_a_plain_one(tmp_path: Path) -> None:
     assert "two plain" in printed
 
 
+def test_gradients_that_are_late_are_compared_with_those_that_are_made_up_for(tmp_path: Path) -> None:
+    found, printed = run("delay_compensation.py", tmp_path)
+    assert [row["mode"] for row in found["rows"]] == ["synchronous", "late", "own gradients", "last step sizes"]
+    assert all(0 <= row["accuracy"] <= 1 for row in found["rows"])
+    assert {step["way"] for step in found["steps"]} >= {"the step itself", "by formulas", "some at a time"}
+    assert all(step["bytes_held"] >= 0 for step in found["steps"])
+    assert "a speculative step" in printed
+
+
 @pytest.mark.long
 def test_optimizers_and_schedulers_are_compared_with_plain_torch(tmp_path: Path) -> None:
     found, printed = run("optimizers_and_schedulers.py", tmp_path)

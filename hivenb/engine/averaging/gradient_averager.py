@@ -119,6 +119,10 @@ class GradientAverager(_GradientAverager, SharesState):
     #: them: each was weighed by its samples over these. By default all batches are taken for equally large.
     samples_of_weight_one: float | None = None
 
+    #: Called before a round with this peer's own mean gradients, which the round writes over, and by parameter whether
+    #: it has one; not if they count for nothing. ``None`` where nobody needs them.
+    on_own_gradients: Callable[[Sequence[torch.Tensor], Sequence[bool]], None] | None = None
+
     @torch.no_grad()
     def accumulate_grads_(self, batch_size: int) -> None:
         """Add the gradients of a batch to those of the epoch, unless they are summed in the model's own buffers.
@@ -187,6 +191,10 @@ class GradientAverager(_GradientAverager, SharesState):
             args = (NEXT_TO_NOTHING, *args[1:])  # hivemind's first argument
             torch._foreach_zero_(sums)
             self._is_loaded = False
+        elif sums and self.on_own_gradients is not None:
+            self.load_accumulators_into_averager_()
+            with self.get_tensors() as means:
+                self.on_own_gradients(means, self.have_gradients())
         return super().step(*args, **kwargs)
 
     def reset_accumulated_grads_(self) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 import torch
@@ -83,6 +83,34 @@ class ChangesOfModule:
             if remember and self._last is not None:
                 self._last[number].copy_(now)
         self._is_remembered = remember
+
+    @torch.no_grad()
+    def lead(
+        self,
+        values: Iterable[tuple[int, torch.Tensor]],
+        parameters: Sequence[torch.Tensor],
+        write: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None],
+    ) -> None:
+        """Let the model have other values than the copies until :meth:`hand_out`; they are no changes of its own.
+
+        To be called right after :meth:`take_in`, which has remembered what is the same.
+
+        :param values: numbers of parameters, and what the model is to have of them
+        :param parameters: of the model
+        :param write: copies sources, which lie in main memory for long, to targets
+        :raises Exception: what making the values raises; the model then has what it had
+        """
+        last = self._last or []
+        led: list[int] = []
+        try:
+            for number, value in values:
+                led.append(number)
+                last[number].copy_(value)
+        except BaseException:
+            for number in led:
+                last[number].copy_(parameters[number])
+            raise
+        write([last[number] for number in led], [parameters[number] for number in led])
 
     @torch.no_grad()
     def hand_out(

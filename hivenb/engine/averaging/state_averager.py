@@ -10,7 +10,7 @@ import concurrent.futures
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -124,6 +124,9 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
     #: whether the model has other parameters than the averages that it got last
     _has_changed_meanwhile = False
+
+    #: what the model would have were it not ahead of an offloaded optimizer; ``None`` while it is not
+    _behind_model: Sequence[torch.Tensor] | None = None
 
     def __init__(
         self,
@@ -254,6 +257,33 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
             return
         with self.lock_optimizer, self.get_tensors() if self.reuse_tensors else contextlib.nullcontext():
             self._changes.take_in(self.main_parameters, self._optimizer_parameters(), remember)
+
+    def lead_model(
+        self,
+        steps: Callable[[torch.optim.Optimizer], Iterable[tuple[int, torch.Tensor]]],
+        keep_in: Sequence[torch.Tensor],
+    ) -> None:
+        """Let the model be ahead of an offloaded optimizer, until that has made its next step, or has failed in it.
+
+        To be called while nothing is under way in the background.
+
+        :param steps: gives numbers of parameters, and what the model is to have of them, from the torch optimizer
+        :param keep_in: memory for what the optimizer has; written when ``steps`` has given all
+        """
+        self.take_in_changes(remember=True)
+        with self.lock_optimizer, torch.no_grad():
+            self._changes.lead(steps(self.optimizer), self.main_parameters, self.staging.copy)
+            for place, parameter in zip(keep_in, self._optimizer_parameters(), strict=True):
+                place.copy_(parameter)
+            self._behind_model = keep_in
+
+    def wait_for_step(self) -> None:
+        """Wait for the optimizer's step in the background, not for a round after it; the model has its result then.
+
+        :raises Exception: what went wrong in it
+        """
+        self.finished_optimizer_step.wait()
+        self.step()
 
     def forget_changes(self) -> None:
         """Let the model have next what the optimizer or a round gives it, whatever the module has changed before."""
@@ -409,7 +439,8 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         if self.offload_optimizer and (averages or step.get("optimizer_step")):
             if self.pending_updates:
                 super().step(wait_for_delayed_updates=True)  # of which this one is to make its step
-            self.take_in_changes(remember=is_delayed)
+            if self._behind_model is None:  # else they were taken in a moment ago
+                self.take_in_changes(remember=is_delayed)
 
     def _raise_failure(self, only_waits: bool) -> None:
         """Raise what went wrong in a step.
@@ -522,6 +553,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     # -- to and from the averaging buffers ------------------------------------------------------------------------
 
     def _apply_optimizer_parameters_(self) -> None:
+        self._behind_model = None
         self._changes.hand_out(self._optimizer_parameters(), self.main_parameters, self.staging.copy)
 
     def _load_local_tensors_into_averager_(self) -> None:
@@ -629,8 +661,8 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         if self.offload_optimizer:
             own = self._optimizer_parameters()
             with self.lock_averaged_tensors if self.reuse_tensors else contextlib.nullcontext():
-                for parameter, main in zip(own, self.main_parameters, strict=True):
-                    parameter.copy_(main)
+                for parameter, before in zip(own, self._behind_model or self.main_parameters, strict=True):
+                    parameter.copy_(before)
             self.forget_changes()
         elif self._parameters_are_kept:
             with self.get_tensors() as buffers:

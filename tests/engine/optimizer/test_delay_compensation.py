@@ -1,0 +1,286 @@
+"""What makes up for gradients that are averaged in the background: the arithmetic of a step beside an optimizer."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from hivenb.engine.averaging.staging import ChangesOfModule
+from hivenb.engine.optimizer.delay_compensation import DelayCompensation, step_beside, why_not_beside
+
+SHAPES = [(3, 4), (5,), (2, 3, 2), ()]
+
+
+class LargestOnly(torch.optim.Optimizer):
+    """A user's own: moves the numbers with the largest gradients only, remembers by each when, and has state late."""
+
+    def __init__(self, params: Any, lr: float = 0.1):
+        super().__init__(params, {"lr": lr, "seen": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["seen"] += 1
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["last"], state["count"] = torch.zeros_like(parameter), [0]
+                state["count"][0] += 1
+                chosen = parameter.grad.abs() >= parameter.grad.abs().max()
+                rate = group["lr"] / math.sqrt(state["count"][0])
+                parameter[chosen] -= rate * parameter.grad[chosen] + 0.01 * torch.rand(int(chosen.sum()))
+                state["last"][chosen] = group["seen"]
+
+
+MAKE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda params: torch.optim.SGD(params, 0.1),
+    "SGD with momentum": lambda params: torch.optim.SGD(params, 0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+    "AdamW": lambda params: torch.optim.AdamW(params, 0.1),
+    "AdamW, fused": lambda params: torch.optim.AdamW(params, 0.1, fused=True),
+    "AdamW, each by itself": lambda params: torch.optim.AdamW(params, 0.1, foreach=False),
+    "Adam": lambda params: torch.optim.Adam(params, 0.1, weight_decay=0.1),
+    "Adam with amsgrad": lambda params: torch.optim.Adam(params, 0.1, weight_decay=0.1, amsgrad=True),
+    "Adafactor": lambda params: torch.optim.Adafactor(params, 0.1),
+    "Adagrad": lambda params: torch.optim.Adagrad(params, 0.1),
+    "Adamax": lambda params: torch.optim.Adamax(params, 0.1),
+    "Adadelta": lambda params: torch.optim.Adadelta(params, 0.1),
+    "ASGD": lambda params: torch.optim.ASGD(params, 0.1),
+    "NAdam": lambda params: torch.optim.NAdam(params, 0.1),
+    "RAdam": lambda params: torch.optim.RAdam(params, 0.1),
+    "RMSprop": lambda params: torch.optim.RMSprop(params, 0.1, momentum=0.9, centered=True),
+    "Rprop": lambda params: torch.optim.Rprop(params, 0.1),
+    "a user's own": LargestOnly,
+}
+
+
+def make(name: str, steps: int = 3) -> torch.optim.Optimizer:
+    """An optimizer of two groups that has made some steps."""
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+    made = MAKE[name]([{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.03}])
+    for _ in range(steps):
+        step(made, gradients())
+    return made
+
+
+def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def gradients() -> list[torch.Tensor | None]:
+    """One for each parameter but the third."""
+    return [None if number == 2 else torch.randn(shape) for number, shape in enumerate(SHAPES)]
+
+
+def step(optimizer: torch.optim.Optimizer, given: Iterable[torch.Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters(optimizer), given, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+def all_of(optimizer: torch.optim.Optimizer) -> Any:
+    """Parameters, state and settings, to be compared."""
+    return copy.deepcopy([[one.detach().tolist() for one in parameters(optimizer)], as_lists(optimizer.state_dict())])
+
+
+def as_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: as_lists(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_lists(one) for one in value]
+    return value.tolist() if torch.is_tensor(value) else value
+
+
+def assert_alike(name: str, got: torch.Tensor, expected: torch.Tensor) -> None:
+    """By the optimizer's own code it is the same, by a formula the same but for rounding."""
+    if name.startswith(("SGD", "AdamW")) or name == "Adam":
+        assert torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
+    else:
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 9, 10**6])
+@pytest.mark.parametrize("name", MAKE)
+def test_it_is_the_step_and_changes_nothing(name: str, at_a_time: int) -> None:
+    optimizer, own = make(name), gradients()
+    before, drawn = all_of(optimizer), torch.random.get_rng_state()
+    beside = {}
+    for number, value in step_beside(optimizer, own, at_a_time):
+        beside[number] = value
+    assert all_of(optimizer) == before
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert list(beside) == [0, 1, 3]
+    if name == "a user's own" and at_a_time < 10**6:
+        return  # it draws a number for each parameter in turn
+    given = [None if one is None else one.clone() for one in own]
+    kept = parameters(optimizer)[2].detach().clone()
+    if name == "a user's own":
+        for number, value in beside.items():
+            assert (value != torch.tensor(before[0][number])).sum() == 1, "that of the largest gradient"
+    else:
+        step(optimizer, given)
+        for number, value in beside.items():
+            assert_alike(name, value, parameters(optimizer)[number])
+    assert torch.equal(parameters(optimizer)[2], kept)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_the_first_step_is_made_without_a_state(name: str) -> None:
+    optimizer, own = make(name, steps=0), gradients()
+    before = all_of(optimizer)
+    beside = dict(step_beside(optimizer, own))
+    assert all_of(optimizer) == before
+    if name != "a user's own":
+        step(optimizer, [None if one is None else one.clone() for one in own])
+        for number, value in beside.items():
+            assert_alike(name, value, parameters(optimizer)[number])
+
+
+def test_neither_hooks_nor_schedulers_see_it() -> None:
+    optimizer = make("AdamW")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)  # which puts a step of its own there
+    optimizer.step()
+    scheduler.step()
+    called: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    own, rates = gradients(), [group["lr"] for group in optimizer.param_groups]
+    beside = dict(step_beside(optimizer, own))
+    assert (called, [group["lr"] for group in optimizer.param_groups]) == ([], rates)
+    step(optimizer, own)
+    assert called == ["before", "after"]
+    assert torch.allclose(parameters(optimizer)[0], beside[0]), "at the scheduler's rate"
+
+
+def test_one_that_would_reach_the_parameters_another_way_is_told() -> None:
+    within, flat = make("SGD"), make("SGD")
+    optimizer = LargestOnly([torch.nn.Parameter(torch.ones(2))])
+    assert why_not_beside(optimizer) is None
+    optimizer.inner = [within]  # type: ignore[attr-defined]
+    assert "another optimizer in its attribute inner" in str(why_not_beside(optimizer))
+    flat.flat = parameters(flat)  # type: ignore[attr-defined]
+    assert "parameters in its attribute flat" in str(why_not_beside(flat))
+
+
+# -- the model, ahead -------------------------------------------------------------------------------------------------
+
+
+def write(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
+
+
+def ahead(values: Iterable[tuple[int, torch.Tensor]]) -> tuple[ChangesOfModule, list[torch.Tensor], list[torch.Tensor]]:
+    """A model of two parameters that has been let be ahead, and the optimizer's copies of them."""
+    model, copies = ([torch.tensor([1.0, 2.0]), torch.tensor([3.0])] for _ in range(2))
+    changes = ChangesOfModule()
+    changes.take_in(model, copies, remember=True)
+    changes.lead(values, model, write)
+    return changes, model, copies
+
+
+def test_the_model_is_ahead_until_it_gets_what_the_optimizer_has() -> None:
+    changes, model, copies = ahead([(0, torch.tensor([5.0, 6.0]))])
+    assert [one.tolist() for one in model] == [[5.0, 6.0], [3.0]]
+    changes.take_in(model, copies, remember=True)
+    assert [one.tolist() for one in copies] == [[1.0, 2.0], [3.0]], "it is no change of the module's own"
+    copies[0] += 0.5
+    changes.hand_out(copies, model, write)
+    assert [one.tolist() for one in model] == [[1.5, 2.5], [3.0]]
+
+
+def test_what_the_module_changes_meanwhile_stays_changed() -> None:
+    changes, model, copies = ahead([(0, torch.tensor([5.0, 6.0]))])
+    model[0][0] += 0.25
+    model[1].fill_(7.0)
+    copies[0] += 0.5
+    changes.hand_out(copies, model, write)
+    assert [one.tolist() for one in model] == [[1.75, 2.5], [7.0]]
+    changes.take_in(model, copies, remember=False)
+    assert [one.tolist() for one in copies] == [[1.75, 2.5], [7.0]]
+
+
+def test_a_step_that_fails_on_its_way_leaves_the_model_as_it_was() -> None:
+    model, copies = ([torch.tensor([1.0, 2.0]), torch.tensor([3.0])] for _ in range(2))
+    changes = ChangesOfModule()
+    changes.take_in(model, copies, remember=True)
+
+    def failing() -> Iterable[tuple[int, torch.Tensor]]:
+        yield 0, torch.tensor([5.0, 6.0])
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        changes.lead(failing(), model, write)
+    changes.take_in(model, copies, remember=False)
+    assert [one.tolist() for one in (*model, *copies)] == [[1.0, 2.0], [3.0]] * 2
+
+
+class Averager:
+    """As a speculative step knows the averager of the state: an optimizer that works on copies."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer, self.led, self.kept = optimizer, {}, []
+
+    def lead_model(self, steps: Any, keep_in: Any) -> None:
+        self.led = dict(steps(self.optimizer))
+        self.kept = keep_in
+
+
+def test_own_gradients_are_clipped_as_those_of_the_step() -> None:
+    compensation, averager = DelayCompensation(), Averager(make("SGD"))
+    clipped: list[torch.optim.Optimizer] = []
+
+    def clip(optimizer: torch.optim.Optimizer) -> None:
+        clipped.append(optimizer)
+        torch.nn.utils.clip_grad_norm_(parameters(optimizer), 0.5)
+
+    compensation.clip = clip
+    own = [torch.ones(shape) for shape in SHAPES]
+    compensation.note_gradients(own, [True, True, False, True])
+    before = all_of(averager.optimizer)
+    compensation.speculate(averager)  # type: ignore[arg-type]
+    assert all_of(averager.optimizer) == before
+    assert all(one.eq(1.0).all() for one in own), "which the round sends"
+    assert isinstance(clipped[0], torch.optim.SGD)
+    assert clipped[0] is not averager.optimizer
+    moved = torch.cat(
+        [(parameters(averager.optimizer)[number] - value).flatten() for number, value in averager.led.items()]
+    )
+    per_number = 0.5 / math.sqrt(12 + 5 + 1)
+    expected = torch.tensor([0.1] * 12 + [0.03] * 6) * per_number
+    assert torch.allclose(moved, expected, atol=1e-6)
+
+
+def test_without_own_gradients_the_model_stays_where_it_is() -> None:
+    compensation, averager = DelayCompensation(), Averager(make("SGD"))
+    compensation.speculate(averager)  # type: ignore[arg-type]
+    compensation.note_gradients([torch.ones(shape) for shape in SHAPES], [True] * 4)
+    compensation.begin()  # another round, to which this peer has nothing to add
+    compensation.speculate(averager)  # type: ignore[arg-type]
+    compensation.note_gradients([torch.ones(shape) for shape in SHAPES], [False] * 4)
+    compensation.speculate(averager)  # type: ignore[arg-type]
+    assert averager.led == {}
+
+
+def test_an_optimizer_that_cannot_step_beside_itself_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    optimizer = make("SGD")
+
+    class Picky(Averager):
+        def lead_model(self, steps: Any, keep_in: Any) -> None:
+            raise KeyError("unknown parameter")
+
+    compensation = DelayCompensation()
+    for averager in (Picky(optimizer), Picky(optimizer)):
+        compensation.note_gradients([torch.ones(shape) for shape in SHAPES], [True] * 4)
+        compensation.speculate(averager)  # type: ignore[arg-type]
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "SGD" in told[0]
+    assert "unknown parameter" in told[0]
