@@ -155,13 +155,27 @@ class Options:
             label="gradient averaging in background",
             help=(
                 "Training goes on while gradients are averaged, which then arrive up to one swarm epoch late: no "
-                "wait, but less is learned from as many samples (three peers on digits: accuracy 0.9 instead "
-                "of 0.99)."
+                "wait. Without delay compensation less is learned from as many samples (three peers on digits: "
+                "accuracy 0.9 instead of 0.99); a lower learning rate or a longer warm-up helps."
             ),
             group="overlap",
             takes_effect=TakesEffect.IN_PLACE,
             place=Place("overlap", 2),
             requires=("delay_optimizer_step",),
+        ).metadata,
+    )
+    delay_compensation: bool = field(
+        default=True,
+        metadata=Declaration(
+            kind=Flag(),
+            label="delay compensation",
+            help=(
+                "While gradients are averaged in the background, a peer goes on from a step with its own: what it "
+                "computes then is hardly late, for 4 bytes of main memory a parameter."
+            ),
+            group="overlap",
+            takes_effect=TakesEffect.IN_PLACE,
+            place=Place("overlap", 3),
         ).metadata,
     )
     offload_optimizer: bool | None = field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,19 +100,20 @@ class ModuleHooks:
 
         :param optimizer: the swarm's
         """
-        self.clip_at(optimizer.opt)
+        optimizer.compensation.clip = self.clip_at(optimizer.opt)
         statistics = RunningStatistics(self._module)
         optimizer.skipped_batches.on_batch = statistics.follow if statistics.are_there else None
 
-    def clip_at(self, optimizer: torch.optim.Optimizer) -> None:
+    def clip_at(self, optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], None] | None:
         """Clip the gradients of the swarm's step instead of those of each batch.
 
         All peers then clip the same average, as one process does with one large batch.
 
         :param optimizer: the torch optimizer that makes the swarm's step
+        :returns: clips the gradients of an optimizer as is done there; ``None`` if the module clips for itself
         """
         if not self._module.automatic_optimization:
-            return  # such a module clips for itself
+            return None
         clip, trainer = self._find("configure_gradient_clipping")[0], self._module.trainer
         self._silence("configure_gradient_clipping")
 
@@ -123,6 +125,7 @@ class ModuleHooks:
             )
 
         self._clipping = optimizer.register_step_pre_hook(clip_before_step)
+        return clip_before_step
 
     def restore(self) -> None:
         """Put the module's own hooks back, and take that off its optimizer which may be used again."""

@@ -139,9 +139,10 @@ class HivemindStrategy(OneDeviceStrategy):
     :param delay_optimizer_step: run the optimizer in the background and apply its result in a later step; needs
       ``offload_optimizer`` and ``delay_state_averaging``. By default as ``delay_grad_averaging``
     :param delay_grad_averaging: average gradients in the background; needs ``delay_optimizer_step``. They arrive up to
-      one swarm epoch late, computed with parameters that are older by as much, and less is learned from as many
-      samples: digits, by three peers on two cores, came to an accuracy of 0.9 instead of 0.99, and with the two other
-      delays to 0.986 instead of 0.989
+      one swarm epoch late. Meanwhile this peer computes at a step with its own gradients, unless
+      ``delay_compensation=False`` is among the further keywords: at parameters that are older by as much, less is
+      learned from as many samples. Digits, by three peers on two cores, then came to an accuracy of 0.9 instead of
+      0.99, and with the two other delays to 0.986 instead of 0.989. A lower learning rate or a longer warm-up helps
     :param offload_optimizer: keep the optimizer and its state in host memory, to save memory of the device. By default
       only where ``delay_optimizer_step`` needs it
     :param reuse_grad_buffers: accumulate in the model's own ``.grad``, to save one buffer per parameter; needs

@@ -114,7 +114,7 @@ def test_options_cover_hiveminds_optimizer() -> None:
     elsewhere = {"self", "dht", "params", "optimizer", "extra_tensors"}
     # of which hivemind knows nothing
     own = {"average_buffers", "frozen_parameters", "snapshot_every", "robust_aggregation", "auto_roll_back"}
-    own |= {"outer_fragments", "outer_optimizer"}
+    own |= {"delay_compensation", "outer_fragments", "outer_optimizer"}
     assert {renamed.get(name, name) for name in upstream_names - elsewhere} == set(FIELDS) - own
 
 

@@ -32,7 +32,8 @@ PATIENCE = 60.0
 MODES: Mapping[str, dict[str, Any]] = {
     "synchronous": {},
     "offloaded": {"offload_optimizer": True},
-    "delayed": DELAYS,
+    "delayed": {**DELAYS, "delay_compensation": False},
+    "compensated": DELAYS,
 }
 
 Make = Callable[[Any], Any]

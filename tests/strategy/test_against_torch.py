@@ -1,4 +1,7 @@
-"""Twelve optimizers and eight schedulers do in a swarm what they do without, also in host memory and a step late."""
+"""Twelve optimizers and eight schedulers do in a swarm what they do without, also in host memory and a step late.
+
+A peer that is alone, with what makes up for that, is not late.
+"""
 
 from __future__ import annotations
 

@@ -229,6 +229,7 @@ def test_options_are_shown_in_words_with_the_name_in_the_tooltip(scene: Any) -> 
         "delay_state_averaging": True,
         "delay_optimizer_step": True,
         "delay_grad_averaging": True,
+        "delay_compensation": True,
         "offload_optimizer": True,
         "reuse_grad_buffers": False,
         "grad_compression": "float16",

@@ -34,6 +34,7 @@ class Handover:
     :param skipped_batches: the count of the batches that were skipped
     :param outer: the state of the outer optimizer; ``None`` without one
     :param frozen: what of the given parameters is not trained
+    :param clip: clips gradients before a step; ``None`` if nobody does
     """
 
     tracker: ProgressTracker
@@ -47,6 +48,7 @@ class Handover:
     skipped_batches: SkippedBatches
     outer: dict[str, Any] | None
     frozen: FrozenParameters
+    clip: Callable[[torch.optim.Optimizer], None] | None
 
 
 def release(optimizer: Optimizer) -> Handover:
@@ -67,6 +69,7 @@ def release(optimizer: Optimizer) -> Handover:
         skipped_batches=optimizer.skipped_batches,
         outer=None if optimizer.state_averager.outer is None else optimizer.state_averager.outer.state(),
         frozen=optimizer.frozen,
+        clip=optimizer.compensation.clip,
     )
     optimizer.end_averagers()
     return handover
@@ -104,6 +107,7 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
             **settings,
         )
     successor.skipped_batches = handover.skipped_batches
+    successor.compensation.clip = handover.clip
     successor.go_on_at(handover.epoch)
     if successor.state_averager.outer is not None and handover.outer is not None:
         successor.state_averager.outer.take_over(handover.outer)

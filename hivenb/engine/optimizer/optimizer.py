@@ -22,6 +22,7 @@ from hivenb.engine.averaging.round import Round
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.engine.optimizer.catch_up import CatchingUp
 from hivenb.engine.optimizer.checkpoint import optimizer_state, reload_parameters, restore_optimizer_state
+from hivenb.engine.optimizer.delay_compensation import DelayCompensation
 from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
 from hivenb.engine.optimizer.scheduled_rounds import AgreedRounds, EpochReport, MissedRound, RoundOutcome
 from hivenb.engine.optimizer.skipped_batches import SkipsBatches
@@ -106,6 +107,8 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
     Takes the parameters of ``hivemind.Optimizer``
     (https://learning-at-home.readthedocs.io/en/latest/modules/optim.html), and:
 
+    :param delay_compensation: with ``delay_grad_averaging``, whether training goes on from a step with this peer's own
+      gradients while they are averaged (see :mod:`hivenb.engine.optimizer.delay_compensation`)
     :param on_epoch: called with an :class:`EpochReport` on the training thread after each swarm epoch
     :param tracker: of a predecessor that was released (see :mod:`hivenb.engine.optimizer.handover`), to go on with
     :param frozen: what that one has taken out of its optimizer; by default what of the given parameters has
@@ -117,6 +120,7 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         *,
         dht: hivemind.DHT,
         client_mode: bool | None = None,
+        delay_compensation: bool = True,
         on_epoch: Callable[[EpochReport], None] | None = None,
         averager_opts: dict[str, Any] | None = None,
         matchmaking_time: float = 5.0,
@@ -132,12 +136,16 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         # begin() decides when, this one whether at all
         self._shares_state = bool(self._averager_opts.pop("allow_state_sharing", True))
         self._on_epoch = on_epoch
+        self.delay_compensation = delay_compensation
+        #: what makes up for gradients that are averaged in the background
+        self.compensation = DelayCompensation()
         self._inherited_tracker = tracker
         self.has_begun = False
         self._is_trying, self._before_trial = False, (False, False)
         #: parameters that were given, and are no business of the swarm's
         self.frozen, params = (frozen, params) if frozen is not None else _without_frozen(optimizer, params)
         self._clock = StepClock()
+        self._steps_with_own_gradients = False
         self._catching_up = CatchingUp(self)
         self.rounds = AgreedRounds(self, self._catching_up)
         try:
@@ -296,6 +304,8 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         averager = self.state_averager
         if averager.outer_rounds is None:
             super()._update_global_epoch(grad_scaler)
+            if self._compensates and self._steps_with_own_gradients:
+                averager.wait_for_step()  # which waits for nobody
             return
         averager.outer_rounds.fragments.count(self.local_progress.samples_accumulated)
         if self.scheduled_state is not None:
@@ -425,13 +435,24 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
 
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
         self.rounds.be_ready_for_gradients()
+        compensates = self._compensates and not self.state_averager.pending_updates
+        self.compensation.begin() if compensates else self.compensation.forget()
+        self.grad_averager.on_own_gradients = self.compensation.note_gradients if compensates else None
         began: bool = super()._begin_averaging_gradients(grad_scaler)
         self.rounds.begin_state_early()
         if not began:
             self.rounds.note_none_began()
             # hivemind/optim/optimizer.py:_update_global_epoch would step with the gradients of the last batch alone
             self._load_local_gradients_into_optimizer()
+        elif compensates:
+            self.compensation.speculate(self.state_averager)
+        self._steps_with_own_gradients = not began
         return began
+
+    @property
+    def _compensates(self) -> bool:
+        """Whether something is to make up for gradients that are averaged in the background."""
+        return self.delay_compensation and self.delay_grad_averaging and not self.auxiliary
 
     def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Round | None) -> None:
         # Replaces the method of hivemind/optim/optimizer.py, which after a failed round steps with zeros, as gradients

@@ -1,0 +1,326 @@
+"""Two peers whose averages come an epoch late: what makes up for it, and that only the model itself is ever ahead."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import DELAYS, TinyModel, parameters, samples
+from torch import Tensor, nn
+
+from hivenb.engine.network.dht import DHT
+from hivenb.engine.optimizer.checkpoint import epoch_of
+from hivenb.engine.optimizer.handover import release, set_live, take_over
+from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.progress.tracker import ProgressTracker
+
+pytestmark = pytest.mark.process
+
+EPOCHS = 12
+WITHIN = 30.0
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.12, momentum=0.5),
+    "AdamW": partial(torch.optim.AdamW, lr=0.2),
+}
+
+
+def loss_of(model: TinyModel, peer: int, epoch: int) -> Tensor:
+    """Of a batch of a peer's own; those of two peers differ as two halves of one do."""
+    x, y = samples(8, seed=2 * epoch + peer)
+    return nn.functional.mse_loss(model.layer(x), y)
+
+
+class Late(Optimizer):
+    """An optimizer whose averages arrive when the gradients of the next epoch have been computed."""
+
+    def __init__(self, **kwargs: Any):
+        self._computing = threading.Condition()
+        self._computed = -1.0
+        super().__init__(**kwargs)
+
+    def note_computed(self, epoch: float) -> None:
+        with self._computing:
+            self._computed = epoch
+            self._computing.notify_all()
+
+    def _average_gradients_and_load_into_optimizer(self, control: Any) -> None:
+        super()._average_gradients_and_load_into_optimizer(control)
+        with self._computing:
+            assert self._computing.wait_for(lambda: self._computed > control.epoch, WITHIN)
+
+
+class ToldTracker(ProgressTracker):
+    """One that estimates nothing: an epoch is over when a test says so."""
+
+    is_over = False
+
+    @property
+    def ready_to_update_epoch(self) -> bool:
+        return self.is_over
+
+
+class Peer:
+    """A model and its optimizer, one batch to an epoch, which ends when all have theirs.
+
+    :param together: where the peers meet
+    """
+
+    def __init__(self, number: int, dht: DHT, run_id: str, kind: str, together: threading.Barrier, **kwargs: Any):
+        self.number, self.model, self._together = number, TinyModel(), together
+        self.optimizer = Late(
+            dht=dht,
+            run_id=run_id,
+            optimizer=OPTIMIZERS[kind],
+            params=list(self.model.parameters()),
+            target_batch_size=1000,
+            matchmaking_time=2.0,
+            averaging_timeout=WITHIN,
+            tracker_opts={"min_refresh_period": 0.05, "default_refresh_period": 0.1},
+            **{**DELAYS, **kwargs},
+        )
+        self.reports: list[Any] = []
+        self.optimizer._on_epoch = self.reports.append
+        self.optimizer.tracker.__class__ = ToldTracker
+        self.optimizer.begin()
+
+    @property
+    def own(self) -> list[Tensor]:
+        """What its optimizer has."""
+        return [one.detach().clone() for one in self.optimizer.state_averager._optimizer_parameters()]
+
+    def train(self, epochs: range) -> None:
+        for epoch in epochs:
+            self.optimizer.zero_grad()
+            loss_of(self.model, self.number, epoch).backward()
+            self.optimizer.note_computed(epoch)
+            self.optimizer.step(batch_size=8)
+            self._together.wait(WITHIN)
+            self.optimizer.tracker.is_over = True
+            self.optimizer.step(batch_size=0)
+            self.optimizer.tracker.is_over = False
+            self._together.wait(WITHIN)
+            assert self.optimizer.local_epoch == epoch + 1
+
+    def compensate(self, on: bool) -> None:
+        self.optimizer.note_computed(float("inf"))
+        set_live(self.optimizer, {"delay_compensation": on})
+
+    def finish(self) -> None:
+        self.optimizer.note_computed(float("inf"))
+        self.optimizer.finish_delayed_updates()
+
+
+Peers = tuple[Peer, Peer]
+
+
+@pytest.fixture
+def make_peers(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peers]]:
+    made: list[Peer] = []
+
+    def make(kind: str = "SGD", **kwargs: Any) -> Peers:
+        together = threading.Barrier(2)
+        made.extend(
+            Peer(number, one, run_id, kind, together, **kwargs) for number, one in enumerate((dht, joining_dht))
+        )
+        deadline = time.monotonic() + WITHIN
+        while any(peer.optimizer.tracker.global_progress.num_peers < 2 for peer in made):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return made[0], made[1]
+
+    yield make
+    for peer in made:
+        peer.optimizer.note_computed(float("inf"))
+        peer.optimizer.shutdown()
+
+
+def both(peers: Peers, call: Callable[[Peer], Any]) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        for future in [threads.submit(call, peer) for peer in peers]:
+            future.result(4 * WITHIN)
+
+
+def expected(kind: str, late: bool, compensated: bool = False, epochs: int = EPOCHS) -> TinyModel:
+    """What two peers come to, in plain torch: in step, an epoch late, or with steps of their own meanwhile."""
+    model = TinyModel()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    places, coming = [model, model], None
+
+    def step(gradients: list[Tensor]) -> None:
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+    for epoch in range(epochs):
+        own = [
+            torch.autograd.grad(loss_of(place, peer, epoch), list(place.parameters()))
+            for peer, place in enumerate(places)
+        ]
+        if coming is not None:
+            step(coming)
+        coming = [torch.stack(some).mean(0) for some in zip(*own, strict=True)]
+        if not late:
+            step(coming)
+            coming = None
+        places = [copy.deepcopy(model) for _ in own]
+        if compensated:
+            for place, gradients in zip(places, own, strict=True):
+                ahead = OPTIMIZERS[kind](place.parameters())
+                ahead.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                for parameter, gradient in zip(place.parameters(), gradients, strict=True):
+                    parameter.grad = gradient
+                ahead.step()
+    if coming is not None:
+        step(coming)
+    return model
+
+
+def apart(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(parameters(one), parameters(other), strict=True)
+    return max(float((mine - theirs).abs().max()) for mine, theirs in pairs)
+
+
+def test_compensation_makes_up_for_most_of_it_in_plain_torch() -> None:
+    for kind in OPTIMIZERS:
+        in_step = expected(kind, late=False)
+        by_compensation = apart(expected(kind, late=True, compensated=True), in_step)
+        by_delay = apart(expected(kind, late=True), in_step)
+        assert by_compensation < 0.5 * by_delay, kind
+
+
+@pytest.mark.parametrize("compensated", [True, False], ids=["compensated", "late"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_two_peers_come_to_what_plain_torch_comes_to(
+    make_peers: Callable[..., Peers], kind: str, compensated: bool
+) -> None:
+    peers = make_peers(kind, delay_compensation=compensated)
+    both(peers, lambda peer: peer.train(range(EPOCHS)))
+    both(peers, Peer.finish)
+    for peer in peers:
+        assert [report.group_size for report in peer.reports][1:] == [2] * (EPOCHS - 1)
+        assert apart(peer.model, expected(kind, late=True, compensated=compensated)) < 1e-4
+
+
+def test_only_the_model_is_ahead(make_peers: Callable[..., Peers]) -> None:
+    peers = make_peers()
+    both(peers, lambda peer: peer.train(range(3)))
+    two_steps = expected("SGD", late=True, compensated=True, epochs=2)
+    for peer in peers:
+        averager = peer.optimizer.state_averager
+        truth = parameters(two_steps)
+        assert all(torch.allclose(mine, one, atol=1e-5) for mine, one in zip(peer.own, truth, strict=True))
+        assert apart(peer.model, two_steps) > 0.01, "by its own step"
+        metadata, tensors, _ = averager.get_current_state()
+        assert metadata["epoch"] == 2
+        assert all(torch.allclose(mine, one, atol=1e-5) for mine, one in zip(tensors, truth, strict=False))
+    both(peers, Peer.finish)
+    three_steps = expected("SGD", late=True, compensated=True, epochs=3)
+    for peer in peers:
+        assert apart(peer.model, three_steps) < 1e-5
+        assert all(map(torch.equal, peer.own, parameters(peer.model)))
+        assert epoch_of(peer.optimizer.state_dict()) == 3
+
+
+def test_it_is_switched_off_and_on_while_they_train(make_peers: Callable[..., Peers]) -> None:
+    peers = make_peers()
+    both(peers, lambda peer: peer.train(range(2)))
+    both(
+        peers,
+        lambda peer: (
+            peer.optimizer.note_computed(float("inf")),
+            set_live(peer.optimizer, {"delay_compensation": False}),
+        ),
+    )
+    for peer in peers:
+        assert all(map(torch.equal, peer.own, parameters(peer.model))), "it is behind no more, nor ahead"
+    both(peers, lambda peer: peer.train(range(2, 4)))
+    for peer in peers:
+        assert all(map(torch.equal, peer.own, parameters(peer.model)))
+    both(
+        peers,
+        lambda peer: (
+            peer.optimizer.note_computed(float("inf")),
+            set_live(peer.optimizer, {"delay_compensation": True}),
+        ),
+    )
+    both(peers, lambda peer: peer.train(range(4, 6)))
+    for peer in peers:
+        assert not any(map(torch.equal, peer.own, parameters(peer.model)))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_peer_that_is_alone_trains_as_in_plain_torch(dht: DHT, run_id: str, kind: str) -> None:
+    alone = Peer(0, dht, run_id, kind, threading.Barrier(1))
+    plain = TinyModel()
+    stepping = OPTIMIZERS[kind](plain.parameters())
+    try:
+        for epoch in range(EPOCHS):
+            stepping.zero_grad()
+            loss_of(plain, 0, epoch).backward()
+            stepping.step()
+            alone.train(range(epoch, epoch + 1))
+            assert all(map(torch.equal, parameters(alone.model), parameters(plain))), epoch
+    finally:
+        alone.optimizer.shutdown()
+
+
+class Failing(torch.optim.SGD):
+    """Fails in the middle of a step, once it is told to."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if not type(self).fails:
+            super().step(closure)
+            return
+        with torch.no_grad():
+            self.param_groups[0]["params"][0].add_(1.0)
+        raise ArithmeticError("half a step")
+
+
+def test_a_step_that_fails_half_way_is_undone(
+    make_peers: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "failing", partial(Failing, lr=0.12, momentum=0.5))
+    monkeypatch.setattr(Failing, "fails", False)
+    peers = make_peers("failing")
+    both(peers, lambda peer: peer.train(range(3)))
+    before = [peer.own for peer in peers]
+    Failing.fails = True
+
+    def fail(peer: Peer) -> None:
+        with pytest.raises(ArithmeticError, match="half a step"):
+            peer.finish()
+
+    both(peers, fail)
+    for peer, truth in zip(peers, before, strict=True):
+        assert all(map(torch.equal, parameters(peer.model), truth))
+        assert peer.optimizer.local_epoch == 2
+
+
+def test_a_successor_compensates_and_clips_as_before(make_peers: Callable[..., Peers], dht: DHT, run_id: str) -> None:
+    peers = make_peers()
+    seen: list[torch.optim.Optimizer] = []
+    for peer in peers:
+        peer.optimizer.compensation.clip = seen.append
+    both(peers, lambda peer: peer.train(range(2)))
+    assert [type(one) for one in seen] == [torch.optim.SGD] * 4
+    assert all(one is not peer.optimizer.opt for one in seen for peer in peers)
+    both(peers, Peer.finish)
+    before = parameters(peers[0].model)
+    settings = {"dht": dht, "run_id": run_id, "target_batch_size": 16, **DELAYS}
+    offload = settings.pop("offload_optimizer")
+    successor = take_over(release(peers[0].optimizer), Optimizer, offload=offload, **settings)
+    try:
+        assert successor.delay_compensation
+        assert successor.compensation.clip == seen.append
+        assert all(map(torch.equal, parameters(peers[0].model), before))
+    finally:
+        successor.shutdown()
