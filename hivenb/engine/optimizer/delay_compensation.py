@@ -142,8 +142,10 @@ def _by_sgd(
     momentum, before = group["momentum"], state.get("momentum_buffer")
     if group["weight_decay"]:
         gradient = gradient.add(parameter, alpha=group["weight_decay"])
-    if momentum and before is not None:
-        mean = torch.mul(before, momentum).add_(gradient, alpha=1 - group["dampening"])
+    if momentum:
+        mean = gradient  # as torch has it, where there is no mean of before
+        if before is not None:
+            mean = torch.mul(before, momentum).add_(gradient, alpha=1 - group["dampening"])
         gradient = gradient.add(mean, alpha=momentum) if group["nesterov"] else mean
     return parameter.add(gradient, alpha=-group["lr"])
 

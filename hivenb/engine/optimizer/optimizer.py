@@ -436,8 +436,12 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
         self.rounds.be_ready_for_gradients()
         compensates = self._compensates and not self.state_averager.pending_updates
-        self.compensation.begin() if compensates else self.compensation.forget()
-        self.grad_averager.on_own_gradients = self.compensation.note_gradients if compensates else None
+        if compensates:
+            self.compensation.begin()
+            self.grad_averager.on_own_gradients = self.compensation.note_gradients
+        else:
+            self.compensation.forget()
+            self.grad_averager.on_own_gradients = None
         began: bool = super()._begin_averaging_gradients(grad_scaler)
         self.rounds.begin_state_early()
         if not began:
