@@ -44,6 +44,7 @@ import copy
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -98,8 +99,13 @@ def step_beside(
             if gradient is None:
                 continue
             if formula is not None and optimizer.state.get(parameter):
-                yield number, formula(parameter.detach(), gradient, optimizer.state[parameter], group)
-                continue
+                try:
+                    value = formula(parameter.detach(), gradient, optimizer.state[parameter], group)
+                except (ArithmeticError, LookupError, TypeError, ValueError):
+                    formula = None  # this version of torch has other settings: the optimizer's own code knows them
+                else:
+                    yield number, value
+                    continue
             if piece and sum(one.numel() for _, one, _ in piece) + parameter.numel() > at_a_time:
                 yield from _piece_beside(optimizer, group, piece)
                 piece = []
@@ -117,15 +123,20 @@ def _formula_of(
     if any(group.get(name) for name in unusual) or any(torch.is_tensor(one) for one in numbers):
         return None
     if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
-        return _by_adam
+        # before torch 2.7 no group says so, but the class
+        is_decoupled = group.get("decoupled_weight_decay", type(optimizer) is torch.optim.AdamW)
+        return partial(_by_adam, is_decoupled=is_decoupled)
     return _by_sgd if type(optimizer) is torch.optim.SGD else None
 
 
 def _by_adam(
-    parameter: torch.Tensor, gradient: torch.Tensor, state: Mapping[str, Any], group: Mapping[str, Any]
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    state: Mapping[str, Any],
+    group: Mapping[str, Any],
+    is_decoupled: bool,
 ) -> torch.Tensor:
     (first, second), rate, decay = group["betas"], group["lr"], group["weight_decay"]
-    is_decoupled = group["decoupled_weight_decay"]
     count = float(state["step"]) + 1
     if decay and not is_decoupled:
         gradient = gradient.add(parameter, alpha=decay)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hivenb.engine.averaging.staging import ChangesOfModule
+from hivenb.engine.optimizer import delay_compensation
 from hivenb.engine.optimizer.delay_compensation import DelayCompensation, step_beside, why_not_beside
 
 SHAPES = [(3, 4), (5,), (2, 3, 2), ()]
@@ -47,7 +48,6 @@ MAKE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW, each by itself": lambda params: torch.optim.AdamW(params, 0.1, foreach=False),
     "Adam": lambda params: torch.optim.Adam(params, 0.1, weight_decay=0.1),
     "Adam with amsgrad": lambda params: torch.optim.Adam(params, 0.1, weight_decay=0.1, amsgrad=True),
-    "Adafactor": lambda params: torch.optim.Adafactor(params, 0.1),
     "Adagrad": lambda params: torch.optim.Adagrad(params, 0.1),
     "Adamax": lambda params: torch.optim.Adamax(params, 0.1),
     "Adadelta": lambda params: torch.optim.Adadelta(params, 0.1),
@@ -58,6 +58,8 @@ MAKE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Rprop": lambda params: torch.optim.Rprop(params, 0.1),
     "a user's own": LargestOnly,
 }
+if hasattr(torch.optim, "Adafactor"):  # since torch 2.5
+    MAKE["Adafactor"] = lambda params: torch.optim.Adafactor(params, 0.1)
 
 
 def make(name: str, steps: int = 3) -> torch.optim.Optimizer:
@@ -141,6 +143,35 @@ def test_the_first_step_is_made_without_a_state(name: str) -> None:
         step(optimizer, [None if one is None else one.clone() for one in own])
         for number, value in beside.items():
             assert_alike(name, value, parameters(optimizer)[number])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_torch_before_2_7_does_not_say_in_groups_how_weights_decay(kind: Any) -> None:
+    torch.manual_seed(0)
+    optimizer = kind([torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES], 0.1, weight_decay=0.1)
+    step(optimizer, gradients())
+    own, twin = gradients(), copy.deepcopy(optimizer)
+    optimizer.param_groups[0].pop("decoupled_weight_decay", None)
+    beside = dict(step_beside(optimizer, own))
+    step(twin, [None if one is None else one.clone() for one in own])
+    assert list(beside) == [0, 1, 3]
+    for number, value in beside.items():
+        assert_alike(kind.__name__, value, parameters(twin)[number])
+
+
+def test_where_a_formula_fails_the_optimizers_own_code_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_another_version(*_: Any) -> torch.Tensor:
+        raise KeyError("dampening")
+
+    optimizer, own = make("SGD with momentum"), gradients()
+    monkeypatch.setattr(delay_compensation, "_by_sgd", of_another_version)
+    before = all_of(optimizer)
+    beside = dict(step_beside(optimizer, own))
+    assert all_of(optimizer) == before
+    step(optimizer, [None if one is None else one.clone() for one in own])
+    assert list(beside) == [0, 1, 3]
+    for number, value in beside.items():
+        assert torch.equal(value, parameters(optimizer)[number])
 
 
 def test_neither_hooks_nor_schedulers_see_it() -> None:
