@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,25 +43,29 @@ def model_of(model: Any) -> nn.Module:
 
 
 @torch.no_grad()
-def copy_of(model: Any, device: torch.device) -> nn.Module:
+def copy_of(
+    model: Any, device: torch.device, instead: Mapping[torch.Tensor, torch.Tensor] = MappingProxyType({})
+) -> nn.Module:
     """Copy a model as it is now, straight to a device; to be called while nobody changes it.
 
     The Trainer, its strategy, and optimizers that the module keeps are left out.
 
     :param model: a LightningModule, maybe a compiled one
     :param device: of the copy's tensors
+    :param instead: by tensor of the model, other values that the copy is to have of it
     :raises TrainingError: if it cannot be copied, with the attribute that is to blame
     """
     original = model_of(model)
     memo: dict[int, Any] = {}
+    values = {id(tensor): value for tensor, value in instead.items()}
     for owner in _left_out(original):
         memo[id(owner)] = None
     for module in original.modules():
         for tensor in (*module._parameters.values(), *module._buffers.values()):
-            _place(memo, tensor, device)
-        for value in vars(module).values():
-            for tensor in _tensors_in(value):
-                _place(memo, tensor, device)
+            _place(memo, tensor, device, values.get(id(tensor)))
+        for attribute in vars(module).values():
+            for tensor in _tensors_in(attribute):
+                _place(memo, tensor, device, values.get(id(tensor)))
     try:
         made: nn.Module = copy.deepcopy(original, memo)
     except Exception as error:
@@ -103,11 +108,16 @@ def _left_out(original: nn.Module) -> Iterator[Any]:
                     yield one
 
 
-def _place(memo: dict[int, Any], tensor: Any, device: torch.device) -> None:
-    """Let a copy have a tensor's values on a device, without the graph that it is of."""
+def _place(memo: dict[int, Any], tensor: Any, device: torch.device, instead: torch.Tensor | None) -> None:
+    """Let a copy have a tensor's values on a device, without the graph that it is of.
+
+    :param instead: other values to have; ``None`` for its own
+    """
     if id(tensor) in memo or type(tensor) not in (torch.Tensor, nn.Parameter):
         return  # others, such as those of lazy modules, know themselves how they are copied
     made = tensor.detach().to(device, copy=True)
+    if instead is not None:
+        made.copy_(instead)
     memo[id(tensor)] = nn.Parameter(made, False) if isinstance(tensor, nn.Parameter) else made
 
 

@@ -309,15 +309,23 @@ class TrainingRun:
         while the run trains.
 
         It is taken between two batches, after a validation that is under way, and training waits for no more than the
-        copying. It is in eval mode, its parameters need no gradients, and it knows no Trainer. ``run.model`` itself is
-        what is trained: while that goes on, ``run.model.eval()`` in a cell has no effect.
+        copying. Of a model that is ahead of its optimizer, while gradients are averaged in the background, it has what
+        the optimizer has made last. It is in eval mode, its parameters need no gradients, and it knows no Trainer.
+        ``run.model`` itself is what is trained: while that goes on, ``run.model.eval()`` in a cell has no effect.
 
         :param device: of the copy, such as ``"cpu"`` or ``"cuda"``
         :param timeout: at most this many seconds until such a moment comes
         :returns: a LightningModule of the same class
         :raises TrainingError: if the model cannot be copied, there is no such device, or no such moment came in time
         """
-        return take_snapshot(self.model, self._stage, device, timeout, is_training=self._is_trainer_thread())
+        return take_snapshot(
+            self.model,
+            self._stage,
+            device,
+            timeout,
+            is_training=self._is_trainer_thread(),
+            values_behind=self._values_behind,
+        )
 
     def take_name(self) -> None:
         """Have a name in the DHT from now on that is its own, and end what trains another model under that.
@@ -578,6 +586,9 @@ class TrainingRun:
     def _step_aside(self) -> None:
         if (optimizer := self._optimizer) is not None:
             optimizer.step_aside()
+
+    def _values_behind(self) -> Any:
+        return {} if self._optimizer is None else self._optimizer.values_behind()
 
     @property
     def _optimizer(self) -> Any:

@@ -190,6 +190,20 @@ def test_a_snapshot_while_a_callback_validates_with_its_averages_is_what_is_trai
     run.stop()
 
 
+def test_of_a_model_that_is_ahead_it_has_what_that_would_have_otherwise() -> None:
+    model = Attached()
+    behind = {model.body.weight: torch.full((4, 4), 0.5), model.layer.bias: torch.zeros_like(model.layer.bias)}
+    kept = [one.clone() for one in tiny.parameters(model)]
+    made = take_snapshot(model, Stage(), "cpu", 5.0, is_training=True, values_behind=lambda: behind)
+    assert made.body.weight.eq(0.5).all()
+    assert made.tied.weight is made.body.weight
+    assert not made.layer.bias.any()
+    assert torch.equal(made.layer.weight, model.layer.weight)
+    made.body.weight.fill_(7.0)
+    assert behind[model.body.weight].eq(0.5).all()
+    assert all(map(torch.equal, tiny.parameters(model), kept))
+
+
 def test_a_copy_to_go_on_with_keeps_what_it_is() -> None:
     model = tiny.TinyModel()
     made = copy_of(model, CPU)

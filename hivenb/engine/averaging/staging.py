@@ -144,6 +144,18 @@ class ChangesOfModule:
                 parameter.copy_(value)
         write([self._last[number] for number in unchanged], [parameters[number] for number in unchanged])
 
+    @torch.no_grad()
+    def handed_out(self, copies: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the model would have after :meth:`hand_out`; it stays as it is. May share memory with the copies."""
+        if self._last is None or not self._is_remembered:
+            return list(copies)
+        values = []
+        for parameter, copy, last in zip(parameters, copies, self._last, strict=True):
+            value = copy.to(last.dtype)
+            with_changes = merged(parameter.detach().cpu(), last, value)
+            values.append(value if with_changes is None else with_changes)
+        return values
+
 
 class ChangesMeanwhile:
     """What of a model's tensors was given to a round in the background, which returns averages of it later."""

@@ -10,7 +10,7 @@ import concurrent.futures
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -276,6 +276,21 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
             for place, parameter in zip(keep_in, self._optimizer_parameters(), strict=True):
                 place.copy_(parameter)
             self._behind_model = keep_in
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the model is ahead of the optimizer."""
+        return self._behind_model is not None
+
+    def values_behind(self) -> Mapping[torch.Tensor, torch.Tensor]:
+        """What the model's parameters would have were it not ahead; empty while it is not. For the training thread.
+
+        They are to be copied at once: nothing holds them for longer than the model is ahead.
+        """
+        if self._behind_model is None:
+            return {}
+        values = self._changes.handed_out(self._behind_model, self.main_parameters)
+        return dict(zip(self.main_parameters, values, strict=True))
 
     def wait_for_step(self) -> None:
         """Wait for the optimizer's step in the background, not for a round after it; the model has its result then.

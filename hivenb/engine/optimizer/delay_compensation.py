@@ -8,7 +8,7 @@ A peer that is alone waits for its step, and trains as without any delay.
 
 The optimizer is offloaded then: it works on copies of the parameters in main memory, and those are the truth. They,
 moments and schedules know nothing of the speculative step, which changes the model's parameters alone. So averages,
-downloads, snapshots and checkpoints, which wait for the step, hold what they would without it.
+downloads and snapshots have what they would without it. Checkpoints, validation and pauses wait for the step itself.
 
 What a step would be is computed without writing to anything that the optimizer has. For torch's Adam, AdamW and SGD,
 by a formula, parameter by parameter, in about the time of the step itself. For all others, by the code of the optimizer

@@ -6,7 +6,7 @@ import concurrent.futures
 import contextlib
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -358,6 +358,13 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         while self.state_averager.pending_updates:  # each wait has a limit
             self.state_averager.step(wait_for_delayed_updates=True)
 
+    def values_behind(self) -> Mapping[torch.Tensor, torch.Tensor]:
+        """What the model's parameters would have were it not ahead of the optimizer; empty while it is not.
+
+        For the training thread. They are to be copied at once.
+        """
+        return self.state_averager.values_behind()
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the wrapped torch optimizer, which plain torch can load, and this peer's epoch beside it."""
         return self.frozen.in_full(optimizer_state(self.state_averager))
@@ -534,8 +541,11 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
     def step_aside(self) -> None:
         """Leave the rounds that were agreed on and the swarm's list of peers until the next step, for a pause.
 
-        Without it every group would wait for this peer until its deadline.
+        Without it every group would wait for this peer until its deadline. What runs in the background is waited for:
+        in a pause, people look at the model and change it, and nothing else should change it later.
         """
+        if self.state_averager.pending_updates or self.state_averager.is_ahead:
+            self.finish_delayed_updates()
         self.rounds.leave()
         self.tracker.step_aside()
         self.take_module_back()  # others may join during the pause

@@ -20,6 +20,7 @@ from hivenb.engine.optimizer.checkpoint import epoch_of
 from hivenb.engine.optimizer.handover import release, set_live, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.tracker import ProgressTracker
+from hivenb.run.model_copy import copy_of
 
 pytestmark = pytest.mark.process
 
@@ -226,6 +227,37 @@ def test_only_the_model_is_ahead(make_peers: Callable[..., Peers]) -> None:
         assert apart(peer.model, three_steps) < 1e-5
         assert all(map(torch.equal, peer.own, parameters(peer.model)))
         assert epoch_of(peer.optimizer.state_dict()) == 3
+
+
+def test_a_snapshot_has_what_the_optimizer_has(make_peers: Callable[..., Peers]) -> None:
+    peers = make_peers()
+    assert peers[0].optimizer.values_behind() == {}
+    both(peers, lambda peer: peer.train(range(3)))
+    ahead = [[one.clone() for one in parameters(peer.model)] for peer in peers]
+    two_steps = expected("SGD", late=True, compensated=True, epochs=2)
+    for peer, leading in zip(peers, ahead, strict=True):
+        made = copy_of(peer.model, torch.device("cpu"), peer.optimizer.values_behind())
+        assert apart(made, two_steps) < 1e-5
+        assert all(map(torch.equal, parameters(peer.model), leading)), "the model goes on where it is"
+    both(peers, Peer.finish)
+    for peer in peers:
+        assert peer.optimizer.values_behind() == {}
+
+
+def test_a_pause_begins_with_what_the_optimizer_makes_of_the_average(make_peers: Callable[..., Peers]) -> None:
+    peers = make_peers()
+    both(peers, lambda peer: peer.train(range(3)))
+
+    def pause(peer: Peer) -> None:
+        peer.optimizer.note_computed(float("inf"))
+        peer.optimizer.step_aside()
+
+    both(peers, pause)
+    three_steps = expected("SGD", late=True, compensated=True, epochs=3)
+    for peer in peers:
+        assert not peer.optimizer.state_averager.pending_updates
+        assert apart(peer.model, three_steps) < 1e-5
+        assert all(map(torch.equal, peer.own, parameters(peer.model)))
 
 
 def test_it_is_switched_off_and_on_while_they_train(make_peers: Callable[..., Peers]) -> None:

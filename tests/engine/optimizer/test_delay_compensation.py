@@ -238,6 +238,18 @@ def test_what_the_module_changes_meanwhile_stays_changed() -> None:
     assert [one.tolist() for one in copies] == [[1.75, 2.5], [7.0]]
 
 
+def test_what_a_model_that_is_ahead_would_have_is_known() -> None:
+    changes, model, copies = ahead([(0, torch.tensor([5.0, 6.0]))])
+    model[0][0] += 0.25
+    model[1].fill_(7.0)
+    before = [one.clone() for one in (*model, *copies)]
+    assert [one.tolist() for one in changes.handed_out(copies, model)] == [[1.25, 2.0], [7.0]]
+    assert all(map(torch.equal, (*model, *copies), before))
+    copies[0] += 0.5
+    changes.hand_out(copies, model, write)
+    assert [one.tolist() for one in model] == [[1.75, 2.5], [7.0]], "it was only looked at"
+
+
 def test_a_step_that_fails_on_its_way_leaves_the_model_as_it_was() -> None:
     model, copies = ([torch.tensor([1.0, 2.0]), torch.tensor([3.0])] for _ in range(2))
     changes = ChangesOfModule()
