@@ -13,8 +13,10 @@ downloads and snapshots have what they would without it. Checkpoints, validation
 What a step would be is computed without writing to anything that the optimizer has. For torch's Adam, AdamW and SGD,
 by a formula, parameter by parameter, in about the time of the step itself. For all others, by the code of the optimizer
 itself, with copies of a few parameters and their state at a time: an object of its class with a state and groups of its
-own, which is given up afterwards. That holds for any torch optimizer whose state is where torch has it, gives bit for
-bit what the step would be, and takes two to four times as long. No hook is called, but for the clipping of gradients.
+own, which is given up afterwards. That holds for any torch optimizer whose state is where torch has it and that steps
+each parameter by itself, gives bit for bit what the step would be, and takes two to four times as long. Where it is
+seen that state or parameters are elsewhere as well, nothing is compensated: :func:`why_not_beside`. No hook is called,
+but for the clipping of gradients, and what an optimizer's own code calls by the step of its base class.
 
 Ways that were tried (``tests/benchmarks/delay_compensation.py``; digits, each gradient a whole epoch late, two seeds,
 2 peers; 33 million numbers on 2 busy cores; bytes for each number, beside what the optimizer and the gradients have):
@@ -42,10 +44,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -64,19 +67,57 @@ AT_A_TIME = 2**22
 _Piece = list[tuple[int, torch.Tensor, torch.Tensor]]
 
 
+#: How deep tensors are looked for in what an optimizer has in its attributes.
+_DEPTH = 5
+
+#: Attributes that are no state of an optimizer's own: what a step beside it gets copies of, or what torch puts there.
+_KNOWN = frozenset({"state", "param_groups", "defaults"})
+_HOOKS = "_optimizer_"
+
+_NOT_LOOKED_INTO = (type, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
+
+
 def why_not_beside(optimizer: torch.optim.Optimizer) -> str | None:
-    """Why no step can be made beside an optimizer, in words; ``None`` if one can."""
+    """Why no step can be made beside an optimizer, in words; ``None`` if one can.
+
+    What is made to step beside it shares its attributes, and knows a few parameters at a time: whatever remembers
+    something for each parameter by its place, or reaches parameters another way, would work on what is not its own.
+    """
+    for kind in type(optimizer).__mro__:
+        if "__del__" in vars(kind):
+            return f"{kind.__name__} frees something when it is deleted (__del__), which a copy would share"
     parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, value in vars(optimizer).items():
-        if name in ("state", "param_groups"):
+        if name in _KNOWN or name.startswith(_HOOKS):
             continue
-        within = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-        for one in chain((value,), within):
+        for one in _within(value, _DEPTH, set()):
             if isinstance(one, torch.optim.Optimizer):
                 return f"it has another optimizer in its attribute {name}"
             if id(one) in parameters:
                 return f"it has parameters in its attribute {name}"
+            if isinstance(one, torch.Generator):
+                return f"it has a generator of random numbers in its attribute {name}"
+            if torch.is_tensor(one) and (one.dim() or one.requires_grad):
+                return f"it has tensors in its attribute {name}, not in its state"
     return None
+
+
+def _within(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    """Something, and what it holds."""
+    if id(value) in seen or isinstance(value, _NOT_LOOKED_INTO):
+        return
+    seen.add(id(value))
+    yield value
+    if not depth or isinstance(value, (torch.Tensor, torch.optim.Optimizer, str, bytes)):
+        return
+    if isinstance(value, Mapping):
+        held: Iterable[Any] = chain(value.keys(), value.values())
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        held = value
+    else:
+        held = getattr(value, "__dict__", {}).values()
+    for one in list(held):
+        yield from _within(one, depth - 1, seen)
 
 
 def step_beside(
@@ -84,16 +125,20 @@ def step_beside(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """What a step would make of an optimizer's parameters; they, its state and its settings stay as they are.
 
-    Each parameter is taken to be stepped by itself, as all of torch's optimizers do it.
+    Each parameter is taken to be stepped by itself, as all of torch's optimizers do it: one that couples them, as by a
+    norm over all, makes another step beside itself than it makes itself.
 
     :param gradients: one for each parameter, in the order of the groups; ``None`` for one that has none
     :param at_a_time: numbers of parameters that are copied at a time
     :returns: for each parameter with a gradient, its number and its value after the step
+    :raises RuntimeError: if the optimizer's code has written to its parameters all the same
     """
     given = iter(enumerate(gradients))
+    before = _writes(optimizer)
     for group in optimizer.param_groups:
         formula = _formula_of(optimizer, group)
         piece: _Piece = []
+        size = 0
         for parameter in group["params"]:
             number, gradient = next(given)
             if gradient is None:
@@ -106,12 +151,20 @@ def step_beside(
                 else:
                     yield number, value
                     continue
-            if piece and sum(one.numel() for _, one, _ in piece) + parameter.numel() > at_a_time:
+            if piece and size + parameter.numel() > at_a_time:
                 yield from _piece_beside(optimizer, group, piece)
-                piece = []
+                piece, size = [], 0
             piece.append((number, parameter, gradient))
+            size += parameter.numel()
         if piece:
             yield from _piece_beside(optimizer, group, piece)
+    if _writes(optimizer) != before:
+        raise RuntimeError(f"a step of {type(optimizer).__name__} beside it has written to its own parameters")
+
+
+def _writes(optimizer: torch.optim.Optimizer) -> list[int]:
+    """How often each of its parameters was written to, as torch counts it."""
+    return [parameter._version for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _formula_of(
@@ -173,20 +226,31 @@ def _piece_beside(
             state[made] = _copied(optimizer.state[parameter])
     beside = _like(optimizer, [{**_copied(_settings(group)), "params": copies}], state)
     with torch.random.fork_rng(devices=[]):  # what the step itself draws is what it would have drawn
-        type(beside).step(beside)
+        _step_without_hooks(type(beside))(beside)
     for (number, _, _), made in zip(piece, copies, strict=True):
         yield number, made.detach()
+
+
+def _step_without_hooks(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """The step of a class without what torch puts around it, which calls hooks, those of all optimizers as well."""
+    step: Callable[..., Any] = kind.step
+    # https://github.com/pytorch/pytorch/blob/main/torch/optim/optimizer.py: Optimizer._patch_step_function
+    return getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
 
 
 def _like(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: Mapping[torch.Tensor, Any]
 ) -> torch.optim.Optimizer:
-    """An optimizer of the same class and attributes with other groups and state, and no hooks."""
+    """An optimizer of the same class and attributes with other groups and state, and no hooks.
+
+    What it counts in its attributes, it counts in copies of them.
+    """
     # copy.copy would go by way of __setstate__, in which some of torch's classes change the state that is shared
     made = object.__new__(type(optimizer))
     own = dict(vars(optimizer))
-    own.pop("step", None)  # by a scheduler, which counts the steps of that optimizer
-    vars(made).update(own)
+    for name in ("step", "state", "param_groups"):  # the first by a scheduler, which counts the optimizer's steps
+        own.pop(name, None)
+    vars(made).update({name: value if name.startswith(_HOOKS) else _own(value) for name, value in own.items()})
     made.param_groups, made.state = groups, defaultdict(dict, state)
     made._optimizer_step_pre_hooks, made._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     return made
@@ -194,6 +258,20 @@ def _like(
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name != "params"}
+
+
+def _own(value: Any) -> Any:
+    """A copy of what can be written to, in containers; other objects stay the same."""
+    if torch.is_tensor(value):
+        return value.detach().clone()
+    if isinstance(value, (dict, list, set, deque)):
+        made = copy.copy(value)
+        if isinstance(made, dict):
+            made.update({name: _own(one) for name, one in value.items()})
+        elif isinstance(made, list):
+            made[:] = [_own(one) for one in value]
+        return made
+    return value
 
 
 def _copied(value: Any) -> Any:
@@ -217,6 +295,7 @@ class DelayCompensation:
         self._kept: list[torch.Tensor] = []
         self._has_gradient: Sequence[bool] | None = None
         self._is_told = False
+        self._is_given_up = False
 
     def begin(self) -> None:
         """A round is about to begin, for which there may be own gradients or not."""
@@ -244,7 +323,7 @@ class DelayCompensation:
         :param averager: of the state, with an offloaded optimizer of which nothing is under way in the background
         """
         has_gradient, self._has_gradient = self._has_gradient, None
-        if has_gradient is None or not any(has_gradient):
+        if has_gradient is None or not any(has_gradient) or self._is_given_up:
             return
         if reason := why_not_beside(averager.optimizer):
             self._tell(averager.optimizer, reason)
@@ -253,6 +332,7 @@ class DelayCompensation:
         try:
             averager.lead_model(lambda optimizer: self._steps(optimizer, gradients), self._kept)
         except Exception as e:  # in the user's optimizer, whose own step may do all the same
+            self._is_given_up = True  # it may have left something behind, and would so in each epoch
             self._tell(averager.optimizer, f"a step of it with copies of its parameters fails: {e!r}")
 
     def _steps(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hivenb.engine.averaging.staging import ChangesOfModule
 from hivenb.engine.optimizer import delay_compensation
@@ -198,6 +200,119 @@ def test_one_that_would_reach_the_parameters_another_way_is_told() -> None:
     assert "another optimizer in its attribute inner" in str(why_not_beside(optimizer))
     flat.flat = parameters(flat)  # type: ignore[attr-defined]
     assert "parameters in its attribute flat" in str(why_not_beside(flat))
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        lambda own: [torch.zeros_like(one) for one in own],
+        lambda own: {"by name": [{"deeper": torch.zeros(3)}]},
+        lambda own: torch.cat([one.detach().flatten() for one in own]),
+        lambda own: own[0].detach().view(-1),
+        lambda own: SimpleNamespace(mean=torch.zeros(3)),
+    ],
+    ids=["a list of moments", "deep within", "a flat buffer", "a view", "an object's attribute"],
+)
+def test_one_that_remembers_elsewhere_than_in_its_state_is_told(held: Callable[..., Any]) -> None:
+    optimizer = make("a user's own")
+    optimizer.held = held(parameters(optimizer))  # type: ignore[attr-defined]
+    assert "tensors in its attribute held" in str(why_not_beside(optimizer))
+
+
+@pytest.mark.parametrize("held", [lambda own: [[own[0]]], lambda own: {"a": own}, set, lambda own: {own[0]: 1}])
+def test_parameters_are_found_however_deep_they_are(held: Callable[..., Any]) -> None:
+    optimizer = make("a user's own")
+    optimizer.held = held(parameters(optimizer))  # type: ignore[attr-defined]
+    assert "parameters in its attribute held" in str(why_not_beside(optimizer))
+
+
+def test_one_that_frees_or_draws_something_of_its_own_is_told() -> None:
+    class Freeing(LargestOnly):
+        def __del__(self) -> None:
+            pass
+
+    assert "__del__" in str(why_not_beside(Freeing([torch.nn.Parameter(torch.ones(2))])))
+    drawing = make("a user's own")
+    drawing.generator = torch.Generator()  # type: ignore[attr-defined]
+    assert "random numbers in its attribute generator" in str(why_not_beside(drawing))
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_torchs_own_are_not_refused(name: str) -> None:
+    optimizer = make(name)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    assert why_not_beside(optimizer) is None
+
+
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in attributes of its own, in several ways, and moves by that count."""
+
+    def __init__(self, params: Any):
+        super().__init__(params, {"lr": 0.1})
+        self.steps, self.by_tensor, self.by_name = 0, torch.tensor(0.0), {"seen": [0]}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        self.by_tensor += 1
+        self.by_name["seen"][0] += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= self.by_tensor * self.by_name["seen"][0] * parameter.grad
+
+
+def test_what_an_optimizer_counts_goes_on_as_without_a_step_beside_it() -> None:
+    optimizer = Counting([torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))])
+    assert why_not_beside(optimizer) is None
+    beside = dict(step_beside(optimizer, [torch.ones(3), torch.ones(3)], at_a_time=3))
+    assert (optimizer.steps, float(optimizer.by_tensor), optimizer.by_name) == (0, 0.0, {"seen": [0]})
+    step(optimizer, [torch.ones(3), torch.ones(3)])
+    assert all(torch.equal(value, parameters(optimizer)[number]) for number, value in beside.items())
+
+
+def test_hooks_of_all_optimizers_are_not_called() -> None:
+    called: list[str] = []
+    hooks = [
+        register_optimizer_step_pre_hook(lambda *_: called.append("before")),
+        register_optimizer_step_post_hook(lambda *_: called.append("after")),
+    ]
+    try:
+        optimizer = make("Adagrad")
+        called.clear()
+        dict(step_beside(optimizer, gradients()))
+        assert called == []
+        optimizer.step()
+        assert called == ["before", "after"]
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class Hidden(torch.optim.Optimizer):
+    """Reaches its parameters by a way that nobody sees."""
+
+    def __init__(self, params: Any):
+        super().__init__(params, {})
+        own = self.param_groups[0]["params"]
+        self.reach = lambda: own
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.reach():
+            parameter -= 1.0
+
+
+def test_a_step_beside_one_that_writes_to_its_parameters_is_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    optimizer = Hidden([torch.nn.Parameter(torch.ones(2))])
+    with pytest.raises(RuntimeError, match="Hidden beside it has written to its own parameters"):
+        list(step_beside(optimizer, [torch.ones(2)]))
+    compensation = DelayCompensation()
+    for _ in range(2):
+        compensation.note_gradients([torch.ones(2)], [True])
+        compensation.speculate(Averager(optimizer))  # type: ignore[arg-type]
+    assert parameters(optimizer)[0].tolist() == [-1.0, -1.0], "once above, and once here"
+    assert "has written to its own parameters" in caplog.text
 
 
 # -- the model, ahead -------------------------------------------------------------------------------------------------
