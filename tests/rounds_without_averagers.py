@@ -54,7 +54,7 @@ class FakeAverager:
         self.round_reports: list[RoundReport] = []
         self.exchanged_early: list[FakeRound] = []
         self.was_made_ready, self.may_begin_early = 0, True
-        self.waited = 0
+        self.waited, self.pending_updates = 0, set[str]()
 
     def schedule_step(self, gather: int, timeout: float, offers_early: bool = False) -> FakeRound:
         self.scheduled.append(FakeRound(epoch=gather))

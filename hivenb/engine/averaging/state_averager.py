@@ -249,11 +249,12 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     def take_in_changes(self, remember: bool = False) -> None:
         """Let an optimizer in main memory have what the module has changed in its parameters itself.
 
-        To be called while nothing in the background changes the optimizer's copies.
+        To be called while nothing in the background changes the optimizer's copies. Does nothing while the model is
+        ahead of them, which is no change of the module's: what that changes meanwhile stays in the model.
 
         :param remember: whether something will, before the model gets them
         """
-        if not self.offload_optimizer:
+        if not self.offload_optimizer or self._behind_model is not None:
             return
         with self.lock_optimizer, self.get_tensors() if self.reuse_tensors else contextlib.nullcontext():
             self._changes.take_in(self.main_parameters, self._optimizer_parameters(), remember)
@@ -454,8 +455,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         if self.offload_optimizer and (averages or step.get("optimizer_step")):
             if self.pending_updates:
                 super().step(wait_for_delayed_updates=True)  # of which this one is to make its step
-            if self._behind_model is None:  # else they were taken in a moment ago
-                self.take_in_changes(remember=is_delayed)
+            self.take_in_changes(remember=is_delayed)
 
     def _raise_failure(self, only_waits: bool) -> None:
         """Raise what went wrong in a step.

@@ -218,6 +218,8 @@ class CatchingUp:
         own.rounds.leave(wait=False)
         own.state_averager.give_up_searches()
         own.state_averager.step(wait_for_delayed_updates=True)
+        while own.state_averager.pending_updates:  # each wait has a limit; a late step would be made on what comes
+            own.state_averager.step(wait_for_delayed_updates=True)
         self.begin()
         with own.tracker.pause_updates():
             began, sought, taken_before = time.monotonic(), own.tracker.global_epoch, own.state_averager.states_taken

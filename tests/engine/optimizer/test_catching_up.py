@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rounds_without_averagers import participant
+from rounds_without_averagers import FakeAverager, participant
 
 from hivenb.engine.optimizer import catch_up as module
 from hivenb.engine.optimizer.catch_up import LOAD_STATE_ATTEMPTS, CatchingUp, download_in_attempts
@@ -68,12 +68,14 @@ class Downloading:
     :param own: its epoch
     :param others: theirs
     :param found: of the state that there is; ``None`` for none
+    :param averager: of its state
     """
 
-    def __init__(self, own: int, others: int, found: int | None):
+    def __init__(self, own: int, others: int, found: int | None, averager: FakeAverager | None = None):
         rounds = SimpleNamespace(take=lambda wait: None, leave=lambda wait: None)
         self.participant = participant(
             local_epoch=own,
+            state_averager=averager or FakeAverager(),
             rounds=rounds,
             begin_epoch=self.begin_epoch,
             delay_optimizer_step=True,
@@ -84,15 +86,16 @@ class Downloading:
         self.participant.tracker.global_epoch = others
         self.participant.tracker.pause_updates = contextlib.nullcontext
         self.participant.tracker.look = None
-        averager = self.participant.state_averager
-        averager.states_taken = 0
-        averager.load_state_from_peers = self.download
-        averager.give_up_searches = lambda: None
+        own_averager = self.participant.state_averager
+        own_averager.states_taken = 0
+        own_averager.load_state_from_peers = self.download
+        own_averager.give_up_searches = lambda: None
         self.found = found
         self.catching_up = CatchingUp(self.participant)
         self.catching_up.take_over_state()
 
     def download(self, timeout: float) -> None:
+        assert not self.participant.state_averager.pending_updates
         if self.found is not None:
             self.participant.state_averager.states_taken += 1
             self.participant.local_epoch = self.found
@@ -117,6 +120,25 @@ class TestNothingToBeHad:
     def test_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "CATCHING_UP", -1.0)
         assert not Downloading(0, 1, found=None).catching_up.is_called_for
+
+
+class Slow(FakeAverager):
+    """One whose step in the background is over at the third look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending_updates.add("a step")
+
+    def step(self, wait_for_delayed_updates: bool) -> None:
+        super().step(wait_for_delayed_updates)
+        if self.waited == 3:
+            self.pending_updates.clear()
+
+
+def test_a_step_that_is_under_way_is_waited_for_before_anything_is_downloaded() -> None:
+    slow = Slow()
+    assert Downloading(4, 5, found=5, averager=slow).participant.local_epoch == 5
+    assert slow.waited == 3
 
 
 class HasState:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from hivemind.optim import state_averager
 from tiny import DELAYS, TinyModel, parameters, samples
 from torch import Tensor, nn
 
@@ -258,6 +259,30 @@ def test_a_pause_begins_with_what_the_optimizer_makes_of_the_average(make_peers:
         assert not peer.optimizer.state_averager.pending_updates
         assert apart(peer.model, three_steps) < 1e-5
         assert all(map(torch.equal, peer.own, parameters(peer.model)))
+
+
+def test_downloads_that_fail_while_the_model_is_ahead_change_nothing_of_the_optimizers(
+    make_peers: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = make_peers()
+    both(peers, lambda peer: peer.train(range(3)))
+    before = [peer.own for peer in peers]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state_averager.TrainingStateAverager, "load_state_from_peers", fail)
+        for peer in peers:
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    peer.optimizer.state_averager.load_state_from_peers(timeout=1.0)
+    for peer, truth in zip(peers, before, strict=True):
+        assert all(map(torch.equal, peer.own, truth))
+    both(peers, Peer.finish)
+    three_steps = expected("SGD", late=True, compensated=True, epochs=3)
+    for peer in peers:
+        assert apart(peer.model, three_steps) < 1e-5
 
 
 def test_it_is_switched_off_and_on_while_they_train(make_peers: Callable[..., Peers]) -> None:
