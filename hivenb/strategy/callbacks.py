@@ -55,6 +55,8 @@ class FirstCallback(Callback):
                 optimizer.catch_up()  # before training there is Lightning's check
                 optimizer.finish_delayed_updates()  # a checkpoint then holds the parameters that its score is of
                 optimizer.lend_module(keep=True)
+        else:
+            self._finish_without_averager()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if (optimizer := self._living_optimizer()) is not None:
@@ -77,6 +79,15 @@ class FirstCallback(Callback):
             optimizer.share_state(False)
             optimizer.finish_delayed_updates()  # else that would come over what callbacks leave in the model
             optimizer.lend_module()
+        else:
+            self._finish_without_averager()
+
+    def _finish_without_averager(self) -> None:
+        """Let nobody see a model that is ahead of its optimizer, where what averages with others has ended."""
+        optimizer = self._training.optimizer
+        if optimizer is not None and optimizer.is_to_be_finished:
+            with torch.inference_mode(False), torch.no_grad():
+                optimizer.finish_delayed_updates()
 
     def _living_optimizer(self) -> Optimizer | None:
         optimizer = self._training.optimizer

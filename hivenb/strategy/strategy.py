@@ -624,7 +624,7 @@ class HivemindStrategy(OneDeviceStrategy):
 
         Waits for what runs in the background, so that parameters, moments and rates are those of one epoch.
         """
-        if self._optimizer is not None and self._optimizer.is_alive():
+        if self._optimizer is not None and self._optimizer.is_to_be_finished:
             self._optimizer.finish_delayed_updates()
         return super().lightning_module_state_dict()
 

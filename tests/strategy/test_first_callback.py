@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from lightning import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
 from tiny import TinyModel, loader, own_run, trainer
@@ -49,3 +52,15 @@ def test_it_is_there_once_and_first(swarm: hivenb.Swarm) -> None:
     for _ in range(2):
         fit.fit(TinyModel(), loader(64))
         assert [isinstance(one, FirstCallback) for one in fit.callbacks] == [True, *[False] * (len(fit.callbacks) - 1)]
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+@pytest.mark.parametrize("hook", ["on_validation_start", "on_train_end"])
+def test_without_an_averager_nobody_sees_a_model_that_is_ahead(hook: str, is_ahead: bool) -> None:
+    finished: list[bool] = []
+    optimizer: Any = SimpleNamespace(
+        is_alive=lambda: False, is_to_be_finished=is_ahead, finish_delayed_updates=lambda: finished.append(True)
+    )
+    training: Any = SimpleNamespace(optimizer=optimizer)
+    getattr(FirstCallback(training), hook)(None, None)
+    assert finished == [True] * is_ahead

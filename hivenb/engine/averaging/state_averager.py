@@ -70,6 +70,12 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    """Copy without anything that could have ended."""
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
+
+
 class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     """``hivemind.TrainingStateAverager`` that can be created on any thread and leaves the parameters as they are.
 
@@ -270,13 +276,33 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
         :param steps: gives numbers of parameters, and what the model is to have of them, from the torch optimizer
         :param keep_in: memory for what the optimizer has; written when ``steps`` has given all
+        :raises Exception: what ``steps`` raises, and what writing to the model does; it is not ahead then
         """
-        self.take_in_changes(remember=True)
-        with self.lock_optimizer, torch.no_grad():
-            self._changes.lead(steps(self.optimizer), self.main_parameters, self.staging.copy)
+
+        def write(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
             for place, parameter in zip(keep_in, self._optimizer_parameters(), strict=True):
                 place.copy_(parameter)
-            self._behind_model = keep_in
+            self._behind_model = keep_in  # before anything of the model is ahead
+            try:
+                self.staging.copy(sources, targets)
+            except BaseException:
+                self._changes.forget()  # nobody knows what was written
+                self.end_lead()
+                raise
+
+        self.end_lead()
+        self.take_in_changes(remember=True)
+        with self.lock_optimizer, torch.no_grad():
+            self._changes.lead(steps(self.optimizer), self.main_parameters, write)
+
+    def end_lead(self) -> None:
+        """Let the model be ahead no longer, of a step whose result may never come. For the training thread.
+
+        It has what that step is made from, and what the module has changed meanwhile; also without any process.
+        """
+        if self._behind_model is not None:
+            self._changes.hand_out(self._behind_model, self.main_parameters, _copy)
+            self._behind_model = None
 
     @property
     def is_ahead(self) -> bool:

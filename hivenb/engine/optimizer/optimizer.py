@@ -357,6 +357,15 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         self.state_averager.step(wait_for_delayed_updates=True)
         while self.state_averager.pending_updates:  # each wait has a limit
             self.state_averager.step(wait_for_delayed_updates=True)
+        self.state_averager.end_lead()  # of a step that was interrupted before it began
+
+    @property
+    def is_to_be_finished(self) -> bool:
+        """Whether :meth:`finish_delayed_updates` is to be called before anybody looks at the model.
+
+        Without a process that averages, too, if the model is ahead: rounds then fail at once.
+        """
+        return bool(self.is_alive() or self.state_averager.is_ahead)
 
     def values_behind(self) -> Mapping[torch.Tensor, torch.Tensor]:
         """What the model's parameters would have were it not ahead of the optimizer; empty while it is not.
@@ -444,6 +453,7 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         self.rounds.be_ready_for_gradients()
         compensates = self._compensates and not self.state_averager.pending_updates
         if compensates:
+            self.state_averager.end_lead()  # of which the memory is written over
             self.compensation.begin()
             self.grad_averager.on_own_gradients = self.compensation.note_gradients
         else:
@@ -553,10 +563,13 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""
         if self.state_averager.is_alive():  # hivemind/optim/optimizer.py:shutdown cancels what is cancelled: an error
-            with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
-                self.rounds.take(wait=True)
-            with self.state_averager.failure_held_back():
-                super().shutdown()
+            try:
+                with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+                    self.rounds.take(wait=True)
+                with self.state_averager.failure_held_back():
+                    super().shutdown()
+            finally:
+                self.state_averager.end_lead()  # of a step that has taken longer than it was waited for
         else:  # it was killed, or this is the second call
             self._abandon()
 
@@ -565,6 +578,8 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         tracker = getattr(self, "tracker", None)
         if tracker is not None and tracker is not self._inherited_tracker:
             tracker.shutdown(self.shutdown_timeout)
+        if (state_averager := getattr(self, "state_averager", None)) is not None:
+            state_averager.end_lead()
         self.end_averagers()
 
     def end_averagers(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -326,6 +328,91 @@ def test_a_peer_that_is_alone_trains_as_in_plain_torch(dht: DHT, run_id: str, ki
             assert all(map(torch.equal, parameters(alone.model), parameters(plain))), epoch
     finally:
         alone.optimizer.shutdown()
+
+
+@pytest.fixture
+def alone(dht: DHT, run_id: str) -> Iterator[Peer]:
+    """A peer that has made two steps, and of which nothing is under way."""
+    peer = Peer(0, dht, run_id, "AdamW", threading.Barrier(1))
+    peer.train(range(2))
+    peer.finish()
+    yield peer
+    peer.optimizer.shutdown()
+
+
+def lead(peer: Peer) -> None:
+    """Let its model be ahead of a step that nobody makes, as after an interrupt."""
+    one_further = [(0, peer.own[0] + 1.0)]
+    peer.optimizer.state_averager.lead_model(lambda _: one_further, [torch.empty_like(one) for one in peer.own])
+    assert not torch.equal(peer.own[0], parameters(peer.model)[0])
+
+
+def test_a_lead_of_a_step_that_never_began_ends_with_what_is_finished(alone: Peer) -> None:
+    lead(alone)
+    with torch.no_grad():
+        alone.model.layer.bias[0] = 7.0  # by the module itself
+    alone.optimizer.finish_delayed_updates()
+    assert not alone.optimizer.state_averager.is_ahead
+    assert torch.equal(parameters(alone.model)[0], alone.own[0])
+    assert float(alone.model.layer.bias[0]) == 7.0
+    alone.optimizer.state_averager.take_in_changes()
+    assert all(map(torch.equal, alone.own, parameters(alone.model)))
+
+
+def test_an_optimizer_that_ends_leaves_no_model_that_is_ahead(alone: Peer) -> None:
+    before = alone.own
+    lead(alone)
+    alone.optimizer.shutdown()
+    assert all(map(torch.equal, parameters(alone.model), before))
+
+
+@pytest.mark.parametrize("end", [Optimizer.finish_delayed_updates, Optimizer.shutdown])
+def test_one_whose_averager_was_killed_leaves_none_either(alone: Peer, end: Callable[[Optimizer], None]) -> None:
+    before, averager = alone.own, alone.optimizer.state_averager
+    lead(alone)
+    assert averager.pid is not None
+    os.kill(averager.pid, signal.SIGKILL)
+    deadline = time.monotonic() + WITHIN
+    while averager.is_alive():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert alone.optimizer.is_to_be_finished
+    end(alone.optimizer)
+    assert all(map(torch.equal, parameters(alone.model), before))
+    assert not alone.optimizer.is_to_be_finished
+
+
+def test_a_model_to_which_nothing_can_be_written_is_not_ahead(alone: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, averager = alone.own, alone.optimizer.state_averager
+
+    def fail_half_way(sources: list[Tensor], targets: list[Tensor]) -> None:
+        targets[0].copy_(sources[0])
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(averager.staging, "copy", fail_half_way)
+        with pytest.raises(MemoryError):
+            lead(alone)
+    assert not averager.is_ahead
+    assert all(map(torch.equal, parameters(alone.model), before))
+    averager.take_in_changes()
+    assert all(map(torch.equal, alone.own, before))
+
+
+def test_a_step_that_takes_longer_than_the_end_waits_for_leaves_what_it_was_made_from(
+    make_peers: Callable[..., Peers],
+) -> None:
+    peers = make_peers()
+    both(peers, lambda peer: peer.train(range(3)))
+    two_steps = expected("SGD", late=True, compensated=True, epochs=2)
+
+    def end(peer: Peer) -> None:
+        peer.optimizer.state_averager._allreduce_timeout = 0.1
+        peer.optimizer.shutdown()
+
+    both(peers, end)
+    for peer in peers:
+        assert apart(peer.model, two_steps) < 1e-5
 
 
 class Failing(torch.optim.SGD):
