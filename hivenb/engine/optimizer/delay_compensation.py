@@ -339,7 +339,9 @@ class DelayCompensation:
         self, optimizer: torch.optim.Optimizer, gradients: Sequence[torch.Tensor | None]
     ) -> Iterable[tuple[int, torch.Tensor]]:
         if self.clip is not None:
-            self.clip(_with_gradients(optimizer, gradients))
+            clipped = _with_gradients(optimizer, gradients)
+            self.clip(clipped)  # in place, or by giving the parameters other gradients
+            gradients = [parameter.grad for group in clipped.param_groups for parameter in group["params"]]
         return step_beside(optimizer, gradients)
 
     def _tell(self, optimizer: torch.optim.Optimizer, reason: str) -> None:

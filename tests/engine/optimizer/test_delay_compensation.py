@@ -416,6 +416,24 @@ def test_own_gradients_are_clipped_as_those_of_the_step() -> None:
     assert torch.allclose(moved, expected, atol=1e-6)
 
 
+def test_clipping_may_give_parameters_other_gradients_or_none() -> None:
+    compensation, averager = DelayCompensation(), Averager(make("SGD"))
+
+    def clip(optimizer: torch.optim.Optimizer) -> None:
+        first, *others = parameters(optimizer)
+        first.grad = None
+        for parameter in others:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clamp(-0.5, 0.5)
+
+    compensation.clip = clip
+    compensation.note_gradients([torch.ones(shape) for shape in SHAPES], [True, True, False, True])
+    compensation.speculate(averager)  # type: ignore[arg-type]
+    assert list(averager.led) == [1, 3]
+    for number, value in averager.led.items():
+        assert torch.allclose(parameters(averager.optimizer)[number] - value, torch.tensor(0.03 * 0.5), atol=1e-6)
+
+
 def test_without_own_gradients_the_model_stays_where_it_is() -> None:
     compensation, averager = DelayCompensation(), Averager(make("SGD"))
     compensation.speculate(averager)  # type: ignore[arg-type]
