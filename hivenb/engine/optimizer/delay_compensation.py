@@ -302,15 +302,22 @@ class DelayCompensation:
         self._has_gradient = None
 
     def note_gradients(self, means: Sequence[torch.Tensor], has_gradient: Sequence[bool]) -> None:
-        """Keep the own gradients of an epoch, which a round is about to write over.
+        """Keep the own gradients of an epoch, which a round is about to write over; or say why they cannot be kept.
+
+        An error here would be one of the round, which hivemind then holds without this peer.
 
         :param means: over this peer's samples, one for each parameter, in main memory
         :param has_gradient: by parameter, whether a batch has used it
         """
-        if [one.shape for one in self._kept] != [one.shape for one in means]:
-            self._kept = [torch.empty_like(one) for one in means]
-        for kept, mean in zip(self._kept, means, strict=True):
-            kept.copy_(mean)
+        try:
+            if [one.shape for one in self._kept] != [one.shape for one in means]:
+                self._kept = [torch.empty_like(one) for one in means]
+            for kept, mean in zip(self._kept, means, strict=True):
+                kept.copy_(mean)
+        except Exception as e:  # such as one of the allocator
+            self._kept = []
+            self._tell(f"this peer's own gradients cannot be kept: {e!r}")
+            return
         self._has_gradient = tuple(has_gradient)
 
     def forget(self) -> None:
@@ -325,15 +332,16 @@ class DelayCompensation:
         has_gradient, self._has_gradient = self._has_gradient, None
         if has_gradient is None or not any(has_gradient) or self._is_given_up:
             return
+        impossible = f"with {type(averager.optimizer).__name__}, no speculative step can be made, as"
         if reason := why_not_beside(averager.optimizer):
-            self._tell(averager.optimizer, reason)
+            self._tell(f"{impossible} {reason}")
             return
         gradients = [kept if one else None for kept, one in zip(self._kept, has_gradient, strict=True)]
         try:
             averager.lead_model(lambda optimizer: self._steps(optimizer, gradients), self._kept)
         except Exception as e:  # in the user's optimizer, whose own step may do all the same
             self._is_given_up = True  # it may have left something behind, and would so in each epoch
-            self._tell(averager.optimizer, f"a step of it with copies of its parameters fails: {e!r}")
+            self._tell(f"{impossible} a step of it with copies of its parameters fails: {e!r}")
 
     def _steps(
         self, optimizer: torch.optim.Optimizer, gradients: Sequence[torch.Tensor | None]
@@ -344,13 +352,10 @@ class DelayCompensation:
             gradients = [parameter.grad for group in clipped.param_groups for parameter in group["params"]]
         return step_beside(optimizer, gradients)
 
-    def _tell(self, optimizer: torch.optim.Optimizer, reason: str) -> None:
+    def _tell(self, reason: str) -> None:
         if not self._is_told:
             self._is_told = True
-            logger.warning(
-                f"Gradients are averaged in the background, and nothing makes up for their delay: with "
-                f"{type(optimizer).__name__}, no speculative step can be made, as {reason}"
-            )
+            logger.warning(f"Gradients are averaged in the background, and nothing makes up for their delay: {reason}")
 
 
 def _with_gradients(

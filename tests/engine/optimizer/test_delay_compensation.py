@@ -445,6 +445,32 @@ def test_without_own_gradients_the_model_stays_where_it_is() -> None:
     assert averager.led == {}
 
 
+def test_gradients_that_cannot_be_kept_are_no_error_of_the_round(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compensation, averager = DelayCompensation(), Averager(make("SGD"))
+    own = [torch.ones(shape) for shape in SHAPES]
+
+    def no_memory(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("not enough memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty_like", no_memory)
+        for _ in range(2):
+            compensation.begin()
+            compensation.note_gradients(own, [True] * 4)
+            compensation.speculate(averager)  # type: ignore[arg-type]
+    assert averager.led == {}
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "own gradients cannot be kept" in told[0]
+    assert "not enough memory" in told[0]
+    compensation.begin()
+    compensation.note_gradients(own, [True] * 4)
+    compensation.speculate(averager)  # type: ignore[arg-type]
+    assert list(averager.led) == [0, 1, 2, 3], "there is memory again"
+
+
 def test_an_optimizer_that_cannot_step_beside_itself_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     optimizer = make("SGD")
 
