@@ -195,6 +195,7 @@ class GradientAverager(_GradientAverager, SharesState):
             self.load_accumulators_into_averager_()
             with self.get_tensors() as means:
                 self.on_own_gradients(means, self.have_gradients())
+            self._is_loaded = False  # a class of the user's own comes next, and may change the sums that are sent
         return super().step(*args, **kwargs)
 
     def reset_accumulated_grads_(self) -> None:

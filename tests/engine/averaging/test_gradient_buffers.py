@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hivemind.optim import grad_averager
 from torch import Tensor
 
 from hivenb.engine.network.dht import DHT
@@ -70,6 +71,25 @@ def test_what_was_handed_over_is_one_batch_of_the_epoch(averager: Any) -> None:
     averager.set_mean_gradients([BATCHES[0][0]], BATCHES[0][1])
     accumulate(averager, *BATCHES[1])
     assert torch.allclose(loaded(averager), MEAN)
+
+
+def test_what_a_class_of_the_users_own_does_to_the_sums_is_sent(averager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise for privacy, say; also where somebody has looked at the means before."""
+    seen: list[Tensor] = []
+    sent: list[Tensor] = []
+
+    def step(self: Any, *_: Any, **__: Any) -> None:
+        for total in self._grad_accumulators():
+            total.mul_(2)
+        sent.append(loaded(self))
+
+    monkeypatch.setattr(grad_averager.GradientAverager, "step", step)
+    averager.on_own_gradients = lambda means, has_gradient: seen.extend(one.clone() for one in means)
+    for gradient, samples in BATCHES:
+        accumulate(averager, gradient, samples)
+    averager.step(wait=False)
+    assert torch.allclose(seen[0], MEAN)
+    assert torch.allclose(sent[0], 2 * MEAN)
 
 
 def test_the_mean_is_loaded_once(averager: Any) -> None:
