@@ -594,8 +594,8 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     # -- to and from the averaging buffers ------------------------------------------------------------------------
 
     def _apply_optimizer_parameters_(self) -> None:
-        self._behind_model = None
         self._changes.hand_out(self._optimizer_parameters(), self.main_parameters, self.staging.copy)
+        self._behind_model = None  # not before: whoever downloads meanwhile may undo half a step by what it holds
 
     def _load_local_tensors_into_averager_(self) -> None:
         with self.get_tensors() as buffers:

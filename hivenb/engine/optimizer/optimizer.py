@@ -304,8 +304,8 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         averager = self.state_averager
         if averager.outer_rounds is None:
             super()._update_global_epoch(grad_scaler)
-            if self._compensates and self._steps_with_own_gradients:
-                averager.wait_for_step()  # which waits for nobody
+            if self._compensates and self._steps_with_own_gradients and len(averager.pending_updates) == 1:
+                averager.wait_for_step()  # which waits for nobody, unless a round of before is still under way
             return
         averager.outer_rounds.fragments.count(self.local_progress.samples_accumulated)
         if self.scheduled_state is not None:
@@ -465,7 +465,7 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
             self.rounds.note_none_began()
             # hivemind/optim/optimizer.py:_update_global_epoch would step with the gradients of the last batch alone
             self._load_local_gradients_into_optimizer()
-        elif compensates:
+        elif compensates and not self.state_averager.has_begun_early:  # a round that writes to what would be led from
             self.compensation.speculate(self.state_averager)
         self._steps_with_own_gradients = not began
         return began

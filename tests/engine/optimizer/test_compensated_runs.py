@@ -399,6 +399,24 @@ def test_a_model_to_which_nothing_can_be_written_is_not_ahead(alone: Peer, monke
     assert all(map(torch.equal, alone.own, before))
 
 
+def test_what_a_step_was_made_from_is_known_until_the_model_has_its_result(
+    alone: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    averager = alone.optimizer.state_averager
+    known: list[bool] = []
+    hand_out = averager._changes.hand_out
+
+    def note(*args: Any) -> None:
+        known.append(averager.is_ahead)
+        hand_out(*args)
+
+    lead(alone)
+    monkeypatch.setattr(averager._changes, "hand_out", note)
+    averager._apply_optimizer_parameters_()
+    assert known == [True]
+    assert not averager.is_ahead
+
+
 def test_a_step_that_takes_longer_than_the_end_waits_for_leaves_what_it_was_made_from(
     make_peers: Callable[..., Peers],
 ) -> None:
