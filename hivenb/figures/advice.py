@@ -249,7 +249,12 @@ def _rarer(rule: str, options: Options, seen: str, figures: Mapping[str, float])
 def _advice(
     rule: str, text: str, figures: Mapping[str, float], options: Options, wanted: Mapping[str, Any]
 ) -> Advice | None:
-    """An advice with all that its changes need, or None if these options do not admit them."""
+    """An advice with all that its changes need, or None if these options do not admit them.
+
+    Gradients in the background are offered only with what makes up for their delay.
+    """
+    if wanted.get("delay_grad_averaging"):
+        wanted = {**wanted, "delay_compensation": True}
     try:
         difference = options.difference(options.with_prerequisites(**wanted))
     except OptionsError:

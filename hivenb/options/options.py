@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hivenb._signatures import OwnSignature, keywords_of, unchanged, with_keywords
 from hivenb.errors import OptionsError
 from hivenb.options.as_code import describe, strategy_script
-from hivenb.options.checks import checked
+from hivenb.options.checks import checked, notes_on
 from hivenb.options.declarations import Declaration, Option, Place, TakesEffect, declared_in, prerequisites
 from hivenb.options.kinds import (
     AGGREGATIONS,
@@ -570,6 +570,11 @@ class Options:
             if value is not theirs and key(value) != key(theirs):
                 found[name] = (value, theirs)
         return found
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know of these options, which work, each with what helps; mostly nothing."""
+        return notes_on(vars(self))
 
     def to_strategy_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for `hivenb.HivemindStrategy`: what is not the default, codecs as objects.

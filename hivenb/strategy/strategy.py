@@ -425,6 +425,7 @@ class HivemindStrategy(OneDeviceStrategy):
         optimizer, error = reconfigured(self._optimizer, before, options, differing, self._make_optimizer)
         if error is None:
             self.options = options
+            self._say_notes(besides=before.notes)
         elif put_scheduler_back is not None:
             put_scheduler_back(optimizer)
         self._go_on_with(optimizer)
@@ -510,6 +511,15 @@ class HivemindStrategy(OneDeviceStrategy):
         if self.on_epoch is not None:
             self.on_epoch(report)
 
+    def _say_notes(self, besides: Sequence[str] = ()) -> None:
+        """Say what whoever trains should know of the options in force.
+
+        :param besides: what was said before
+        """
+        for text in self.options.notes:
+            if text not in besides:
+                rank_zero_warn(text)
+
     def _say_if_schedule_has_ended(self, epoch: int) -> None:
         moved = None if self._optimizer is None else self._optimizer.state_averager.scheduler
         if moved is None or moved.ended_at is None or epoch != moved.ended_at + 1:
@@ -534,6 +544,7 @@ class HivemindStrategy(OneDeviceStrategy):
     def _begin(self, trainer: Any) -> None:
         """Take part in the swarm."""
         self._first_epoch.begin()
+        self._say_notes()
         if self._order_of_data is not None:
             said = self._order_of_data.begin(trainer)
             if said is not None:

@@ -211,12 +211,13 @@ class Group:
     is_rarer: bool = False
 
 
-#: The groups of those on which all peers of a run have to agree, and of the codecs of what each epoch sends.
-_SHARED, _SENT = "all peers", "compression"
+#: The groups of those on which all peers of a run have to agree, of the codecs of what each epoch sends, and of what
+#: may cost something that nobody would expect.
+_SHARED, _SENT, _NOTED = "all peers", "compression", "overlap"
 
 #: The groups in their order; what is in each, the declarations of the options say.
 GROUPS: Mapping[str, Group] = {
-    "overlap": Group("Overlap training and averaging", "250px"),
+    _NOTED: Group("Overlap training and averaging", "250px"),
     "memory": Group("Memory", "220px"),
     _SENT: Group("Compression of what is sent"),
     _SHARED: Group("The same for all peers"),
@@ -255,6 +256,7 @@ class OptionsPanel:
         self._shown: dict[str, Any] = {}
         self._wrong: dict[str, Any] = {}
         self._locked = widgets.HTML(layout=widgets.Layout(display="none", margin="0 2px"))
+        self._notes = widgets.HTML(layout=widgets.Layout(display="none", margin="0 2px"))
         # three lines in any case, so that what is below stays where it is
         self._traffic = widgets.HTML(layout=widgets.Layout(margin="0 2px", min_height="54px"))
         self._fields: dict[str, Field] = {}
@@ -276,6 +278,7 @@ class OptionsPanel:
             if name not in self._wrong or not self._wrong[name].value:
                 self._show(name, getattr(wanted, name))
         self._lock(options.locked)
+        self._tell_notes(wanted)
         self._tell_traffic(wanted, now.status.num_peers or 1 + now.local.count.there)
 
     @property
@@ -312,6 +315,8 @@ class OptionsPanel:
         rows += [self._row(name) for name in names]
         if group == _SENT:
             rows.append(self._traffic)
+        if group == _NOTED:
+            rows.append(self._notes)
         return widgets.VBox(
             rows,
             layout=widgets.Layout(
@@ -332,6 +337,12 @@ class OptionsPanel:
     def _tell_traffic(self, options: Options, peers: int) -> None:
         text = _expected(self._shapes, self._buffers, options, peers) if self._shapes else ""
         self._traffic.value = note(text) if text else ""
+
+    def _tell_notes(self, options: Options) -> None:
+        shown = "".join(note(text) for text in options.notes)
+        if self._notes.value != shown:
+            self._notes.value = shown
+            self._notes.layout.display = "block" if shown else "none"
 
     def _lock(self, reason: str | None) -> None:
         words = "" if reason is None else f"Not to be changed here: {reason}."

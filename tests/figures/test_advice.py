@@ -17,6 +17,7 @@ from hivenb.figures.advice import (
     LONGEST_MATCHMAKING,
     SAID_FOR,
     SEVERAL_IN_A_ROW,
+    _advice,
     advise,
     in_words,
 )
@@ -277,6 +278,16 @@ def test_whatever_is_advised_can_be_done_and_is_a_change() -> None:
             asked = [name for advice in rounds.advice(options) for name in advice.changes]
             assert len(asked) == len(set(asked)) or set(asked) <= {"matchmaking_time", "averaging_timeout"}
     assert seen == {*CAUSES, "offload without overlap", "much traffic"}
+
+
+@pytest.mark.parametrize("compensates", [True, False])
+def test_gradients_in_the_background_are_offered_only_with_what_makes_up_for_it(compensates: bool) -> None:
+    options = OPTIONS.replace(delay_compensation=compensates)
+    offered = _advice("a rule", "text", {}, options, {"delay_grad_averaging": True})
+    assert offered is not None
+    changed = options.replace(**offered.changes)
+    assert changed.delay_grad_averaging
+    assert changed.delay_compensation
 
 
 def test_changes_in_words() -> None:

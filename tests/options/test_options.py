@@ -335,6 +335,14 @@ def test_replace() -> None:
         given.replace(delay_optimizer_step=True)
 
 
+def test_gradients_that_come_late_get_a_note() -> None:
+    late = options().with_prerequisites(delay_grad_averaging=True, delay_compensation=False)
+    (note,) = late.notes
+    assert all(words in note for words in ("delay_compensation=False", "late", "lower learning rate", "warm-up"))
+    assert late.replace(delay_compensation=True).notes == options(delay_compensation=False).notes == ()
+    assert late.replace(auxiliary=True).notes == (), "a helper computes none"
+
+
 DELAYS = ("delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging", "offload_optimizer")
 
 

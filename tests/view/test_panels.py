@@ -303,6 +303,19 @@ def test_each_codec_says_what_it_makes_of_this_model_and_the_panel_what_an_epoch
     )
 
 
+def test_what_options_cost_is_noted_beside_them(scene: Any) -> None:
+    panel = OptionsPanel(lambda name, value: None)
+    panel.update(DashboardState.of(scene))
+    assert (panel._notes.value, panel._notes.layout.display) == ("", "none")
+    scene.options = scene.options.with_prerequisites(delay_grad_averaging=True, delay_compensation=False)
+    panel.update(DashboardState.of(scene))
+    assert words_of(panel._notes.value) == scene.options.notes[0]
+    assert panel._notes.layout.display == "block"
+    scene.options = scene.options.replace(delay_compensation=True)
+    panel.update(DashboardState.of(scene))
+    assert (panel._notes.value, panel._notes.layout.display) == ("", "none")
+
+
 def test_a_codec_of_ones_own_is_shown_as_such(scene: Any) -> None:
     from hivemind.compression import RoleAdaptiveCompression
 
