@@ -55,6 +55,7 @@ import torch
 from hivemind.utils import get_logger
 
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
+from hivenb.errors import ProcessEndedError
 
 logger = get_logger(__name__)
 
@@ -339,6 +340,8 @@ class DelayCompensation:
         gradients = [kept if one else None for kept, one in zip(self._kept, has_gradient, strict=True)]
         try:
             averager.lead_model(lambda optimizer: self._steps(optimizer, gradients), self._kept)
+        except ProcessEndedError:
+            return  # which is told of where a step or a round meets it, and is no fault of the optimizer's
         except Exception as e:  # in the user's optimizer, whose own step may do all the same
             self._is_given_up = True  # it may have left something behind, and would so in each epoch
             self._tell(f"{impossible} a step of it with copies of its parameters fails: {e!r}")

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hivenb.engine.averaging.staging import ChangesOfModule
 from hivenb.engine.optimizer import delay_compensation
 from hivenb.engine.optimizer.delay_compensation import DelayCompensation, step_beside, why_not_beside
+from hivenb.errors import ProcessEndedError
 
 SHAPES = [(3, 4), (5,), (2, 3, 2), ()]
 
@@ -469,6 +470,20 @@ def test_gradients_that_cannot_be_kept_are_no_error_of_the_round(
     compensation.note_gradients(own, [True] * 4)
     compensation.speculate(averager)  # type: ignore[arg-type]
     assert list(averager.led) == [0, 1, 2, 3], "there is memory again"
+
+
+def test_an_averager_that_has_ended_is_no_fault_of_the_optimizers(caplog: pytest.LogCaptureFixture) -> None:
+    compensation, averager = DelayCompensation(), Averager(make("SGD"))
+
+    class Ended(Averager):
+        def lead_model(self, steps: Any, keep_in: Any) -> None:
+            raise ProcessEndedError("it was killed")
+
+    for one in (Ended(averager.optimizer), averager):
+        compensation.note_gradients([torch.ones(shape) for shape in SHAPES], [True] * 4)
+        compensation.speculate(one)  # type: ignore[arg-type]
+    assert not caplog.records
+    assert list(averager.led) == [0, 1, 2, 3]
 
 
 def test_an_optimizer_that_cannot_step_beside_itself_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
