@@ -276,11 +276,13 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
         :param steps: gives numbers of parameters, and what the model is to have of them, from the torch optimizer
         :param keep_in: memory for what the optimizer has; written when ``steps`` has given all
-        :raises Exception: what ``steps`` raises, and what writing to the model does; it is not ahead then
+        :raises Exception: what ``steps`` raises, and what writing to the model does; it is not ahead then, and what has
+          been written to of the optimizer's copies is what the model has
         """
+        own = self._optimizer_parameters()
 
         def write(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-            for place, parameter in zip(keep_in, self._optimizer_parameters(), strict=True):
+            for place, parameter in zip(keep_in, own, strict=True):
                 place.copy_(parameter)
             self._behind_model = keep_in  # before anything of the model is ahead
             try:
@@ -293,7 +295,14 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         self.end_lead()
         self.take_in_changes(remember=True)
         with self.lock_optimizer, torch.no_grad():
-            self._changes.lead(steps(self.optimizer), self.main_parameters, write)
+            before = [parameter._version for parameter in own]
+            try:
+                self._changes.lead(steps(self.optimizer), self.main_parameters, write)
+            except BaseException:
+                for parameter, main, version in zip(own, self.main_parameters, before, strict=True):
+                    if parameter._version != version:
+                        parameter.copy_(main)
+                raise
 
     def end_lead(self) -> None:
         """Let the model be ahead no longer, of a step whose result may never come. For the training thread.

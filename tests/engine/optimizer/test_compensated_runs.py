@@ -399,6 +399,21 @@ def test_a_model_to_which_nothing_can_be_written_is_not_ahead(alone: Peer, monke
     assert all(map(torch.equal, alone.own, before))
 
 
+def test_a_step_beside_that_writes_to_the_optimizers_own_copies_is_undone(alone: Peer) -> None:
+    before, averager = alone.own, alone.optimizer.state_averager
+
+    def writing(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Tensor]]:
+        yield 0, before[0] + 1.0
+        optimizer.param_groups[0]["params"][1].add_(1.0)
+        raise RuntimeError("it has written to its own parameters")
+
+    with pytest.raises(RuntimeError, match="its own parameters"):
+        averager.lead_model(writing, [torch.empty_like(one) for one in before])
+    assert not averager.is_ahead
+    assert all(map(torch.equal, alone.own, before))
+    assert all(map(torch.equal, parameters(alone.model), before))
+
+
 def test_what_a_step_was_made_from_is_known_until_the_model_has_its_result(
     alone: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
