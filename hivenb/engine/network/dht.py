@@ -55,7 +55,6 @@ from hivenb.engine.network.node import Node, find_lost_peers
 from hivenb.engine.network.reachability import Way, WayFound, answer_who_asks, keep_place, start_reachable, start_relay
 from hivenb.engine.network.records import Kind, RunRecords, SignatureValidator
 from hivenb.engine.network.values import bound_this_process
-from hivenb.engine.process.child import settle_as_child
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.known_process import wait_for_exit
 from hivenb.engine.process.watched import LOOK_EVERY, AnsweredPipe, RestartCount, WatchedProcess, how_it_ended
@@ -460,7 +459,6 @@ class DHT(WatchedProcess, hivemind.DHT):
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and
         # ends on most of them, and which leaves no room for a P2P class of our own.
-        settle_as_child()
         bound_this_process()  # what stands in records ends no process
         os.environ.setdefault("GOGC", DAEMON_GOGC)
         if self._is_relay:
