@@ -550,7 +550,7 @@ class HivemindStrategy(OneDeviceStrategy):
     def _begin_batch(self, batch: Any) -> None:
         self._trials.note_found()
         if self._optimizer is not None:
-            self._optimizer.take_module_back()
+            self._optimizer.acquire_module()
         self._batches.begin(batch)
         self._first_epoch.see_batch()
         self.estimated_steps.see_batch(self._batches.samples_in_batch)

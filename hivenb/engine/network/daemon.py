@@ -24,10 +24,10 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from hivenb.engine.network.access.ban_list import SharedBanList
 from hivenb.engine.network.access.guard import (
+    AdmissionStatus,
     Guard,
     GuardedClient,
     OpenStreams,
-    Standing,
     StreamHandler,
     WatchfulClient,
 )
@@ -240,9 +240,9 @@ class TiedP2P(P2P):
         """Who looks at the credentials of others; ``None`` if nobody does."""
         return getattr(self._client, "guard", None)
 
-    def note_in(self, standing: Standing) -> None:
+    def note_in(self, status: AdmissionStatus) -> None:
         """Note there whether others let this peer in."""
-        self._client.standing = standing
+        self._client.admission_status = status
 
     @property
     def refusal(self) -> str:

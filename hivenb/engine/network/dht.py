@@ -37,7 +37,7 @@ from hivenb.engine.network.access.ban_list_sync import (
     keep_ban_list,
     look,
 )
-from hivenb.engine.network.access.guard import BANNED, EXPIRED, Standing, disconnect_strangers
+from hivenb.engine.network.access.guard import BANNED, EXPIRED, AdmissionStatus, disconnect_strangers
 from hivenb.engine.network.access.identity import identity_in, new_identity, prove
 from hivenb.engine.network.access.tokens import InviteKey, Membership, Secret, membership_of
 from hivenb.engine.network.addresses import Reach, is_loopback, is_of_one_link, routes
@@ -266,7 +266,7 @@ class DHT(WatchedProcess, hivemind.DHT):
         self._is_walled, self._found = is_walled, WayFound()
         #: to which nothing is answered, here and in the averagers that use this DHT
         self.blocked_peers = BlockedPeers()
-        self._standing = Standing()
+        self._admission_status = AdmissionStatus()
         self._works = threading.Event()
         self._works.set()
         self._restarts = RestartCount()
@@ -320,7 +320,7 @@ class DHT(WatchedProcess, hivemind.DHT):
         """
         if self.membership is not None and self.membership.key.has_expired:
             raise NotInvitedError(has_expired(self.membership.key))
-        if (reason := self._standing.why_excluded) is not None:
+        if (reason := self._admission_status.why_excluded) is not None:
             raise NotInvitedError(f"{_NOBODY}: {reason}. Ask for a new invite")
 
     # -- restarts -------------------------------------------------------------------------------------------------
@@ -523,7 +523,7 @@ class DHT(WatchedProcess, hivemind.DHT):
             node_kwargs["ensure_bootstrap_success"] = False  # those who were there may have gone
         try:
             p2p.blocked = self.blocked_peers
-            p2p.note_in(self._standing)
+            p2p.note_in(self._admission_status)
             node = await Node.create(
                 p2p=p2p,
                 initial_peers=initial_peers,
