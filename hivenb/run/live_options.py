@@ -297,7 +297,7 @@ class RunOptions:
             hosting.decide_at_once(shared, self._epoch)
 
     def _go_on_with(self, options: Options) -> None:
-        if options is self._in_force:
+        if options == self._in_force:
             return
         self._followers.check(options)
         if self._strategy is not None:
