@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hivenb.engine.progress.tracker import seconds_left
-from hivenb.errors import OptionsError
+from hivenb.errors import OptionsError, TrainingError
 from hivenb.options.options import FIELDS, Options
 from hivenb.options.swarm_wide import Shared, labels_of, shared_part, with_shared_part
+from hivenb.run.raised_exits import in_words
 from hivenb.run.status import RunState
 from hivenb.strategy.live_changes import check_change
 
@@ -136,7 +137,7 @@ class RunOptions:
             self.error = None
             change = OptionsChange(new, wanted, is_shared)
             self._changes += (change,)
-            self._stage.hand_in(partial(self._carry_out, change))
+            self._stage.hand_in(partial(self._settling, self._carry_out, change))
         if wait:
             change.wait()
         return new
@@ -154,7 +155,7 @@ class RunOptions:
                 self._put_in_force(options)
                 return
             change = OptionsChange(options, shared_part(options), is_shared=False)
-            self._stage.hand_in(partial(self._obey, change))
+            self._stage.hand_in(partial(self._settling, self._obey, change))
         change.wait()
         self._step_if_due()
 
@@ -229,6 +230,14 @@ class RunOptions:
 
     # -- on the training thread, between two batches --------------------------------------------------------------
 
+    def _settling(self, carry_out: Callable[[OptionsChange], None], change: OptionsChange) -> None:
+        """Carry a change out. Nobody waits for it in vain where that ends the run, as ``sys.exit()`` does."""
+        try:
+            carry_out(change)
+        except BaseException as e:
+            self._settle(change, e if isinstance(e, Exception) else TrainingError(in_words(e)))
+            raise
+
     def _carry_out(self, change: OptionsChange) -> None:
         hosting, before = self.hosting, self._shared
         try:
@@ -276,9 +285,9 @@ class RunOptions:
                 self._go_on_with(with_shared_part(before, wanted, self._offered))
         except Exception as e:  # surfaces in apply() and in the panel
             self._refused = (wanted, before)
-            self._take_back(shared)
             for change in ours:
                 self._settle(change, e)
+            self._take_back(shared)
             if not ours:
                 self.error = e
                 self._history.mark("option", f"cannot follow the swarm: {type(e).__name__}")

@@ -498,7 +498,10 @@ class TrainingRun:
             if not self._keeps_local_peers:
                 self.swarm.local.leave_with(self)
         with self._stage.changed:
-            self._stage.do_tasks()  # options that came too late are those of the next start
+            try:
+                self._stage.do_tasks()  # options that came too late are those of the next start
+            except BaseException as e:
+                failure = failure or e
             self.followers.end()
             self._exception = failure
             ended = RunState.STOPPED if self._state is RunState.STOPPING else RunState.FINISHED

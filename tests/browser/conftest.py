@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ class Lab:
             running = json.load(response)
         for kernel in running:
             asked = urllib.request.Request(f"{kernels}/{kernel['id']}", method="DELETE", headers=known)
-            urllib.request.urlopen(asked, timeout=60).close()
+            try:
+                urllib.request.urlopen(asked, timeout=60).close()
+            except urllib.error.HTTPError as e:
+                if e.code != HTTPStatus.NOT_FOUND:  # it has ended by itself meanwhile
+                    raise
 
 
 def find_chromium() -> str:

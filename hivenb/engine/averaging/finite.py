@@ -23,11 +23,10 @@ def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
 
 
 def _are_finite(tensors: list[torch.Tensor]) -> bool:
-    # a nan or inf anywhere is one in the sum. A GPU has one kernel for the norms of many tensors; a core adds up twice
-    # as fast as it squares
-    if tensors[0].device.type == "cpu":
-        real = (torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors)
-        sums = [tensor.sum(dtype=torch.float32) for tensor in real]
+    # A nan or inf anywhere is one in the sum. A GPU has one kernel for the norms of many tensors; a core adds up single
+    # precision twice as fast as it squares it
+    if all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors):
+        sums = [tensor.sum() for tensor in tensors]
     else:
         sums = [norm.float() for norm in torch._foreach_norm(tensors)]
     if math.isfinite(torch.stack(sums).sum().item()):

@@ -149,8 +149,8 @@ async def _continued(
 #: How many streams a peer opens to another one, and answers as one, at most.
 STREAMS = 4
 
-#: Parts and bytes for each of them at least: one takes some milliseconds to open, which small tensors do not earn back
-#: however many there are.
+#: Parts for each of them at least, and bytes before any codec: one takes some milliseconds to open, which small tensors
+#: do not earn back however many there are.
 PARTS_EACH, BYTES_EACH = 2, 1 << 18
 
 #: Averages that wait to be sent, of each stream: who sends slowly is to receive as fast as it can.
@@ -164,7 +164,7 @@ Answer = Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
 def streams_for(count: int, size: int) -> int:
     """How many streams suit so many parts.
 
-    :param size: of all parts together, in bytes
+    :param size: of all parts together, in bytes before any codec
     """
     return max(1, min(STREAMS, count // PARTS_EACH, size // BYTES_EACH))
 

@@ -1,4 +1,4 @@
-"""Peers send each other all they have: nobody waits for an answer, and nothing changes before it was sent to all."""
+"""Two peers send each other all they have: nobody waits for an answer, and nothing changes before it was sent."""
 
 from __future__ import annotations
 
