@@ -23,15 +23,11 @@ def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
 
 
 def _are_finite(tensors: list[torch.Tensor]) -> bool:
-    # A nan or inf anywhere is one in the sum. A GPU has one kernel for the norms of many tensors; a core adds up single
-    # precision twice as fast as it squares it
-    if all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors):
-        sums = [tensor.sum() for tensor in tensors]
-    else:
-        sums = [norm.float() for norm in torch._foreach_norm(tensors)]
-    if math.isfinite(torch.stack(sums).sum().item()):
+    # one kernel for many tensors on a GPU; a nan or inf anywhere is one in the sum
+    norms = torch._foreach_norm(tensors)
+    if math.isfinite(torch.stack([norm.float() for norm in norms]).sum().item()):
         return True
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)  # sums of large numbers are not, either
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)  # the squares of large numbers are not either
 
 
 def where_not_finite(tensors: Iterable[torch.Tensor | None]) -> str:
