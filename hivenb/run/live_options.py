@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hivenb.errors import OptionsError
+from hivenb.engine.progress.tracker import seconds_left
+from hivenb.errors import OptionsError, TrainingError
 from hivenb.options.options import FIELDS, Options
 from hivenb.options.swarm_wide import Shared, labels_of, shared_part, with_shared_part
+from hivenb.run.raised_exits import in_words
 from hivenb.run.status import RunState
 from hivenb.strategy.live_changes import check_change
 
 if TYPE_CHECKING:
     from hivenb.engine.progress.peer_reports import PeerInfo
     from hivenb.figures.history import History
+    from hivenb.peers.followed_run import Followers
     from hivenb.run.stage import Stage
+    from hivenb.strategy.strategy import HivemindStrategy
     from hivenb.swarm.agreement.host import Hosting
     from hivenb.swarm.agreement.options_record import Plan
 
@@ -39,16 +44,26 @@ class OptionsChange:
         #: what of them waits for an epoch to come, by name
         self.rest: dict[str, Any] = {}
         self.error: Exception | None = None
-        self.is_settled = False
+        self._is_settled = threading.Event()
+
+    def settle(self) -> None:
+        """They are in force, or refused."""
+        self._is_settled.set()
+
+    def wait(self) -> None:
+        """Wait until they are in force; not to be called where the training thread is kept from its work.
+
+        :raises Exception: why they were refused
+        """
+        self._is_settled.wait()
+        if self.error is not None:
+            raise self.error
 
 
 # -- run options -----------------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)
-
-#: Where training stands: the epoch that this peer has reached, and the seconds until it is over, if they can be told.
-Position = tuple[int, "float | None"]
 
 
 class RunOptions:
@@ -60,20 +75,13 @@ class RunOptions:
     :param options: the first ones
     :param stage: of the run
     :param history: where a change is marked
-    :param train_with: lets the present training go on with other options; raises what is wrong with them
-    :param position: tells where training stands
+    :param followers: who train with them as well
     """
 
-    def __init__(
-        self,
-        options: Options,
-        stage: Stage,
-        history: History,
-        train_with: Callable[[Options], None],
-        position: Callable[[], Position] = lambda: (0, None),
-    ):
-        self._in_force, self._stage, self._history, self._train_with = options, stage, history, train_with
-        self._position = position
+    def __init__(self, options: Options, stage: Stage, history: History, followers: Followers):
+        self._stage, self._history, self._followers = stage, history, followers
+        self._in_force, self._shared = options, shared_part(options)
+        self._strategy: HivemindStrategy | None = None
         #: what the host of the run has decided, while the run trains
         self.hosting: Hosting | None = None
         self._changes: tuple[OptionsChange, ...] = ()
@@ -104,7 +112,7 @@ class RunOptions:
     def pending_epoch(self) -> int | None:
         """The epoch from which on all peers train with what the host has decided last, if this one does not yet."""
         plan = self._plan
-        return None if plan is None or plan.newest == shared_part(self._in_force) else plan.newest_epoch
+        return None if plan is None or plan.newest == self._shared else plan.newest_epoch
 
     @property
     def not_host_reason(self) -> str | None:
@@ -121,17 +129,17 @@ class RunOptions:
                 self.error = None
                 self._put_in_force(new)
                 return new
-            check_change(self._in_force, new)
-            wanted, present = shared_part(new), shared_part(self._in_force)
-            is_shared = wanted != shared_part(base) and (wanted != present or self.not_host_reason is None)
+            check_change(self._in_force, new)  # before the host decides anything
+            wanted = shared_part(new)
+            is_shared = wanted != shared_part(base) and (wanted != self._shared or self.not_host_reason is None)
             if is_shared:
-                self._check_host(labels_of(present, wanted))
+                self._check_host(labels_of(self._shared, wanted))
             self.error = None
             change = OptionsChange(new, wanted, is_shared)
             self._changes += (change,)
-            self._stage.hand_in(partial(self._carry_out, change))
-            if wait:
-                self._wait_for(change)
+            self._stage.hand_in(partial(self._settling, self._carry_out, change))
+        if wait:
+            change.wait()
         return new
 
     def follow(self, options: Options) -> None:
@@ -147,8 +155,8 @@ class RunOptions:
                 self._put_in_force(options)
                 return
             change = OptionsChange(options, shared_part(options), is_shared=False)
-            self._stage.hand_in(partial(self._obey, change))
-            self._wait_for(change)
+            self._stage.hand_in(partial(self._settling, self._obey, change))
+        change.wait()
         self._step_if_due()
 
     def rename(self, run_id: str) -> None:
@@ -158,13 +166,20 @@ class RunOptions:
 
     # -- the swarm ----------------------------------------------------------------------------------------------
 
+    def begin(self, strategy: HivemindStrategy) -> None:
+        """Change the options of another start of the run from now on.
+
+        :param strategy: that it trains with
+        """
+        self._strategy = strategy
+
     def join(self, hosting: Hosting) -> None:
         """Take over what the swarm has agreed on, before training begins; waits for the DHT.
 
         :raises SwarmError: if the DHT does not answer
         :raises OptionsError: if what is agreed on does not go with this peer's own options
         """
-        own = shared_part(self._in_force)
+        own = self._shared
         agreed = hosting.join(own)
         if agreed != own:
             try:
@@ -215,26 +230,33 @@ class RunOptions:
 
     # -- on the training thread, between two batches --------------------------------------------------------------
 
-    def _carry_out(self, change: OptionsChange) -> None:
-        hosting, before = self.hosting, self._in_force
+    def _settling(self, carry_out: Callable[[OptionsChange], None], change: OptionsChange) -> None:
+        """Carry a change out. Nobody waits for it in vain where that ends the run, as ``sys.exit()`` does."""
         try:
-            if hosting is None or (not change.is_shared and change.shared == shared_part(before)):
+            carry_out(change)
+        except BaseException as e:
+            self._settle(change, e if isinstance(e, Exception) else TrainingError(in_words(e)))
+            raise
+
+    def _carry_out(self, change: OptionsChange) -> None:
+        hosting, before = self.hosting, self._shared
+        try:
+            if hosting is None or (not change.is_shared and change.shared == before):
                 self._go_on_with(change.options)
             elif not change.is_shared:
                 self._go_on_with(self._as_now(change))
             else:
-                epoch, seconds_left = self._position()
-                self._check_host(labels_of(shared_part(before), change.shared))
+                self._check_host(labels_of(before, change.shared))
                 if hosting.is_alone:
-                    hosting.decide_at_once(change.shared, epoch)
+                    hosting.decide_at_once(change.shared, self._epoch)
                     self._go_on_with(change.options)
                 else:
-                    hosting.decide(change.shared, epoch, seconds_left)
+                    hosting.decide(change.shared, self._epoch, self._seconds_left)
                     self._go_on_with(self._as_now(change))
         except Exception as e:  # surfaces in apply() and in the panel
             change.rest = {}
             if change.is_shared:
-                self._take_back(shared_part(before))
+                self._take_back(before)
             self._settle(change, e)
             return
         if not change.rest:
@@ -251,7 +273,7 @@ class RunOptions:
 
     def _take_step(self) -> None:
         """Go on with what the host has decided, if it counts by now."""
-        hosting, wanted, before = self.hosting, self._wanted(), self._in_force
+        hosting, wanted, before, shared = self.hosting, self._wanted(), self._in_force, self._shared
         if hosting is None or hosting.plan is None or wanted is None:
             return
         waiting = self._waiting()
@@ -259,13 +281,13 @@ class RunOptions:
         try:
             if ours:
                 self._go_on_with(before.replace(**ours[-1].rest))
-            elif wanted != shared_part(before):
+            elif wanted != shared:
                 self._go_on_with(with_shared_part(before, wanted, self._offered))
         except Exception as e:  # surfaces in apply() and in the panel
             self._refused = (wanted, before)
-            self._take_back(shared_part(before))
             for change in ours:
                 self._settle(change, e)
+            self._take_back(shared)
             if not ours:
                 self.error = e
                 self._history.mark("option", f"cannot follow the swarm: {type(e).__name__}")
@@ -281,13 +303,18 @@ class RunOptions:
         if hosting is None or hosting.not_host_reason is not None or hosting.plan is None:
             return
         if hosting.plan.newest != shared:
-            hosting.decide_at_once(shared, self._position()[0])
+            hosting.decide_at_once(shared, self._epoch)
 
     def _go_on_with(self, options: Options) -> None:
-        if self._in_force.difference(options):
-            self._train_with(options)
-            with self._stage.changed:
-                self._put_in_force(options)
+        if options == self._in_force:
+            return
+        self._followers.check(options)
+        if self._strategy is not None:
+            self._strategy.change_options(options)
+        if self._stage.state in (RunState.TRAINING, RunState.PAUSED):
+            self._followers.tell(options)
+        with self._stage.changed:
+            self._put_in_force(options)
 
     # -- what counts ----------------------------------------------------------------------------------------------
 
@@ -296,21 +323,33 @@ class RunOptions:
         hosting = self.hosting
         return None if hosting is None else hosting.plan
 
+    @property
+    def _epoch(self) -> int:
+        """That this peer has reached."""
+        optimizer = None if self._strategy is None else self._strategy.optimizer
+        return 0 if optimizer is None else optimizer.local_epoch
+
+    @property
+    def _seconds_left(self) -> float | None:
+        """Until that is over, if it can be told."""
+        optimizer = None if self._strategy is None else self._strategy.optimizer
+        return None if optimizer is None else seconds_left(optimizer.tracker.global_progress)
+
     def _wanted(self) -> Shared | None:
         hosting = self.hosting
         if hosting is None:
             return None
-        return hosting.wanted(self._position()[0], is_paused=self._stage.state is RunState.PAUSED)
+        return hosting.wanted(self._epoch, is_paused=self._stage.state is RunState.PAUSED)
 
     def _step_if_due(self) -> None:
         wanted = self._wanted()
         if wanted is None:
             return
         has_waited = any(change.shared == wanted for change in self._waiting())
-        is_due = wanted != shared_part(self._in_force) and self._refused != (wanted, self._in_force)
+        is_due = wanted != self._shared and self._refused != (wanted, self._in_force)
         if is_due or has_waited:
             self._stage.hand_in(self._take_step)
-        elif wanted == shared_part(self._in_force):
+        elif wanted == self._shared:
             self._refused = None
 
     def _waiting(self) -> list[OptionsChange]:
@@ -330,7 +369,7 @@ class RunOptions:
         return now
 
     def _with_present(self, options: Options) -> Options:
-        return with_shared_part(options, shared_part(self._in_force), self._in_force)
+        return with_shared_part(options, self._shared, self._in_force)
 
     def _as_agreed(self, options: Options) -> Options:
         hosting, plan = self.hosting, self._plan
@@ -354,19 +393,13 @@ class RunOptions:
 
     # -- the outcome ----------------------------------------------------------------------------------------------
 
-    def _wait_for(self, change: OptionsChange) -> None:
-        self._stage.wait_until(lambda: change.is_settled)
-        if change.error is not None:
-            raise change.error
-
     def _settle(self, change: OptionsChange, error: Exception | None = None) -> None:
         if error is not None:
             change.error = self.error = error
             self._history.mark("option", f"options not changed: {type(error).__name__}")
         with self._stage.changed:
             self._changes = tuple(one for one in self._changes if one is not change)
-            change.is_settled = True
-            self._stage.notify()
+        change.settle()
 
     def _put_in_force(self, options: Options) -> None:
         for name, values in self._in_force.difference(options).items():
@@ -374,4 +407,4 @@ class RunOptions:
             # one that is on as needed may be called off, or left to itself, without anything to see
             if before != after and self._stage.state is not RunState.READY:
                 self._history.mark("option", f"{FIELDS[name].label}: {after}")
-        self._in_force = options
+        self._in_force, self._shared = options, shared_part(options)

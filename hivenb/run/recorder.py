@@ -45,7 +45,7 @@ class Recorder(Callback):
         self._refused: set[str] = set()
         self._next_mark = 0.0
         self._recorded: dict[str, float] = {}
-        self._buffers_left_out: str | None = None
+        self._why_buffers_skipped: str | None = None
         self.steps = 0
         self.samples = 0
         self.epoch = 0
@@ -106,12 +106,12 @@ class Recorder(Callback):
                 self._history.mark("round", f"{peer} excluded in epoch {report.epoch}: {reason}")
 
     def _look_at_buffers(self, strategy: Any) -> None:
-        """Mark on the charts, once, that the module's buffers are left out."""
+        """Mark on the charts, once, that the module's buffers are skipped."""
         averager = getattr(getattr(strategy, "optimizer", None), "state_averager", None)
-        left_out = getattr(averager, "buffers_left_out", None)
-        if left_out is not None and left_out != self._buffers_left_out:
-            self._buffers_left_out = left_out
-            self._history.mark("round", f"buffers {left_out}")
+        why = getattr(averager, "why_buffers_skipped", None)
+        if why is not None and why != self._why_buffers_skipped:
+            self._why_buffers_skipped = why
+            self._history.mark("round", f"buffers {why}")
 
     def _flush_loss(self) -> None:
         if self._losses is not None:

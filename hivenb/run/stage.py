@@ -66,7 +66,7 @@ class Stage:
     def hand_in(self, task: Callable[[], None]) -> None:
         """Let the thread that trains do something between two of its batches, also while it is paused.
 
-        :param task: must not raise
+        :param task: what it raises ends the run
         """
         with self.changed:
             self._tasks.append(task)

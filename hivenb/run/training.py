@@ -16,7 +16,6 @@ import lightning
 
 from hivenb._signatures import OwnSignature, keywords_of, shown_with, unchanged, with_keywords
 from hivenb.engine.process.interrupts import BackgroundThread
-from hivenb.engine.progress.tracker import seconds_left
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import History
@@ -117,7 +116,7 @@ class TrainingRun:
         self._stage = Stage()
         self._fit: Fit | None = None
         self._name = options.run_id
-        self._options = RunOptions(options, self._stage, self.history, self._train_with, self._position)
+        self._options = RunOptions(options, self._stage, self.history, self.followers)
         self._rolling_back = RollingBack(self._stage, self.history)
         self._exception: BaseException | None = None
         self._recorder = Recorder(self.history)
@@ -175,6 +174,7 @@ class TrainingRun:
             self.swarm.run_names.take(self.experiment, self.options.run_id, self.model)
             self.swarm.runs.adopt(self)
             self._fit, self._exception, self._origin = fit, None, "new run"
+            self._options.begin(fit.strategy)
             self._stage.enter(RunState.STARTING)
             self._thread = BackgroundThread(target=self._train, args=(fit, older, former), name="hivenb-trainer")
             self._thread.start()
@@ -506,7 +506,10 @@ class TrainingRun:
             if not self._keeps_local_peers:
                 self.swarm.local.leave_with(self)
         with self._stage.changed:
-            self._stage.do_tasks()  # options that came too late are those of the next start
+            try:
+                self._stage.do_tasks()  # options that came too late are those of the next start
+            except BaseException as e:
+                failure = failure or e
             self.followers.end()
             self._exception = failure
             ended = RunState.STOPPED if self._state is RunState.STOPPING else RunState.FINISHED
@@ -529,20 +532,6 @@ class TrainingRun:
             ours = [peer.peer_id for peer in self.swarm.local_peers]
             if self._others.look([one for one in ours if one is not None]) and self._others.peers:
                 logger.info(who_trains_elsewhere(self._others.peers, self.options.run_id))
-
-    def _train_with(self, options: Options) -> None:
-        """Go on with other options, on the training thread between two batches."""
-        self.followers.check(options)
-        if self._fit is not None:
-            self._fit.strategy.change_options(options)
-        if self._state in (RunState.TRAINING, RunState.PAUSED):
-            self.followers.tell(options)
-
-    def _position(self) -> tuple[int, float | None]:
-        optimizer = self._optimizer
-        if optimizer is None:
-            return 0, None
-        return optimizer.local_epoch, seconds_left(optimizer.tracker.global_progress)
 
     def _began(self) -> None:
         self.history.mark("run", "started" if self._folder.checkpoint is None else "resumed")

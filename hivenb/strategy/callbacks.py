@@ -47,20 +47,20 @@ class FirstCallback(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if (optimizer := self._living_optimizer()) is not None:
-            optimizer.lend_module()
+            optimizer.release_module()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if (optimizer := self._living_optimizer()) is not None:
             with torch.inference_mode(False), torch.no_grad():
                 optimizer.catch_up()  # before training there is Lightning's check
                 optimizer.finish_delayed_updates()  # a checkpoint then holds the parameters that its score is of
-                optimizer.lend_module(keep=True)
+                optimizer.release_module(keep=True)
         else:
             self._finish_without_averager()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if (optimizer := self._living_optimizer()) is not None:
-            optimizer.lend_module(keep=True)
+            optimizer.release_module(keep=True)
         passed = trainer.fit_loop.epoch_loop.batch_progress
         if passed.current.ready or trainer.should_stop:
             return
@@ -78,7 +78,7 @@ class FirstCallback(Callback):
         if (optimizer := self._living_optimizer()) is not None:
             optimizer.share_state(False)
             optimizer.finish_delayed_updates()  # else that would come over what callbacks leave in the model
-            optimizer.lend_module()
+            optimizer.release_module()
         else:
             self._finish_without_averager()
 

@@ -58,6 +58,8 @@ class EstimatedSteps:
         :param trainer: it, or a weak reference to it, as the module has one
         """
         self.told, self._taken_for, self._said, self._trainer = None, None, set(), trainer
+        # The only way: it is a property of Lightning's Trainer that asks no strategy and no callback, and all that it
+        # counts with (max_epochs, max_steps, the batches of a pass, accumulate_grad_batches) decides how training goes.
         if not _is_counting(trainer):
             trainer.__class__ = _counting(trainer.__class__)
 

@@ -13,7 +13,7 @@ from hivenb.engine.averaging.module_rest import ModuleRest
 from hivenb.engine.averaging.torch_state import group_settings, restore_group_settings
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.checkpoint import EpochSchedulers
-from hivenb.engine.optimizer.handover import release, set_live, take_over, what_has_ended
+from hivenb.engine.optimizer.handover import release, set_live, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer, default_next_chunk_timeout
 from hivenb.engine.process.watched import RestartCount
 from hivenb.errors import OptionsError, ProcessEndedError
@@ -194,7 +194,12 @@ class Recovery:
         :raises ProcessEndedError: if what has ended cannot be started anew, or has ended too often of late
         """
         optimizer = self._training.optimizer
-        if optimizer is None or (ended := what_has_ended(optimizer) or failure) is None:
+        if optimizer is None:
+            return False
+        # training would go on without an averager: each round fails at once
+        averagers = (optimizer.state_averager, optimizer.grad_averager)
+        ended = next((one.ended for one in averagers if one is not None and one.ended is not None), failure)
+        if ended is None:
             return False
         self._go_on_with(self._successor(optimizer, ended))
         self._training.notify(f"{ended.title} was started anew", f"{ended}. It was started anew, and training goes on")

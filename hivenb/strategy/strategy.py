@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -83,17 +84,10 @@ class HeldModule:
 
 
 class OneDeviceStrategy(SingleDeviceStrategy):
-    """Base of :class:`hivenb.HivemindStrategy`: a device of its own, and a module of its own while it trains."""
+    """Base of :class:`hivenb.HivemindStrategy`: a device of its own, and a module of its own until its teardown."""
 
     options: Options
     _lightning_module: Any = HeldModule()
-
-    def teardown(self) -> None:
-        """Move the module to host memory, and let others have it."""
-        try:
-            super().teardown()
-        finally:
-            let_go(self)
 
     @property
     def parallel_devices(self) -> list[torch.device]:
@@ -109,9 +103,6 @@ class OneDeviceStrategy(SingleDeviceStrategy):
                 "devices join the run as peers of their own"
             )
         self._root_device = devices[0]
-
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: there is no process group; peers come and go, and wait for nobody."""
 
 
 # -- hivemind strategy -----------------------------------------------------------------------------------------------
@@ -533,7 +524,7 @@ class HivemindStrategy(OneDeviceStrategy):
             self.on_notice("the learning rate schedule has ended")
 
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Nothing to wait for; but from some of its names, it can be told what the Trainer is about to do."""
+        """Nothing to wait for: peers come and go. From some of its names, it can be told what the Trainer does next."""
         self._trials.see_barrier(name)
 
     def on_train_start(self) -> None:
@@ -571,7 +562,7 @@ class HivemindStrategy(OneDeviceStrategy):
     def _begin_batch(self, batch: Any) -> None:
         self._trials.note_found()
         if self._optimizer is not None:
-            self._optimizer.take_module_back()
+            self._optimizer.acquire_module()
         self._batches.begin(batch)
         self._first_epoch.see_batch()
         self.estimated_steps.see_batch(self._batches.samples_in_batch)
@@ -674,25 +665,25 @@ class HivemindStrategy(OneDeviceStrategy):
     def teardown(self) -> None:
         """End the optimizer's processes and, unless it is borrowed, the DHT. Another ``fit`` starts them again."""
         self.estimated_steps.step_back()
-        try:
-            if self._hooks is not None:
-                self._hooks.restore()
-            if self._optimizer is not None:
-                self._optimizer.shutdown()
-                give_back(self._optimizer, self._given_optimizer)
-        finally:
-            self._is_set_up = False
-            order, self._order_of_data = self._order_of_data, None
+        with contextlib.ExitStack() as afterwards:  # the last one first
+            afterwards.callback(give_freed_memory_back)
+            afterwards.callback(let_go, self)  # others may have the module
+            afterwards.callback(super().teardown)  # moves it to host memory
             try:
+                if self._hooks is not None:
+                    self._hooks.restore()
+                if self._optimizer is not None:
+                    self._optimizer.shutdown()
+                    give_back(self._optimizer, self._given_optimizer)
+            finally:
+                self._is_set_up = False
+                order, self._order_of_data = self._order_of_data, None
                 if order is not None:
                     module: Any = self.lightning_module
                     order.end(module.trainer)
                 if self._owns_dht and self._dht is not None:
                     self._dht.shutdown()
                     self._dht = None
-            finally:
-                super().teardown()
-                give_freed_memory_back()
 
 
 make_known(HivemindStrategy)

@@ -253,7 +253,7 @@ class Dashboard:
         if run is None:
             return self._last_text
         now = DashboardState.of(run)
-        return text.summary(now.status, now.snapshot, now.members, now.advice, now.situation, now.standing.name)
+        return text.summary(now.status, now.snapshot, now.members, now.advice, now.situation, now.header.name)
 
     def close(self) -> None:
         """Stop watching, and let go of the run; the last picture stays. May be called twice."""
@@ -466,10 +466,10 @@ class _View:
         trouble = self._messages.trouble(state, self._run.options_error)
         remark = self._messages.remark(state, is_pending=now.options.pending is not None)
         elsewhere = now.status.elsewhere
-        others = who_trains_elsewhere(elsewhere, now.standing.name) if elsewhere else ""
+        others = who_trains_elsewhere(elsewhere, now.header.name) if elsewhere else ""
         remark = " ".join(text for text in (waiting(now.options, state), remark, others) if text)
         who = (now.members, now.local, now.blocked)
-        seen = (now.snapshot.version, now.status, now.standing, who, now.options, now.log, trouble, remark)
+        seen = (now.snapshot.version, now.status, now.header, who, now.options, now.log, trouble, remark)
         if seen != self._drawn:
             self._show(now, trouble, remark)
             self._drawn = seen

@@ -61,7 +61,7 @@ class OptionsState:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunHeader:
     """What of a run only its header shows.
 
     :param name: of the run
@@ -108,7 +108,7 @@ class DashboardState:
     """All that one frame shows.
 
     :param status: of the run
-    :param standing: of the run
+    :param header: of the run
     :param snapshot: of its history
     :param members: peers of the run, as last seen
     :param local: peers on this machine
@@ -119,7 +119,7 @@ class DashboardState:
     """
 
     status: RunStatus
-    standing: Standing
+    header: RunHeader
     snapshot: Snapshot
     members: tuple[Member, ...]
     local: LocalPeersNow
@@ -144,7 +144,7 @@ class DashboardState:
             helps=self.options.in_force.auxiliary,
             local=count.there,
             coming=max(0, count.wanted - count.there),
-            swarm_is_open=self.standing.swarm_is_open,
+            swarm_is_open=self.header.swarm_is_open,
         )
 
     @classmethod
@@ -156,7 +156,7 @@ class DashboardState:
         length = length_of(run.trainer, snapshot, status.state.is_active)
         now = cls(
             status,
-            Standing(run.options.run_id, length, run.swarm.is_open, run.snapshot_epoch),
+            RunHeader(run.options.run_id, length, run.swarm.is_open, run.snapshot_epoch),
             snapshot,
             run.members,
             LocalPeersNow.of(run),

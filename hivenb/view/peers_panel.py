@@ -94,7 +94,7 @@ class BlockingPanel:
             chosen = self.peers.value
             self.peers.options = offered
             self.peers.value = chosen if chosen in ids else ""
-        self.peers.disabled = self._is_closed or not now.standing.swarm_is_open
+        self.peers.disabled = self._is_closed or not now.header.swarm_is_open
         self._label()
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class PeersPanel:
         self._table.value = peers_html(now.members, now.local.ids, now.situation)
         self._remark.value = local_html(now)
         self.blocking.update(now)
-        self.slider.disabled = self.restart.disabled = self._is_closed or not now.standing.swarm_is_open
+        self.slider.disabled = self.restart.disabled = self._is_closed or not now.header.swarm_is_open
         self._trouble.value = trouble(now.local.count.error)
         self._trouble.layout.display = "block" if now.local.count.error else "none"
         if self._shown != now.local.count.shown:
@@ -280,7 +280,7 @@ def _stage_of_local(now: DashboardState) -> str:
             return f"{_local(kept)}: trains on without this run, until it starts again or you remove it"
         if local.returning:
             return f"stopped with the run; {words.counted(local.returning, 'peer')} {comes} back when it starts"
-        return "ready; training begins with the run" if local.there and now.standing.swarm_is_open else ""
+        return "ready; training begins with the run" if local.there and now.header.swarm_is_open else ""
     if local.returning:
         return f"peer {local.there + 1} of {local.shown}: {starts}"
     if now.status.state.value == "paused" and by_state["training"]:

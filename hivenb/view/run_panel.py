@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hivenb.view import theme, words
-from hivenb.view.dashboard_state import DashboardState, Standing
+from hivenb.view.dashboard_state import DashboardState, RunHeader
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.style import copy_button, message, note, safe, sheet
 from hivenb.view.text import progress
@@ -85,13 +85,13 @@ class RunPanel:
         :param trouble: what went wrong in the dashboard itself, if anything
         :param remark: what else there is to say, as long as nothing went wrong
         """
-        self._status.value = status_html(now.status, now.standing)
-        enabled = ENABLED.get(str(now.status.state.value), frozenset()) if now.standing.swarm_is_open else frozenset()
+        self._status.value = status_html(now.status, now.header)
+        enabled = ENABLED.get(str(now.status.state.value), frozenset()) if now.header.swarm_is_open else frozenset()
         for name, button in self.buttons.items():
             button.disabled = name not in enabled
-        self._offer_return(now.standing.snapshot_epoch)
+        self._offer_return(now.header.snapshot_epoch)
         if not self._is_closed:
-            self._invite.value = self._shown_invite if now.standing.swarm_is_open else note(SWARM_CLOSED)
+            self._invite.value = self._shown_invite if now.header.swarm_is_open else note(SWARM_CLOSED)
         troubles = "\n".join(text for text in (now.status.error, trouble) if text)
         self.say(troubles or remark, is_trouble=bool(troubles))
 
@@ -119,12 +119,12 @@ class RunPanel:
         self._invite.value = note("This dashboard is closed; hivenb.Dashboard(run) shows a live one.")
 
 
-def status_html(status: RunStatus, standing: Standing) -> str:
+def status_html(status: RunStatus, header: RunHeader) -> str:
     """A run's state and name, how far it is, its figures with their units, and the progress to its next epoch."""
     state = str(status.state.value)
     share = status.samples / status.target_batch_size if status.target_batch_size else 0.0
     percent = 100 * min(max(share, 0.0), 1.0)
-    figures = [f"swarm epoch <b>{words.count(status.epoch)}</b>", _goal(standing.length), _times(standing.length)]
+    figures = [f"swarm epoch <b>{words.count(status.epoch)}</b>", _goal(header.length), _times(header.length)]
     if status.num_peers:
         figures.append(f"<b>{words.count(status.num_peers)}</b> {'peer' if status.num_peers == 1 else 'peers'}")
     figures.append(_speed(status.swarm_samples_per_second, "samples/s"))
@@ -134,7 +134,7 @@ def status_html(status: RunStatus, standing: Standing) -> str:
         batches = "batch" if status.skipped_batches == 1 else "batches"
         figures.append(f"<b>{words.count(status.skipped_batches)}</b> {batches} skipped")
     origin = f'<span class="unit">{safe(status.origin)}</span>' if status.origin else ""
-    spans = f'<span class="name" title="run_id={safe(repr(standing.name))}">{safe(standing.name)}</span>'
+    spans = f'<span class="name" title="run_id={safe(repr(header.name))}">{safe(header.name)}</span>'
     spans += origin + "".join(f'<span class="unit">{figure}</span>' for figure in figures if figure)
     dot = f'<span class="dot" style="background: {theme.STATES.get(state, theme.GREY)}"></span>'
     return (

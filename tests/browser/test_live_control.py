@@ -200,7 +200,7 @@ def end(dashboard, told: Told, name: str) -> None:
 
 @pytest.mark.timeout(420)
 def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refused(lab, page):
-    folder = lab.folder / "live"  # the kernel of another test, which runs the same cells, goes on writing where it is
+    folder = lab.folder / "live"  # another test of this file runs the same cells, and its kernel goes on writing
     folder.mkdir()
     told = Told(folder)
     page.goto(lab.open(f"live/{notebook(folder, 'live.ipynb', CELLS)}"))

@@ -98,7 +98,7 @@ def is_harmless(dashboard) -> None:
 
 @pytest.mark.timeout(300)
 def test_what_others_write_is_shown_as_text_and_nothing_of_it_runs(lab, page):
-    told = Told(lab.folder, "others")  # the kernel of another test may write to the same folder
+    told = Told(lab.folder, "others")  # what another test has written may lie in the same folder
     page.add_init_script(COUNTS)
     page.goto(lab.open(notebook(lab.folder, "others.ipynb", CELLS)))
     run_all(page)

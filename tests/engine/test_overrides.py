@@ -107,7 +107,8 @@ def misfits(ours: Any, theirs: Any, by_name_alone: Collection[str] = ()) -> list
 
     :param by_name_alone: parameters that nobody gives without their names
     """
-    if kind_of(ours) != kind_of(theirs):
+    kinds = kind_of(ours), kind_of(theirs)
+    if kinds[0] != kinds[1] and kinds != ("a class method", "a static method"):  # which are called alike
         return [f"is {kind_of(ours)}, and {kind_of(theirs)} upstream"]
     if isinstance(ours, property):
         return []

@@ -34,7 +34,7 @@ def source(function: Callable[..., Any]) -> str:
 
 class TestProcesses:
     def test_the_averagers_start_method_is_the_default_one(self) -> None:
-        assert issubclass(DecentralizedAverager, mp.Process), "ChildProcess._Popen and _after_fork may go"
+        assert issubclass(DecentralizedAverager, mp.Process), "ChildProcess._Popen may go, and one call in _after_fork"
 
     @pytest.mark.parametrize("run", [hivemind.DHT.run, DecentralizedAverager.run, DecentralizedAverager._run_internal])
     def test_nothing_ties_a_child_to_its_parent(self, run: Callable[..., Any]) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from hivenb.figures.history import History
 from hivenb.options import Options
+from hivenb.peers.followed_run import Followers
 from hivenb.run.live_options import RunOptions
 from hivenb.run.stage import Stage
 from hivenb.run.status import RunState
@@ -23,7 +24,7 @@ def marks(history: History) -> list[str]:
 
 def test_a_switch_is_marked_as_what_it_resolves_to() -> None:
     history, stage = History(), Stage()
-    options = RunOptions(OPTIONS, stage, history, lambda new: None)
+    options = RunOptions(OPTIONS, stage, history, Followers())
     stage.enter(RunState.STOPPED)
     options.apply(OPTIONS.with_prerequisites(delay_optimizer_step=True), {}, wait=False)
     assert marks(history) == [

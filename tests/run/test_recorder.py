@@ -194,12 +194,12 @@ def test_an_epoch_of_the_swarm_becomes_points_and_a_failed_round_a_mark():
     ]
 
 
-def test_that_buffers_are_left_out_is_marked_once():
+def test_why_buffers_are_skipped_is_marked_once():
     history = History()
     recorder = Recorder(history)
-    averager = SimpleNamespace(buffers_left_out=None)
+    averager = SimpleNamespace(why_buffers_skipped=None)
     strategy = SimpleNamespace(optimizer=SimpleNamespace(state_averager=averager), options=None)
     for why in (None, *["not averaged: a peer has none"] * 2):
-        averager.buffers_left_out = why
+        averager.why_buffers_skipped = why
         recorder.on_train_batch_end(SimpleNamespace(strategy=strategy), None, None, [torch.zeros(2)], 0)
     assert [event.text for event in history.snapshot().events] == ["buffers not averaged: a peer has none"]

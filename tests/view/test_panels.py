@@ -14,7 +14,7 @@ from hivenb.options import FIELDS, Options
 from hivenb.options.choices import PowerSGD
 from hivenb.run.local_peer_count import LocalCount
 from hivenb.run.status import RunState
-from hivenb.view.dashboard_state import DashboardState, LocalPeersNow, Standing
+from hivenb.view.dashboard_state import DashboardState, LocalPeersNow, RunHeader
 from hivenb.view.log_panel import CodePanel, LogPanel, log_html
 from hivenb.view.options_panel import OptionsPanel, shown, together, waiting
 from hivenb.view.peers_panel import MAX_ROWS, PeersPanel, local_html, peers_html
@@ -36,7 +36,7 @@ def run_panel(invite: str = "hivenb://invite", pressed: list[str] | None = None)
 
 
 def test_the_status_says_every_number_with_its_unit(status: Any) -> None:
-    text = words_of(status_html(status, Standing("digits")))
+    text = words_of(status_html(status, RunHeader("digits")))
     assert text == (
         "ready to start digits swarm epoch 14 3 peers 412 samples/s loss 0.412 1,310 / 2,048 samples, 3 s left"
     )
@@ -44,7 +44,7 @@ def test_the_status_says_every_number_with_its_unit(status: Any) -> None:
 
 @pytest.mark.parametrize("samples", [0, 5000])
 def test_the_bar_stays_in_its_frame(status: Any, samples: int) -> None:
-    html = status_html(replace(status, samples=samples), Standing("digits"))
+    html = status_html(replace(status, samples=samples), RunHeader("digits"))
     assert f'aria-valuenow="{100 if samples else 0}"' in html
 
 

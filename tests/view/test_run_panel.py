@@ -12,7 +12,7 @@ import pytest
 from hivenb.run.length import Length
 from hivenb.run.status import RunState
 from hivenb.view.dashboard import Dashboard
-from hivenb.view.dashboard_state import DashboardState, Standing
+from hivenb.view.dashboard_state import DashboardState, RunHeader
 from hivenb.view.run_panel import SWARM_CLOSED, RunPanel, status_html
 from hivenb.view.style import message
 from hivenb.view.text import progress, status_line
@@ -30,22 +30,22 @@ def panel() -> RunPanel:
 
 
 def test_the_header_names_the_run_and_says_how_long_it_has_trained_and_how_far_it_is(status: Any) -> None:
-    text = words_of(status_html(status, Standing("digits", Length(125.0, 3, 10, "pass", 291.0))))
+    text = words_of(status_html(status, RunHeader("digits", Length(125.0, 3, 10, "pass", 291.0))))
     assert text.startswith(
         "ready to start digits swarm epoch 14 pass 3 of 10 trained 2 min 5 s , about 4 min 51 s to go 3 peers"
     )
     assert "batch 1,500 of 6,000" in words_of(
-        status_html(status, Standing("digits", Length(1.0, 1500, 6000, "batch", None)))
+        status_html(status, RunHeader("digits", Length(1.0, 1500, 6000, "batch", None)))
     )
 
 
 def test_a_name_never_becomes_html(status: Any) -> None:
-    assert "<img" not in status_html(status, Standing("<img src=x>"))
+    assert "<img" not in status_html(status, RunHeader("<img src=x>"))
 
 
 def test_the_number_of_peers_is_left_out_while_nobody_knows_it(status: Any) -> None:
     stopped = replace(status, state=RunState.STOPPED, num_peers=0)
-    assert "peer" not in words_of(status_html(stopped, Standing("digits")))
+    assert "peer" not in words_of(status_html(stopped, RunHeader("digits")))
     assert "peer" not in status_line(stopped)
 
 

@@ -56,6 +56,7 @@ from hivenb.engine.network.streams import (
     with_end,
 )
 from hivenb.engine.network.values import bound_this_process
+from hivenb.engine.process.child import give_back_regularly
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.watched import WatchedProcess, shut_down_on_error
 from hivenb.engine.trust.aggregation import NORM_BOUND, Gathered, SampleReports
@@ -292,6 +293,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
     def run(self) -> None:
         bound_this_process()  # what others say ends no process
         codecs.install()  # a peer without one decodes others' messages, too
+        give_back_regularly()
         super().run()
 
     # -- in the process that trains -----------------------------------------------------------------------------
@@ -334,7 +336,11 @@ class Averager(WatchedProcess, DecentralizedAverager):
         if self.ended is None:
             super().shutdown()
             self._daemon_link.forget(self._handler_names())  # it may have ended by force, or before it was asked to
+        self._remove_parameter_hooks()
         self.staging.close()
+
+    def _remove_parameter_hooks(self) -> None:
+        """Called at shutdown: remove the hooks that it has put on parameters."""
 
     def _has_ended(self, error: ProcessEndedError) -> None:
         self._daemon_link.forget(self._handler_names())  # before anybody knows, and starts another one
@@ -600,6 +606,10 @@ class Averager(WatchedProcess, DecentralizedAverager):
             await runner.average_into(exchange.tensors, self._averaging_alpha)
         finally:
             terms.notes.take_in(runner.notes)
+        self._after_phase(phase, tensors)
+
+    def _after_phase(self, phase: bytes, averages: Sequence[torch.Tensor]) -> None:
+        """Called when an all-reduce has succeeded, which is the whole round or one of its phases."""
 
     def _runner_of(
         self, group: GroupInfo, exchange: Exchange, terms: RoundTerms, **settings: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from hivenb.engine.averaging.extensions.extension import Exchange, Extension, Gr
 from hivenb.engine.averaging.finite import LateVerdict, are_finite, where_not_finite
 from hivenb.engine.averaging.state_download import Download, SharesState
 from hivenb.engine.exchange.exact_tensors import ExactKey
-from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING, NORM_BOUND
+from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING, NORM_BOUND, Gathered
 
 # -- gradient buffers ------------------------------------------------------------------------------------------------
 #
@@ -273,8 +273,7 @@ class GradientAverager(_GradientAverager, SharesState):
 
         return note
 
-    def shutdown(self) -> None:
-        super().shutdown()
+    def _remove_parameter_hooks(self) -> None:
         for watching in self._watching.values():
             watching.remove()
         self._watching.clear()
@@ -372,17 +371,23 @@ class PowerSGDGradientAverager(GradientAverager, _PowerSGDGradientAverager):
             )
         return super()._why_refused(loaded)
 
-    def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
+    @property
+    def _ms(self) -> list[torch.Tensor]:
+        return self._left_over
+
+    @_ms.setter
+    def _ms(self, made: Iterable[torch.Tensor]) -> None:
         # hivemind/optim/power_sgd_averager.py keeps what is left over in the type of the gradients and multiplies it by
         # factors in single precision: with bfloat16 or doubles each round would fail
-        self._ms = [left_over.to(torch.float32).share_memory_() for left_over in self._ms]
-        super().run_in_background(await_ready, timeout)
+        self._left_over = [one.to(torch.float32).share_memory_() for one in made]
 
-    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
+    async def exchange_with_group(
+        self, aggregate: Callable[..., Awaitable[Any]], group_info: GroupInfo, min_vector_size: int, **kwargs: Any
+    ) -> Gathered:
         for rows in self._qs:  # what a gradient of zeros leaves: whatever comes next, hivemind would see zeros in it
             generator = torch.Generator().manual_seed(rows.shape[1])
             rows += torch.randn(rows.shape, generator=generator) * (rows.norm(dim=0) == 0)
-        gathered = await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
+        gathered = await super().exchange_with_group(aggregate, group_info, min_vector_size, **kwargs)
         async with enter_asynchronously(self.get_tensors()) as averages:
             self._keep_left_over_of_unused(averages)
         return gathered
@@ -399,12 +404,9 @@ class PowerSGDGradientAverager(GradientAverager, _PowerSGDGradientAverager):
                 left.add_(average)
                 average.zero_()
 
-    async def _run_allreduce_inplace_(
-        self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
-    ) -> None:
-        await super()._run_allreduce_inplace_(tensors, group_info, group_id, **kwargs)
-        if group_id == group_info.group_id + AllReducePhases.PHASE_P.name.encode():
-            for columns in tensors:
+    def _after_phase(self, phase: bytes, averages: Sequence[torch.Tensor]) -> None:
+        if phase == AllReducePhases.PHASE_P.name.encode():
+            for columns in averages:
                 orthonormalize_(columns)  # hivemind's own comes next, and finds nothing to do
 
 

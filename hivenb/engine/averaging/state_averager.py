@@ -236,9 +236,9 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         self._state_compression = codec if self.module_buffers is None else SendsExactly(codec)
 
     @property
-    def buffers_left_out(self) -> str | None:
-        """That the buffers were left out of a round or a download, and why, in words; ``None`` if they never were."""
-        return None if self._averaged_buffers is None else self._averaged_buffers.left_out
+    def why_buffers_skipped(self) -> str | None:
+        """Why the buffers were left out of a round or a download, in words; ``None`` if they never were."""
+        return None if self._averaged_buffers is None else self._averaged_buffers.why_skipped
 
     def take_over_parameters(self) -> None:
         """Let the model and the averaging buffers have the parameters that the torch optimizer has been given."""
@@ -344,10 +344,10 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     def _optimizer_parameters(self) -> list[torch.Tensor]:
         return _parameters_of(self.optimizer)
 
-    # -- the module in others' hands ------------------------------------------------------------------------------
+    # -- the module while callbacks have it -----------------------------------------------------------------------
 
-    def lend_module(self, keep: bool = False) -> None:
-        """Let callbacks have the module until :meth:`take_module_back`, and put into it what they like.
+    def release_module(self, keep: bool = False) -> None:
+        """Let callbacks have the module until :meth:`acquire_module`, and put into it what they like.
 
         What is under way in the background has read it when this returns, and nobody else does: downloads wait.
 
@@ -363,7 +363,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
             self._module_access.keep([*parameters, *self.extra_tensors][self._first_of_module :])
         self._module_access.release()
 
-    def take_module_back(self) -> None:
+    def acquire_module(self) -> None:
         """The module is as training has left it."""
         if self._reads_module:
             self._module_access.acquire()

@@ -84,6 +84,8 @@ class FaultTolerantRunner(AllReduceRunner):
         self._bounds = None if rule == NONE else self._norm_bounds(usual, phase)
         check_average = None if self._bounds is None else self._bounds.check_average
         own_index = self.ordered_peer_ids.index(self.peer_id)
+        inputs = self.tensor_part_container._input_parts_by_peer  # which are dropped where an exchange fails
+        self._bytes_by_peer = [sum(part.nbytes for part, _ in parts) for parts in inputs]
         counts = zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True)
         self._fair_sending = FairSending({peer: count for peer, count in counts if peer != self.peer_id})
         CheckedParts.of(self.tensor_part_container, self._refuse_average, check_average, own_index)
@@ -164,19 +166,20 @@ class FaultTolerantRunner(AllReduceRunner):
 
     def _get_peer_stub(self, peer: PeerID) -> StubBase:
         stub = super()._get_peer_stub(peer)
-        count = self._count_for(peer)
+        index = self._index_of_parts_for(peer)
+        count, size = self.tensor_part_container.num_parts_by_peer[index], self._bytes_by_peer[index]
         call = stub.rpc_aggregate_part
 
         async def exchange(parts: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
-            streams = streams_for(count) if self._matchmaking.is_of_ours(peer) else 1
+            streams = streams_for(count, size) if self._matchmaking.is_of_ours(peer) else 1
             return self._noting(peer, await aggregate_in_streams(call, count, parts, streams))
 
         stub.rpc_aggregate_part = exchange
         return stub
 
-    def _count_for(self, peer: PeerID) -> int:
-        """How many parts a peer gets."""
-        return self.tensor_part_container.num_parts_by_peer[self.ordered_peer_ids.index(peer)]
+    def _index_of_parts_for(self, peer: PeerID) -> int:
+        """The index of the peer whose parts a peer gets: of those that it averages."""
+        return self.ordered_peer_ids.index(peer)
 
     async def _noting(self, peer: PeerID, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for message in messages:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.sharedctypes import RawArray
-from typing import Any
+from typing import Any, ClassVar
 
 import hivemind
 from hivemind.averaging.partition import DEFAULT_PART_SIZE_BYTES
@@ -24,10 +24,10 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from hivenb.engine.network.access.ban_list import SharedBanList
 from hivenb.engine.network.access.guard import (
+    AdmissionStatus,
     Guard,
     GuardedClient,
     OpenStreams,
-    Standing,
     StreamHandler,
     WatchfulClient,
 )
@@ -209,6 +209,9 @@ class TiedP2P(P2P):
 
     _UNIX_SOCKET_PREFIX = _SocketPrefix()
 
+    #: of the daemon, beside those that hivemind gives it
+    further_arguments: ClassVar[Mapping[str, Any]] = {}
+
     #: whom it refuses; nobody by default
     blocked: BlockedPeers | frozenset[PeerID] = frozenset()
 
@@ -237,9 +240,9 @@ class TiedP2P(P2P):
         """Who looks at the credentials of others; ``None`` if nobody does."""
         return getattr(self._client, "guard", None)
 
-    def note_in(self, standing: Standing) -> None:
+    def note_in(self, status: AdmissionStatus) -> None:
         """Note there whether others let this peer in."""
-        self._client.standing = standing
+        self._client.admission_status = status
 
     @property
     def refusal(self) -> str:
@@ -251,8 +254,9 @@ class TiedP2P(P2P):
         """Whether another peer was called that has no credential for the swarm of this one."""
         return bool(self._client.met_stranger)
 
-    @staticmethod
-    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+    @classmethod
+    def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
+        kwargs |= cls.further_arguments
         if not kwargs.get("trustedRelays"):
             return tied_to_parent(P2P._make_process_args(*args, **kwargs), _DIALS_FROM_ANY_PORT)
         # Behind a firewall it has to dial from the port at which it listens: what comes back to that is let in. And no
@@ -348,17 +352,13 @@ class TiedP2P(P2P):
 class NonRelayingP2P(TiedP2P):
     """One that is to pass on nothing between others that cannot reach each other; it still does so for 128 KiB each."""
 
-    @staticmethod
-    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return TiedP2P._make_process_args(*args, **kwargs, relayService=False)
+    further_arguments: ClassVar[Mapping[str, Any]] = {"relayService": False}
 
 
 class RelayingP2P(TiedP2P):
     """One that is there for others that cannot reach each other."""
 
-    @staticmethod
-    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return TiedP2P._make_process_args(*args, **kwargs, **RELAY_ARGUMENTS)
+    further_arguments = RELAY_ARGUMENTS
 
 
 _KINDS = {Relaying.NOTHING: NonRelayingP2P, Relaying.A_LITTLE: TiedP2P, Relaying.ALL: RelayingP2P}

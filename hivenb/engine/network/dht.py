@@ -37,7 +37,7 @@ from hivenb.engine.network.access.ban_list_sync import (
     keep_ban_list,
     look,
 )
-from hivenb.engine.network.access.guard import BANNED, EXPIRED, Standing, disconnect_strangers
+from hivenb.engine.network.access.guard import BANNED, EXPIRED, AdmissionStatus, disconnect_strangers
 from hivenb.engine.network.access.identity import identity_in, new_identity, prove
 from hivenb.engine.network.access.tokens import InviteKey, Membership, Secret, membership_of
 from hivenb.engine.network.addresses import Reach, is_loopback, is_of_one_link, routes
@@ -55,7 +55,6 @@ from hivenb.engine.network.node import Node, find_lost_peers
 from hivenb.engine.network.reachability import Way, WayFound, answer_who_asks, keep_place, start_reachable, start_relay
 from hivenb.engine.network.records import Kind, RunRecords, SignatureValidator
 from hivenb.engine.network.values import bound_this_process
-from hivenb.engine.process.child import settle_as_child
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.known_process import wait_for_exit
 from hivenb.engine.process.watched import LOOK_EVERY, AnsweredPipe, RestartCount, WatchedProcess, how_it_ended
@@ -267,7 +266,7 @@ class DHT(WatchedProcess, hivemind.DHT):
         self._is_walled, self._found = is_walled, WayFound()
         #: to which nothing is answered, here and in the averagers that use this DHT
         self.blocked_peers = BlockedPeers()
-        self._standing = Standing()
+        self._admission_status = AdmissionStatus()
         self._works = threading.Event()
         self._works.set()
         self._restarts = RestartCount()
@@ -321,7 +320,7 @@ class DHT(WatchedProcess, hivemind.DHT):
         """
         if self.membership is not None and self.membership.key.has_expired:
             raise NotInvitedError(has_expired(self.membership.key))
-        if (reason := self._standing.why_excluded) is not None:
+        if (reason := self._admission_status.why_excluded) is not None:
             raise NotInvitedError(f"{_NOBODY}: {reason}. Ask for a new invite")
 
     # -- restarts -------------------------------------------------------------------------------------------------
@@ -460,7 +459,6 @@ class DHT(WatchedProcess, hivemind.DHT):
     def run(self) -> None:
         # Replaces hivemind/dht/dht.py:DHT.run, which sleeps three seconds for each message that cannot be read and
         # ends on most of them, and which leaves no room for a P2P class of our own.
-        settle_as_child()
         bound_this_process()  # what stands in records ends no process
         os.environ.setdefault("GOGC", DAEMON_GOGC)
         if self._is_relay:
@@ -525,7 +523,7 @@ class DHT(WatchedProcess, hivemind.DHT):
             node_kwargs["ensure_bootstrap_success"] = False  # those who were there may have gone
         try:
             p2p.blocked = self.blocked_peers
-            p2p.note_in(self._standing)
+            p2p.note_in(self._admission_status)
             node = await Node.create(
                 p2p=p2p,
                 initial_peers=initial_peers,

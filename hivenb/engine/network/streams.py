@@ -149,8 +149,9 @@ async def _continued(
 #: How many streams a peer opens to another one, and answers as one, at most.
 STREAMS = 4
 
-#: Parts for each of them at least: one takes some milliseconds to open.
-PARTS_EACH = 2
+#: Parts for each of them at least, and bytes before any codec: one takes some milliseconds to open, which small tensors
+#: do not earn back however many there are.
+PARTS_EACH, BYTES_EACH = 2, 1 << 18
 
 #: Averages that wait to be sent, of each stream: who sends slowly is to receive as fast as it can.
 _ANSWERS_WAITING = 2
@@ -160,9 +161,12 @@ _END = object()
 Answer = Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
 
 
-def streams_for(count: int) -> int:
-    """How many streams suit so many parts."""
-    return max(1, min(STREAMS, count // PARTS_EACH))
+def streams_for(count: int, size: int) -> int:
+    """How many streams suit so many parts.
+
+    :param size: of all parts together, in bytes before any codec
+    """
+    return max(1, min(STREAMS, count // PARTS_EACH, size // BYTES_EACH))
 
 
 def place_of(message: averaging_pb2.AveragingData) -> tuple[int, int]:

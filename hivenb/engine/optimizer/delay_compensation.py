@@ -265,14 +265,13 @@ def _own(value: Any) -> Any:
     """A copy of what can be written to, in containers; other objects stay the same."""
     if torch.is_tensor(value):
         return value.detach().clone()
-    if isinstance(value, (dict, list, set, deque)):
+    if isinstance(value, dict):
         made = copy.copy(value)
-        if isinstance(made, dict):
-            made.update({name: _own(one) for name, one in value.items()})
-        elif isinstance(made, list):
-            made[:] = [_own(one) for one in value]
+        made.update({name: _own(one) for name, one in value.items()})
         return made
-    return value
+    if isinstance(value, list):
+        return [_own(one) for one in value]
+    return copy.copy(value) if isinstance(value, (set, deque)) else value
 
 
 def _copied(value: Any) -> Any:

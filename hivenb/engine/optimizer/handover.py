@@ -15,7 +15,6 @@ from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.skipped_batches import SkippedBatches
 from hivenb.engine.progress.tracker import ProgressTracker
-from hivenb.errors import ProcessEndedError
 
 
 @dataclass(frozen=True)
@@ -163,22 +162,6 @@ def _moved(value: Any, old: torch.Tensor, new: torch.Tensor, on_device: bool) ->
     if value.shape == old.shape and value.is_floating_point() and value.dim():
         return value.to(device=new.device, dtype=new.dtype)
     return value.to(new.device) if value.dim() or on_device else value.cpu()  # a count of steps
-
-
-# -- ended averagers -------------------------------------------------------------------------------------------------
-#
-# Whether an optimizer still has its averagers, and what has ended if it has not.
-
-
-def what_has_ended(optimizer: Any) -> ProcessEndedError | None:
-    """Why an optimizer can no longer average with others; ``None`` while it can.
-
-    Training goes on without an averager: each round fails at once.
-
-    :param optimizer: of ours
-    """
-    averagers = (optimizer.state_averager, optimizer.grad_averager)
-    return next((one.ended for one in averagers if one is not None and one.ended is not None), None)
 
 
 # -- live settings ---------------------------------------------------------------------------------------------------

@@ -248,19 +248,19 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         if has_state_of_its_own(self.grad_averager):
             self.grad_averager.allow_state_sharing = shares
 
-    def lend_module(self, keep: bool = False) -> None:
-        """Let callbacks have the module until :meth:`take_module_back`, and put other weights into it for a while.
+    def release_module(self, keep: bool = False) -> None:
+        """Let callbacks have the module until :meth:`acquire_module`, and put other weights into it for a while.
 
         What is trained is what others download and average meanwhile.
 
         :param keep: copy what was trained into main memory, for others to download: the while may be long
         """
         if self.has_begun and self.state_averager.is_alive():
-            self.state_averager.lend_module(keep and self.state_averager.allow_state_sharing)
+            self.state_averager.release_module(keep and self.state_averager.allow_state_sharing)
 
-    def take_module_back(self) -> None:
+    def acquire_module(self) -> None:
         """The module is as training has left it: no callback has it any more."""
-        self.state_averager.take_module_back()
+        self.state_averager.acquire_module()
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Accumulate the gradients of a batch, and end the swarm epoch if it is over; as ``hivemind`` does."""
@@ -558,7 +558,7 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
             self.finish_delayed_updates()
         self.rounds.leave()
         self.tracker.step_aside()
-        self.take_module_back()  # others may join during the pause
+        self.acquire_module()  # others may join during the pause
 
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""

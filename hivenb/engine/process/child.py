@@ -312,6 +312,7 @@ class ChildProcess(mp.process.BaseProcess):
         # that of the default start method does nothing if that is spawn: the child would then hand out descriptors in
         # its parent's name, and who waits for the answer to such a message would wait for ever
         mp.context.ForkProcess._after_fork()  # type: ignore[attr-defined]
+        settle_as_child()  # the last before run(), which each class of hivemind's has for itself
 
     def start(self) -> None:
         if getattr(mp.current_process(), "_inheriting", False):
@@ -327,11 +328,6 @@ class ChildProcess(mp.process.BaseProcess):
         gc.freeze()
         give_up_input()  # before multiprocessing closes it
         return super()._bootstrap(*args, **kwargs)  # type: ignore[misc]
-
-    def run(self) -> None:
-        settle_as_child()
-        give_back_regularly()
-        super().run()
 
     def terminate(self) -> None:
         with interrupts_blocked(), shared_locks_held() as missed:

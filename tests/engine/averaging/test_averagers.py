@@ -157,6 +157,16 @@ class TestFactories:
         assert issubclass(made, Own)
         assert made._get_handle_name(None, "rpc_x") == GradientAverager._get_handle_name(None, "rpc_x")
 
+    def test_a_class_of_the_users_own_is_given_nothing_that_hivemind_does_not_know(self) -> None:
+        class Own(grad_averager.GradientAverager):
+            def __init__(self, parameters: Any, *, dht: Any, prefix: str, averaged_grads: Any = (), start: bool):
+                super().__init__(parameters, dht=dht, prefix=prefix, averaged_grads=averaged_grads, start=start)
+
+        dht = SimpleNamespace(client_mode=False)
+        settings = {"dht": dht, "prefix": "run", "start": False, "robust_aggregation": "centered_clipping"}
+        made = own_factory(Own)([torch.nn.Parameter(torch.zeros(3))], **settings)
+        assert made.robust_aggregation == "centered_clipping"
+
     def test_one_of_ours_stays_as_it_is(self) -> None:
         assert own_factory(PowerSGDGradientAverager) is PowerSGDGradientAverager
 

@@ -30,6 +30,12 @@ def test_large_numbers_are_finite(dtype: torch.dtype, large: float) -> None:
     assert are_finite([torch.full((100,), large, dtype=dtype), torch.ones(2)])
 
 
+@pytest.mark.parametrize(("value", "expected"), [(1.0, True), (complex(0, math.nan), False)])
+def test_complex_numbers_are_judged_as_autograd_leaves_them(value: complex, expected: bool) -> None:
+    """Conjugated, but not yet in memory."""
+    assert are_finite([torch.full((3,), value, dtype=torch.complex64).conj(), torch.ones(2)]) is expected
+
+
 def test_of_a_sparse_one_its_values_count() -> None:
     tensor = torch.eye(3).to_sparse()
     assert are_finite([tensor])

@@ -1,4 +1,4 @@
-"""Peers send each other all they have: nobody waits for an answer, and nothing changes before it was sent to all."""
+"""Two peers send each other all they have: nobody waits for an answer, and nothing changes before it was sent."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
+from typing import Any
 
 import pytest
 import torch
-from fuzzing.averager_without_process import EVIL, GOOD, OWN, anew, gathered, run, runner_of, step
+from fuzzing.averager_without_process import EVIL, OWN, anew, gathered, run, runner_of, step
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import AveragingStage
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.proto import averaging_pb2
+from slow_sender import SlowSender
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
-from hivenb.engine.exchange.all_gather import MOST_NUMBERS, MOST_ON_TOP, AllGather, suits_all_gather
+from hivenb.engine.exchange.all_gather import MOST_NUMBERS, AllGather, suits_all_gather
 from hivenb.engine.exchange.all_reduce import RoundTerms
-from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.process.child import shared_locks_held
 
@@ -40,10 +39,7 @@ MEETING = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "next_chunk_time
         ((0.5, 0.5), [3, 0], True, False),
         ((0.5, 0.5), [MOST_NUMBERS - 3, 3], True, True),
         ((0.5, 0.5), [MOST_NUMBERS, 1], True, False),
-        ((0.4, 0.3, 0.3), [3, 5], True, True),
-        ((0.5, 0.5, 0.0), [3], True, False),
-        ((0.25,) * 4, [MOST_ON_TOP * 2 // 3], True, True),
-        ((0.25,) * 4, [MOST_ON_TOP * 2 // 3 + 1], True, False),
+        ((0.4, 0.3, 0.3), [3, 5], True, False),
     ],
     ids=[
         "a pair",
@@ -55,34 +51,12 @@ MEETING = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "next_chunk_time
         "large",
         "too large",
         "three",
-        "three with a client",
-        "four",
-        "too large for four",
     ],
 )
 def test_which_group_does_so(
     fractions: Sequence[float], sizes: Sequence[int], are_of_ours: bool, expected: bool
 ) -> None:
     assert suits_all_gather(fractions, [torch.zeros(size) for size in sizes], are_of_ours) is expected
-
-
-class SlowExchange(AllGather):
-    """Has the others' numbers long before it has sent its own."""
-
-    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in super()._generate_input_for_peer(peer_index):
-            yield message
-            await asyncio.sleep(0.1)
-
-
-class SlowSender(GradientAverager):
-    """On a line that is slow in one direction."""
-
-    def _runner_of(self, *args: Any, **settings: Any) -> FaultTolerantRunner:
-        runner = super()._runner_of(*args, **settings)
-        assert type(runner) is AllGather
-        runner.__class__ = SlowExchange
-        return runner
 
 
 def has(averager: GradientAverager) -> torch.Tensor:
@@ -116,23 +90,22 @@ def test_one_of_two_that_is_killed_while_it_sends_costs_the_other_one_no_deadlin
 
 async def _average_without_one_who_has_left() -> list[float]:
     own = anew()
-    group = GroupInfo(b"group", (EVIL, OWN, GOOD), (gathered(), gathered(), gathered()))
+    group = GroupInfo(b"group", (EVIL, OWN), (gathered(), gathered()))
     own._matchmaking.step_control = step()
     own._matchmaking._await_trigger(group)
     tensor = torch.ones(3)
-    settings: dict[str, Any] = {"part_size_bytes": 128, "peer_fractions": (0.3, 0.3, 0.4)}
+    settings: dict[str, Any] = {"part_size_bytes": 128, "peer_fractions": (0.5, 0.5)}
     with own._register_allreduce_group(group):
         runner = runner_of(own, group, [tensor], are_of_ours=True, **settings)
         assert type(runner) is AllGather
-        for peer in (EVIL, GOOD):
-            runner._excluded.add(peer)
-            await runner._ban_sender(peer)
+        runner._excluded.add(EVIL)
+        await runner._ban_sender(EVIL)
         await asyncio.wait_for(runner.average_into([tensor], 1.0), 30.0)
         await runner._ending
     return tensor.tolist()
 
 
-def test_nobody_waits_to_send_to_those_who_have_left_before() -> None:
+def test_nobody_waits_to_send_to_one_who_has_left_before() -> None:
     assert run(_average_without_one_who_has_left()) == [1.0] * 3
 
 

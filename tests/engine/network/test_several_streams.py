@@ -31,7 +31,12 @@ NUMBERS = 20 * 2**17
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 1), (3, 1), (4, 2), (7, 3), (8, STREAMS), (1000, STREAMS)])
 def test_few_parts_need_few_streams(count: int, expected: int) -> None:
-    assert streams_for(count) == expected
+    assert streams_for(count, count << 19) == expected
+
+
+@pytest.mark.parametrize(("size", "expected"), [(0, 1), (40_000, 1), (1 << 19, 2), (1 << 20, STREAMS)])
+def test_few_bytes_need_few_streams_however_many_tensors_they_are_of(size: int, expected: int) -> None:
+    assert streams_for(160, size) == expected
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from hivemind.utils import MPFuture
 from hivemind.utils.mpfuture import SharedBytes, UpdateType
 
-from hivenb.engine.process.child import _HELD_BY_THE_DEAD, free_abandoned, settle_as_child
+from hivenb.engine.process.child import _HELD_BY_THE_DEAD, free_abandoned
 from hivenb.engine.process.watched import AnsweredPipe, WatchedProcess, how_it_ended
 from hivenb.errors import ProcessEndedError
 
@@ -35,7 +35,6 @@ class Service(WatchedProcess, mp.Process):
         self.told = threading.Event()
 
     def run(self) -> None:
-        settle_as_child()
         self._ready.set_result(None)
         while True:
             method, _, answers = self._inner_pipe.recv()

@@ -300,8 +300,8 @@ class AveragedBuffers(Extension):
     def __init__(self, buffers: ModuleBuffers):
         self._of_module = buffers
         self._said: set[str] = set()
-        #: that the buffers were left out of a round or a download, and why, in words; ``None`` if they never were
-        self.left_out: str | None = None
+        #: why the buffers were left out of a round or a download, in words; ``None`` if they never were
+        self.why_skipped: str | None = None
         self._agreed = _Outcome.NONE_YET  # in the averager's process
         # for both processes
         self._outcome = torch.zeros(1, dtype=torch.int64).share_memory_()
@@ -350,7 +350,7 @@ class AveragedBuffers(Extension):
     def _say(self, what: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            self.left_out = what
+            self.why_skipped = what
             logger.warning(f"The buffers of the module, such as BatchNorm's statistics, are {what}")
 
     # -- in the averager's own process --------------------------------------------------------------------------

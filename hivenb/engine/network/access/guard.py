@@ -85,7 +85,7 @@ class Guard:
         return EXPIRED if known is not None and known.expires <= time.time() else None
 
 
-# -- standing --------------------------------------------------------------------------------------------------------
+# -- admission status ------------------------------------------------------------------------------------------------
 #
 # Whether the others let this peer in, as all its processes see it: one to whom nobody talks has to know why.
 
@@ -97,7 +97,7 @@ UNANSWERED_FOR, REFUSALS_UNTIL = 5.0, 2
 _REASONS = (BANNED, EXPIRED)
 
 
-class Standing:
+class AdmissionStatus:
     """What the others have said to the requests of this peer. The DHT's process writes, all read."""
 
     def __init__(self) -> None:
@@ -341,7 +341,7 @@ class WatchfulClient(Client):
         #: whether another peer has answered without a credential for the swarm of this one
         self.met_stranger = False
         #: where it is noted whether others let this peer in, if it is
-        self.standing: Standing | None = None
+        self.admission_status: AdmissionStatus | None = None
 
     async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
         request = self._request_to(peer_id, data)
@@ -369,8 +369,8 @@ class WatchfulClient(Client):
         if reason in (BANNED, EXPIRED) and reason != self.refusal:
             logger.warning(f"Another peer does not talk to this one any more: {reason}. Ask for a new invite")
         self.refusal = reason or self.refusal
-        if self.standing is not None:
-            self.standing.note_refusal(reason)
+        if self.admission_status is not None:
+            self.admission_status.note_refusal(reason)
 
 
 class GuardedClient(WatchfulClient):
@@ -396,8 +396,8 @@ class GuardedClient(WatchfulClient):
         if reason := self.guard.why_not(answer[:CREDENTIAL_BYTES], peer_id):
             self.met_stranger |= reason == STRANGER
             raise _not_admitted(peer_id, reason)
-        if self.standing is not None:
-            self.standing.note_answer()
+        if self.admission_status is not None:
+            self.admission_status.note_answer()
         return answer[CREDENTIAL_BYTES:]
 
     async def add_unary_handler(self, proto: str, handler: Any, balanced: bool = False) -> None:

@@ -135,7 +135,7 @@ def test_one_that_only_helps_changes_nothing(make_peer: Callable[..., Peer]) -> 
     for peer in (training, helper):
         peer.finish()
     assert training.statistics == before
-    assert [peer.averager.buffers_left_out for peer in (training, helper)] == [None, None]
+    assert [peer.averager.why_buffers_skipped for peer in (training, helper)] == [None, None]
 
 
 def test_buffers_of_other_shapes_are_left_alone(make_peer: Callable[..., Peer], said: Callable[[], list[str]]) -> None:
@@ -185,7 +185,7 @@ def test_with_a_peer_of_plain_hivemind_they_are_left_out_and_that_is_said_once(
     assert (ours.statistics, plain.statistics) == before
     (once,) = said()
     assert "not averaged: a peer of plain hivemind takes part" in once
-    assert "plain hivemind" in str(ours.averager.buffers_left_out)
+    assert "plain hivemind" in str(ours.averager.why_buffers_skipped)
 
 
 class TestDownload:
@@ -238,4 +238,4 @@ def download(peer: Peer, epoch: int, eventually: Callable[..., None]) -> None:
 def test_a_model_without_any_says_to_its_group_what_it_always_did(make_peer: Callable[..., Peer]) -> None:
     peers = [make_peer(with_buffers=False), make_peer(with_buffers=False)]
     average(*peers)
-    assert peers[0].averager.buffers_left_out is None
+    assert peers[0].averager.why_buffers_skipped is None

@@ -189,9 +189,10 @@ def test_with_plain_hivemind_it_is_averaged_after_the_step(make_peer: Callable[.
     assert offering.value == plain.value == pytest.approx(1.0)
 
 
-def test_a_round_that_is_given_up_keeps_nobody(make_peer: Callable[..., Peer]) -> None:
+def test_a_round_that_is_given_up_keeps_nobody(make_peer: Callable[..., Peer], eventually: Callable[..., None]) -> None:
     alone = make_peer()
     alone.look_for_others(offers_early=True)
+    eventually(lambda: alone.round.stage is AveragingStage.LOOKING_FOR_GROUP, PATIENCE)
     alone.exchange_early()
     alone.averager.give_up_searches()
     alone.averager.step(increment_epoch=True, optimizer_step=True)
@@ -199,10 +200,13 @@ def test_a_round_that_is_given_up_keeps_nobody(make_peer: Callable[..., Peer]) -
     assert not alone.averager.has_begun_early
 
 
-def test_a_round_that_is_due_does_not_wait_for_one_that_is_excluded(make_peer: Callable[..., Peer]) -> None:
+def test_a_round_that_is_due_does_not_wait_for_one_that_is_excluded(
+    make_peer: Callable[..., Peer], eventually: Callable[..., None]
+) -> None:
     excluded = ExpectedPeers(frozenset(), excluded=frozenset({b"somebody"}))
     alone = make_peer(has_buffers=False)
     alone.look_for_others(offers_early=True)
+    eventually(lambda: alone.round.stage is AveragingStage.LOOKING_FOR_GROUP, PATIENCE)
     for _ in range(ALONE_AFTER):
         alone.averager.expect_peers(excluded)
     assert not alone.round.done(), "it may come, as long as all compute"
@@ -211,10 +215,13 @@ def test_a_round_that_is_due_does_not_wait_for_one_that_is_excluded(make_peer: C
     assert alone.round.cancelled()
 
 
-def test_nobody_waits_for_one_that_is_excluded_and_has_gone(make_peer: Callable[..., Peer]) -> None:
+def test_nobody_waits_for_one_that_is_excluded_and_has_gone(
+    make_peer: Callable[..., Peer], eventually: Callable[..., None]
+) -> None:
     who = frozenset({b"somebody"})
     alone = make_peer()
     alone.look_for_others(offers_early=True)
+    eventually(lambda: alone.round.stage is AveragingStage.LOOKING_FOR_GROUP, PATIENCE)
     for _ in range(ALONE_AFTER):
         alone.averager.expect_peers(ExpectedPeers(frozenset(), gone=who, excluded=who))
     assert alone.round.cancelled()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -260,3 +262,22 @@ def test_with_plain_hivemind_parameters_are_averaged(make_peer: Callable[..., Pe
     first.learn(-0.5, samples=1000)
     average(first, plain)
     assert first.weight == plain.weight == first.anchor == pytest.approx((0.5 + 3.0) / 2, abs=1e-5)
+
+
+def test_the_lock_of_the_buffers_is_taken_only_where_a_round_has_an_outcome() -> None:
+    """A round that is under way has it for as long as it takes."""
+    model = nn.ParameterList([torch.ones(2, 300)])
+    averager: Any = TrainingStateAverager(
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        dht=SimpleNamespace(client_mode=False),
+        prefix="run",
+        start=False,
+        outer_optimizer=NESTEROV,
+    )
+    averager._load_local_tensors_into_averager_()
+    averager.lock_averaged_tensors = lock = MagicMock()
+    averager._apply_averaging_results_()
+    lock.__enter__.assert_not_called()
+    averager.outer_rounds.note_alone(0)
+    averager._apply_averaging_results_()
+    lock.__enter__.assert_called_once_with()
