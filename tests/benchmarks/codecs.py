@@ -27,6 +27,7 @@ from hivemind.utils.math import orthogonalize_
 
 from hivenb import compression
 from hivenb.engine.averaging.gradient_averager import GradientAverager, PowerSGDGradientAverager
+from hivenb.engine.exchange import codecs
 from hivenb.engine.network.dht import DHT
 
 RANKS = (4, 32)
@@ -298,6 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="a file to write the rows to")
     parser.add_argument("--only", nargs="+", choices=available, default=available, metavar="NAME")
     options = parser.parse_args(arguments)
+    codecs.install()  # as in each averager's process, which decodes what is measured here
     rows, besides = run(options.only, options.parameters, options.repeat)
     print(f"{math.isqrt(options.parameters) ** 2:,} parameters, median of {options.repeat}, one thread")
     print(table(rows, besides))
