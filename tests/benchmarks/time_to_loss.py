@@ -405,7 +405,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--line", nargs="+", choices=LINES, default=["loopback", "300ms"])
     options.add_argument("--mode", nargs="+", choices=MODES, default=["synchronous", "delayed", "compensated"])
     options.add_argument("--seed", type=int, nargs="+", default=[0])
-    options.add_argument("--epoch", type=float, default=1.6, help="seconds of computing in an epoch")
+    options.add_argument("--epoch", type=float, default=1.2, help="seconds of computing in an epoch")
     options.add_argument("--round-share", type=float, nargs="+", help="of the computing, that a round takes, instead")
     options.add_argument("--updates", type=int, default=30, help="of the swarm")
     options.add_argument("--rows", type=Path, nargs="+", help="measure nothing: show what was written to these files")
