@@ -88,7 +88,7 @@ class Subject:
 
 SUBJECTS = {
     "digits": Subject(tasks.digits, {"hidden": 16, "blocks": 1, "learning_rate": 3e-3}, 1024, 32, 0.3),
-    "text": Subject(tasks.text, {"width": 32, "layers": 2, "learning_rate": 5e-3}, 512, 16, 2.8),
+    "text": Subject(tasks.text, {"width": 32, "layers": 2, "learning_rate": 5e-3}, 512, 16, 3.0),
 }
 
 #: Batches of the validation data that are looked at, and the states of a run: its newest after each batch.
