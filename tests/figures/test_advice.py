@@ -17,7 +17,6 @@ from hivenb.figures.advice import (
     LONGEST_MATCHMAKING,
     SAID_FOR,
     SEVERAL_IN_A_ROW,
-    _advice,
     advise,
     in_words,
 )
@@ -131,23 +130,31 @@ def test_overlap_as_long_as_a_round_fits_between_two_and_larger_epochs_beyond(sh
     assert standing_still(share).rules() == ([] if rule is None else [rule])
 
 
-def test_overlap_takes_all_along_that_it_needs_and_lets_no_gradient_come_late() -> None:
+def test_overlap_takes_all_along_that_it_needs_and_makes_up_for_late_gradients() -> None:
     (advice,) = standing_still(0.4).advice()
-    assert advice.changes == {"delay_state_averaging": True, "delay_optimizer_step": True, "offload_optimizer": True}
+    assert advice.changes == {
+        "delay_state_averaging": True,
+        "delay_optimizer_step": True,
+        "delay_grad_averaging": True,
+        "offload_optimizer": True,
+    }
+    assert OPTIONS.replace(**advice.changes).delay_compensation
     assert advice.text == (
         "Training stood still for 40 % of the time of the last 10 rounds, 4 s for each, which is less than the 6 s of "
-        "training between them: let the step and the averaging of parameters run in background. Gradients are still "
-        "waited for, so that none comes late."
+        "training between them: let gradients and parameters be averaged in background. Meanwhile this peer goes on "
+        "from a step with its own gradients, so that what it computes is hardly late."
     )
     half = OPTIONS.replace(offload_optimizer=True, delay_state_averaging=True)
     assert standing_still(0.05).advice(half) == ()
     assert standing_still(0.4).advice(half)[0].changes == {"delay_optimizer_step": True}
+    step_delayed = OPTIONS.with_prerequisites(delay_optimizer_step=True)
+    assert standing_still(0.4).advice(step_delayed)[0].changes == {"delay_grad_averaging": True}
+    uncompensated = standing_still(0.4).advice(step_delayed.replace(delay_compensation=False))
+    assert uncompensated[0].changes == {"delay_grad_averaging": True, "delay_compensation": True}
 
 
 def test_larger_epochs_where_overlap_is_on_already_and_what_becomes_of_the_rate() -> None:
-    step_delayed = OPTIONS.with_prerequisites(delay_optimizer_step=True)
     (advice,) = standing_still(0.4).advice(OVERLAPPED)
-    assert standing_still(0.4).advice(step_delayed) == (advice,)
     assert advice.changes == {"target_batch_size": 4096}
     assert advice.text == (
         "Training stood still for 40 % of the time of the last 10 rounds, 4 s for each although they overlap: gather "
@@ -273,21 +280,11 @@ def test_whatever_is_advised_can_be_done_and_is_a_change() -> None:
                 assert set(options.difference(changed)) == set(advice.changes) != set()
                 assert all(math.isfinite(number) for number in advice.figures.values())
                 assert in_words(advice.changes)
-                assert "delay_grad_averaging" not in advice.changes, "its gradients come late"
+                assert "delay_grad_averaging" not in advice.changes or changed.delay_compensation, "they come late"
                 assert "target_batch_size" not in advice.changes or "learning rate" in advice.text
             asked = [name for advice in rounds.advice(options) for name in advice.changes]
             assert len(asked) == len(set(asked)) or set(asked) <= {"matchmaking_time", "averaging_timeout"}
     assert seen == {*CAUSES, "offload without overlap", "much traffic"}
-
-
-@pytest.mark.parametrize("compensates", [True, False])
-def test_gradients_in_the_background_are_offered_only_with_what_makes_up_for_it(compensates: bool) -> None:
-    options = OPTIONS.replace(delay_compensation=compensates)
-    offered = _advice("a rule", "text", {}, options, {"delay_grad_averaging": True})
-    assert offered is not None
-    changed = options.replace(**offered.changes)
-    assert changed.delay_grad_averaging
-    assert changed.delay_compensation
 
 
 def test_changes_in_words() -> None:

@@ -97,14 +97,15 @@ def test_each_advice_has_its_figures_its_changes_and_a_button(scene: Any) -> Non
     assert "100 % of the last 10 rounds fewer than 0.9 of the peers" in text
     assert "matchmaking time 10 seconds" in text
     assert "40 % of the time" in text
-    assert "on: state averaging in background, optimizer step in background, optimizer in main memory" in text
+    on = "on: state averaging in background, optimizer step in background, gradient averaging in background, optimizer"
+    assert on in text
     assert NOTHING not in text
     assert list(panel.buttons) == ["too few peers", "no overlap"]
     assert panel.buttons["too few peers"].tooltip == "run.apply(matchmaking_time=10.0)"
     panel.buttons["no overlap"].click()
     panel.buttons["too few peers"].click()
     assert [set(changes) for changes in pressed] == [
-        {"delay_state_averaging", "delay_optimizer_step", "offload_optimizer"},
+        {"delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging", "offload_optimizer"},
         {"matchmaking_time"},
     ]
 
