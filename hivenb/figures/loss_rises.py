@@ -32,7 +32,7 @@ LEAST_BEFORE, MOST_BEFORE = 16, 40
 WITHIN = 40
 
 #: Epochs whose median is a level: no outlier among them counts.
-LEVEL = 5
+LEVEL = 7
 
 #: By which factor a loss has to rise at least; by how many times its noise; and by how many times the largest rise
 #: without a change. tests/benchmarks/loss_rises.py measures what becomes of them.
@@ -91,7 +91,7 @@ def loss_rises(snapshot: Snapshot, options: Options) -> tuple[LossRise, ...]:
     if loss is None or not changed:
         return ()
     marks = np.array([event.time for event in changed])
-    beginnings = np.array([event.time for event in snapshot.events if _is_beginning(event, snapshot.events)])
+    beginnings = np.array(_beginnings(snapshot.events))
     epochs = _Epochs.of(loss, np.union1d(marks, beginnings))
     found = []
     groups = _groups(changed, epochs, beginnings)
@@ -117,13 +117,15 @@ def loss_rises(snapshot: Snapshot, options: Options) -> tuple[LossRise, ...]:
 # -- which changes ---------------------------------------------------------------------------------------------------
 
 
-def _is_beginning(event: Event, events: Sequence[Event]) -> bool:
-    if event.kind != "run" or not event.text.startswith(_BEGINNINGS):
-        return False
-    if event.text != "resumed":
-        return True
-    runs = [one for one in events if one.kind == "run" and one.time < event.time]
-    return not (runs and runs[-1].text == "paused")  # a pause is over
+def _beginnings(events: Sequence[Event]) -> list[float]:
+    """When the run began, or went on from elsewhere; the end of a pause is neither."""
+    found, before = [], ""
+    for event in events:
+        if event.kind == "run":
+            if event.text.startswith(_BEGINNINGS) and not (event.text == "resumed" and before == "paused"):
+                found.append(event.time)
+            before = event.text
+    return found
 
 
 def _has_returned(snapshot: Snapshot, since: float) -> bool:
@@ -246,12 +248,14 @@ def _rise(
     slope, end, noise = _fit(trend)
     base = max(end, float(np.median(trend[-LEVEL:])))
     least = math.log(LEAST_FACTOR) if epochs.is_logarithm else (LEAST_FACTOR - 1) * abs(base)
-    bound = max(least, TIMES_NOISE * noise, TIMES_OTHERS * float(epochs.highest[past[-1]]))
-    levels = _levels(epochs.values[later])
-    expected = base + max(slope, 0.0) * np.arange(LEVEL, len(later) + 1)
-    risen = np.flatnonzero(levels > expected + bound)
+    least = max(least, TIMES_OTHERS * float(epochs.highest[past[-1]]))
+    lengths = np.arange(LEVEL, len(later) + 1)
+    # a change may add to the noise and leave the loss as it is
+    noises = np.array([math.hypot(noise, _noise_of_steps(epochs.values[later[:length]])) for length in lengths])
+    bounds = np.maximum(least, TIMES_NOISE * noises)
+    risen = np.flatnonzero(_levels(epochs.values[later]) > base + max(slope, 0.0) * lengths + bounds)
     now = float(np.median(epochs.values[since[-LEVEL:]]))
-    if not len(risen) or now <= base + bound / 2:
+    if not len(risen) or now <= base + bounds[risen[0]] / 2:
         return None
     at = later[risen[0] + LEVEL - 1]
     if rates is not None and _rate_has_risen(rates, before[1], float(epochs.times[at])):
@@ -263,20 +267,30 @@ def _rise(
 def _fit(values: np.ndarray) -> tuple[float, float, float]:
     """The slope of a line through values, its last value, and the noise of a level around it.
 
-    The line is that of Theil and Sen, the noise from the median of residuals, larger where neighbours are alike.
+    The line is that of Theil and Sen, the noise from quantiles of residuals, larger where neighbours are alike.
     """
     places = np.arange(len(values))
     left, right = np.triu_indices(len(values), 1)
     slope = float(np.median((values[right] - values[left]) / (right - left)))
     middle = float(np.median(values - slope * places))
     residuals = values - slope * places - middle
-    spread = 1.4826 * float(np.median(np.abs(residuals)))
+    # where few are high, they may come together by chance
+    spread = max(1.4826 * float(np.median(np.abs(residuals))), float(np.quantile(residuals, 0.9)) / 1.28)
     clipped = np.clip(residuals, -3 * spread, 3 * spread)
     power = float(np.sum(clipped**2))
     alike = float(np.sum(clipped[1:] * clipped[:-1])) / power if power else 0.0
     alike = min(max(alike, 0.0), 0.9)
-    of_level = 1.25 * spread * math.sqrt((1 + alike) / (1 - alike) / LEVEL)
-    return slope, middle + slope * float(places[-1]), of_level
+    return slope, middle + slope * float(places[-1]), _of_level(spread) * math.sqrt((1 + alike) / (1 - alike))
+
+
+def _noise_of_steps(values: np.ndarray) -> float:
+    """The noise of a level, from what lies between neighbours: no trend counts."""
+    return _of_level(1.4826 * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2))
+
+
+def _of_level(spread: float) -> float:
+    """The spread of a median of so many values, each of which has a spread."""
+    return 1.25 * spread / math.sqrt(LEVEL)
 
 
 def _rate_has_risen(rates: Series, since: float, until: float) -> bool:

@@ -273,7 +273,9 @@ def without_harm(seed: int, epochs: int) -> Outcome:
 def with_harm(seed: int, epochs: int, what: str) -> Outcome:
     """A run of one change that may do harm, in the second half, where the loss is low."""
     chosen = random.Random(seed)
-    case = replace(Case.drawn(seed, epochs, schedule="constant"), batch=chosen.choice([32, 128, 512]))
+    case = Case.drawn(seed, epochs, schedule="constant")
+    rate = chosen.choice([0.2, 0.5] if case.optimizer == "SGD" else [0.005, 0.02])  # lower ones stand any of it
+    case = replace(case, batch=chosen.choice([32, 128, 512]), rate=rate)
     return train(case, [(chosen.randrange(epochs // 2, epochs - 60), what)])
 
 
