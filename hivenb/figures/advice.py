@@ -1,7 +1,8 @@
 """What the figures of a run suggest to change: the documentation's guidance as rules.
 
 A rule looks at the newest rounds since an option was changed last, and is silent until it has seen enough of them;
-so an advice goes once its cause is gone, or once it was followed. Importing this module imports neither torch nor
+so an advice goes once its cause is gone, or once it was followed. One looks back: at changes since which the loss has
+risen. Importing this module imports neither torch nor
 hivemind.
 """
 
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hivenb.errors import NotFiniteError, OptionsError
-from hivenb.figures.history import Snapshot
+from hivenb.figures.history import Event, Snapshot
+from hivenb.figures.loss_rises import LossRise, loss_rises
 from hivenb.figures.recent_rounds import FULL_GROUP, Rounds, newest_rounds
 from hivenb.options.options import FIELDS, Options
 
@@ -62,12 +64,14 @@ class Advice:
     :param figures: the same figures for code, by name; shares from 0 to 1, times in seconds
     :param changes: what to hand to ``run.apply(**changes)``, with all that these options need; empty where no option
       helps
+    :param event: the mark on the charts that it takes back; ``None`` for advice on what comes
     """
 
     rule: str
     text: str
     figures: Mapping[str, float]
     changes: Mapping[str, Any]
+    event: Event | None = None
 
 
 def advise(snapshot: Snapshot, options: Options) -> tuple[Advice, ...]:
@@ -77,6 +81,7 @@ def advise(snapshot: Snapshot, options: Options) -> tuple[Advice, ...]:
     :param options: in force
     """
     found: list[Advice | None] = [_batches_skipped(snapshot)]
+    found += [_loss_has_risen(rise, options) for rise in loss_rises(snapshot, options)]
     # A helper waits for others all the time, and that is what it is for.
     rounds = None if options.auxiliary else newest_rounds(snapshot)
     if rounds is not None:
@@ -111,6 +116,17 @@ def _batches_skipped(snapshot: Snapshot) -> Advice | None:
         f"the run ends. {NotFiniteError.REMEDY}."
     )
     return Advice("batches skipped", text, {"in_a_row": most, "skipped": total}, {})
+
+
+def _loss_has_risen(rise: LossRise, options: Options) -> Advice | None:
+    text = f"{rise.text[0].upper()}{rise.text[1:]}: take it back."
+    figures = {"before": rise.before, "after": rise.after, "epochs": rise.epochs}
+    try:
+        difference = options.difference(options.with_prerequisites(**rise.changes))
+    except OptionsError:
+        return None
+    changes = {name: value for name, (_, value) in difference.items()}
+    return Advice(f"loss has risen: {', '.join(rise.changes)}", text, figures, changes, rise.event)
 
 
 def _too_few_peers(rounds: Rounds, options: Options) -> Advice | None:
@@ -280,12 +296,14 @@ def in_words(changes: Mapping[str, Any]) -> str:
             if isinstance(value, bool):
                 (on if value else off).append(label)
             else:
-                values.append(f"{label} {_number(value)}{f' {unit}' if unit else ''}")
+                values.append(f"{label} {_in_words(name, value)}{f' {unit}' if unit else ''}")
     return "; ".join([*values, *(f"{word}: {', '.join(which)}" for word, which in (("on", on), ("off", off)) if which)])
 
 
-def _number(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+def _in_words(name: str, value: object) -> str:
+    if isinstance(value, (int, float)):
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return FIELDS[name].words(value)
 
 
 def _percent(share: float) -> str:

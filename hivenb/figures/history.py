@@ -47,17 +47,36 @@ _Point = tuple[float, int, int, float, float, float, int]
 
 
 @dataclass(frozen=True)
+class OptionChange:
+    """That an option of a run has become another.
+
+    :param name: of the option
+    :param before: its value until then
+    :param after: its value from then on
+    """
+
+    name: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
 class Event:
     """Something that happened at one moment and deserves a mark on the chart.
 
     :param time: seconds since the history's ``started_at``
     :param kind: one of :data:`EVENT_KINDS`
     :param text: a few words
+    :param change: of an option, where it is one; a pickled event has none, as values of options can be of any kind
     """
 
     time: float
     kind: str
     text: str
+    change: OptionChange | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Event, (self.time, self.kind, self.text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +171,7 @@ class History:
         self._started_at: float | None = None
         self._created_at = _time.time()
         self._series: dict[str, _Buckets] = {}
-        self._events: deque[tuple[float, str, str]] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[tuple[float, str, str, OptionChange | None]] = deque(maxlen=MAX_EVENTS)
         self._overflowed = False
         self._snapshot: Snapshot | None = None
         self._earlier: Snapshot | None = None
@@ -202,12 +221,15 @@ class History:
             buckets.add(number, epoch, samples, time - self._started_at)
             self._version += 1
 
-    def mark(self, kind: str, text: str, *, time: float | None = None) -> None:
+    def mark(
+        self, kind: str, text: str, *, time: float | None = None, change: OptionChange | None = None
+    ) -> None:
         """Note an event. The newest 500 are kept.
 
         :param kind: one of :data:`EVENT_KINDS`
         :param text: a few words, such as ``"float16 gradients"``
         :param time: unix time in seconds; now by default
+        :param change: of an option, where it is one
         :raises HivenbError: when the kind is none of these
         """
         if kind not in EVENT_KINDS:
@@ -217,7 +239,7 @@ class History:
                 time = _time.time()
             if self._started_at is None:
                 self._started_at = time
-            self._events.append((time, kind, str(text)))
+            self._events.append((time, kind, str(text), change))
             self._version += 1
 
     def snapshot(self) -> Snapshot:
@@ -229,7 +251,7 @@ class History:
                     version=self._version,
                     started_at=start,
                     series=MappingProxyType({name: b.series() for name, b in self._series.items()}),
-                    events=tuple(Event(when - start, kind, text) for when, kind, text in self._events),
+                    events=tuple(Event(when - start, kind, text, change) for when, kind, text, change in self._events),
                     _last=MappingProxyType({name: b.last for name, b in self._series.items()}),
                     earlier=self._earlier,
                 )
@@ -267,7 +289,7 @@ class History:
     def _note_overflow(self, name: str, time: float) -> None:
         if not self._overflowed:
             self._overflowed = True
-            self._events.append((time, "run", f"more than {MAX_SERIES} series: {name} and others left out"))
+            self._events.append((time, "run", f"more than {MAX_SERIES} series: {name} and others left out", None))
             self._version += 1
 
 

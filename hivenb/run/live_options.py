@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb.engine.progress.tracker import seconds_left
 from hivenb.errors import OptionsError, TrainingError
+from hivenb.figures.history import OptionChange
 from hivenb.options.options import FIELDS, Options
 from hivenb.options.swarm_wide import Shared, labels_of, shared_part, with_shared_part
 from hivenb.run.raised_exits import in_words
@@ -406,5 +407,6 @@ class RunOptions:
             before, after = map(FIELDS[name].words, values)
             # one that is on as needed may be called off, or left to itself, without anything to see
             if before != after and self._stage.state is not RunState.READY:
-                self._history.mark("option", f"{FIELDS[name].label}: {after}")
+                change = OptionChange(name, *values)
+                self._history.mark("option", f"{FIELDS[name].label}: {after}", change=change)
         self._in_force, self._shared = options, shared_part(options)

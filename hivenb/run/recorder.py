@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from hivenb.engine.optimizer.skipped_batches import SkipsBatches
 from hivenb.figures.history import History
+from hivenb.figures.loss_rises import LEARNING_RATE
 from hivenb.strategy.counted_batches import count_samples
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Recorder(Callback):
     def __init__(self, history: History):
         self._history = history
         self._losses: torch.Tensor | None = None
+        self._rate: float | None = None
+        self._has_rates = False
         self._next_flush = 0.0
         self._skipped_before = self._unmarked = self._in_a_row = 0
         self._refused: set[str] = set()
@@ -74,6 +77,7 @@ class Recorder(Callback):
         self._losses = one if self._losses is None else self._losses + one
         if time.monotonic() >= self._next_flush:
             self._flush_loss()
+            self._see_learning_rate(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._flush_loss()
@@ -119,6 +123,17 @@ class Recorder(Callback):
             self._record("loss", total / count if count else math.nan)  # a gap
         self._losses = None
         self._next_flush = time.monotonic() + LOSS_INTERVAL
+
+    def _see_learning_rate(self, trainer: Any) -> None:
+        """Record the largest learning rate where it changes: a loss that rises with it rises for its sake."""
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        rate = max((float(group["lr"]) for group in groups if "lr" in group), default=None)
+        before, self._rate = self._rate, rate
+        if rate is not None and before is not None and rate != before:
+            if not self._has_rates:
+                self._has_rates = True
+                self._record(LEARNING_RATE, before)
+            self._record(LEARNING_RATE, rate)
 
     def _see_skipped(self, trainer: Any) -> None:
         optimizer = getattr(trainer.strategy, "optimizer", None)

@@ -319,7 +319,7 @@ class _View:
         )
         self.options_panel = OptionsPanel(self._change_option, tensor_shapes(run.model), buffer_bytes(run.model))
         self.peers_panel = PeersPanel(self._ask_for_local_peers, self._restart_local_peers, self._block, self._ban)
-        self.log_panel, self.code_panel, self.marks_panel = LogPanel(), CodePanel(), MarksPanel()
+        self.log_panel, self.code_panel, self.marks_panel = LogPanel(), CodePanel(), MarksPanel(self._take_back)
         self.advice_panel = AdvicePanel(self._follow_advice)
         self.chart_panel = ChartPanel(self._draw_charts_again)
         self._arrange()
@@ -355,6 +355,7 @@ class _View:
         self.options_panel.close()
         self.chart_panel.close()
         self.advice_panel.close()
+        self.marks_panel.close()
         self.peers_panel.close()
 
     def _invite(self) -> str:
@@ -442,10 +443,16 @@ class _View:
         self._handing_in(change)()
 
     def _follow_advice(self, changes: Mapping[str, Any]) -> None:
+        self._apply(changes, "As advised")
+
+    def _take_back(self, changes: Mapping[str, Any]) -> None:
+        self._apply(changes, "Taken back")
+
+    def _apply(self, changes: Mapping[str, Any], said: str) -> None:
         def change() -> None:
             self._begin()
             self._run.apply(wait=False, **changes)
-            self._say(f"As advised: {in_words(changes)}.")
+            self._say(f"{said}: {in_words(changes)}.")
 
         if not self._is_closed:
             self._refresher.submit(change)

@@ -7,7 +7,8 @@ from typing import Any
 
 from hivenb.figures.advice import Advice, in_words
 from hivenb.figures.recent_rounds import LEAST_ROUNDS
-from hivenb.view.dashboard_state import DashboardState
+from hivenb.options.options import FIELDS
+from hivenb.view.dashboard_state import DashboardState, OptionsState
 from hivenb.view.display import require_ipywidgets
 from hivenb.view.style import copy_button, note, safe
 
@@ -76,7 +77,7 @@ class AdvicePanel:
         self._shown: tuple[Advice, ...] = ()
         self._nothing = widgets.HTML(note(NOTHING), layout=widgets.Layout(margin="0"))
         # One row for each rule, for good: a press must never reach an advice that has just moved to its place.
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, AdviceRow] = {}
         self.widget = widgets.VBox([self._nothing], layout=widgets.Layout(overflow="visible"))
 
     @property
@@ -93,16 +94,14 @@ class AdvicePanel:
         """Show the advice as it is now."""
         if now.advice != self._shown:
             self._show(now.advice)
-        for rule, button in self.buttons.items():
-            # it goes only when its change is in force; until then, that it was pressed is to be seen
-            is_asked_for = now.options.asks_for(self._rows[rule].changes)
-            button.disabled, button.description = is_asked_for, "Asked for" if is_asked_for else "Apply"
+        for advice in self._shown:
+            self._rows[advice.rule].look(now.options)
 
     def _show(self, found: tuple[Advice, ...]) -> None:
         for advice in found:
             if advice.rule not in self._rows:
-                self._rows[advice.rule] = _Row(self._apply)
-            self._rows[advice.rule].show(advice)
+                self._rows[advice.rule] = AdviceRow(self._apply)
+            self._rows[advice.rule].show(advice, advice_html(advice))
         rules = [advice.rule for advice in found]
         if rules != [advice.rule for advice in self._shown]:
             self.widget.children = [self._rows[rule].widget for rule in rules] or [self._nothing]
@@ -114,18 +113,21 @@ class AdvicePanel:
             row.button.disabled = True
 
 
-class _Row:
-    """One advice.
+class AdviceRow:
+    """One advice, with a button that does it.
 
+    :param apply: called with its changes, as by :class:`AdvicePanel`
+    :param description: of the button
     :ivar changes: what its button does
     """
 
-    def __init__(self, apply: Apply) -> None:
+    def __init__(self, apply: Apply, description: str = "Apply") -> None:
         widgets = require_ipywidgets()
         self.changes: Mapping[str, Any] = {}
+        self._description, self._html, self._locked = description, "", ""
         self._says = widgets.HTML(layout=widgets.Layout(flex="1 1 300px", min_width="0"))
         self.button = widgets.Button(
-            description="Apply", layout=widgets.Layout(flex="0 0 auto", width="90px", margin="0 0 0 14px")
+            description=description, layout=widgets.Layout(flex="0 0 auto", width="90px", margin="0 0 0 14px")
         )
         self.button.on_click(lambda _: apply(self.changes))
         self.widget = widgets.HBox(
@@ -133,12 +135,26 @@ class _Row:
             layout=widgets.Layout(align_items="center", margin="2px 0 6px 0", overflow="visible"),
         )
 
-    def show(self, advice: Advice) -> None:
-        self.changes = advice.changes
+    def show(self, advice: Advice, html: str) -> None:
+        """Show an advice.
+
+        :param html: its words
+        """
+        self.changes, self._html = advice.changes, html
         self.button.layout.display = None if advice.changes else "none"  # what helps may be no option
-        self._says.value = advice_html(advice)
+        self._says.value = html + self._locked
         # for those who would rather do it in code
         self.button.tooltip = f"run.apply({', '.join(f'{name}={value!r}' for name, value in advice.changes.items())})"
+
+    def look(self, options: OptionsState) -> None:
+        """See whether the button was pressed, and whether it may be."""
+        # it goes only when its change is in force; until then, that it was pressed is to be seen
+        is_asked_for = options.asks_for(self.changes)
+        is_locked = options.locked is not None and any(FIELDS[name].swarm_wide for name in self.changes)
+        self._locked = note(f"Not to be changed here: {options.locked}.") if is_locked else ""
+        self._says.value = self._html + self._locked
+        self.button.disabled = is_asked_for or is_locked
+        self.button.description = "Asked for" if is_asked_for else self._description
 
 
 def advice_html(advice: Advice) -> str:

@@ -42,13 +42,13 @@ def test_a_remark_ends_by_itself_once_it_is_done(monkeypatch: Any, is_pending: b
 
 
 def test_all_marks_are_listed_the_newest_first_and_harmless(scene: Any) -> None:
-    panel = MarksPanel()
+    panel = MarksPanel(lambda changes: None)
     panel.update(DashboardState.of(scene))
-    assert NOTHING in panel.widget.value
+    assert NOTHING in panel.table.value
     scene.history.mark("run", "started", time=1000.0)
     scene.history.mark("option", "<script>x", time=1065.0)
     panel.update(DashboardState.of(scene))
-    html = panel.widget.value
+    html = panel.table.value
     assert "<script" not in html
     assert html.index("&lt;script&gt;x") < html.index("started")
     assert "1 min 5 s" in html
