@@ -234,7 +234,7 @@ def _much_traffic(rounds: Rounds, options: Options) -> Advice | None:
 def _hidden(rounds: Rounds, options: Options, seen: str, figures: Mapping[str, float]) -> Advice | None:
     """Overlap, where the rounds fit between each other: the rule of ``hivenb/OVERLAP.md``, and its figures.
 
-    All of it, with what makes up for late gradients: with less, the same loss took longer over a slow line.
+    All of it, with what makes up for late gradients: step and parameters alone gained next to nothing over a slow line.
     """
     if rounds.stalled_share >= TOO_MUCH_TO_HIDE:
         return None
