@@ -221,9 +221,7 @@ class History:
             buckets.add(number, epoch, samples, time - self._started_at)
             self._version += 1
 
-    def mark(
-        self, kind: str, text: str, *, time: float | None = None, change: OptionChange | None = None
-    ) -> None:
+    def mark(self, kind: str, text: str, *, time: float | None = None, change: OptionChange | None = None) -> None:
         """Note an event. The newest 500 are kept.
 
         :param kind: one of :data:`EVENT_KINDS`

@@ -31,12 +31,15 @@ LEAST_BEFORE, MOST_BEFORE = 16, 40
 #: Epochs after a change within which the loss has to rise for the change to be blamed.
 WITHIN = 40
 
-#: Epochs whose median is a level: no outlier among them counts.
-LEVEL = 7
+#: Epochs whose median is a level: no outlier among them counts. Where the loss is noisy, it takes the more of them.
+LEVEL, LONG_LEVEL = 7, 21
 
 #: By which factor a loss has to rise at least; by how many times its noise; and by how many times the largest rise
 #: without a change. tests/benchmarks/loss_rises.py measures what becomes of them.
 LEAST_FACTOR, TIMES_NOISE, TIMES_OTHERS = 1.15, 5.0, 1.25
+
+#: The error of a median, by that of a mean.
+_OF_MEDIAN = 1.25
 
 #: By which factor the learning rate may grow.
 SAME_RATE = 1.02
@@ -211,11 +214,11 @@ class _Epochs:
         return math.exp(value) if self.is_logarithm else value
 
 
-def _levels(values: np.ndarray) -> np.ndarray:
-    """Running medians, each at the place of its last value."""
-    if len(values) < LEVEL:
+def _levels(values: np.ndarray, length: int = LEVEL) -> np.ndarray:
+    """Running medians of so many values each."""
+    if len(values) < length:
         return np.zeros(0)
-    return np.median(np.lib.stride_tricks.sliding_window_view(values, LEVEL), axis=1)
+    return np.median(np.lib.stride_tricks.sliding_window_view(values, length), axis=1)
 
 
 def _highest_rises(values: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -249,23 +252,36 @@ def _rise(
     base = max(end, float(np.median(trend[-LEVEL:])))
     least = math.log(LEAST_FACTOR) if epochs.is_logarithm else (LEAST_FACTOR - 1) * abs(base)
     least = max(least, TIMES_OTHERS * float(epochs.highest[past[-1]]))
-    lengths = np.arange(LEVEL, len(later) + 1)
-    # a change may add to the noise and leave the loss as it is
-    noises = np.array([math.hypot(noise, _noise_of_steps(epochs.values[later[:length]])) for length in lengths])
-    bounds = np.maximum(least, TIMES_NOISE * noises)
-    risen = np.flatnonzero(_levels(epochs.values[later]) > base + max(slope, 0.0) * lengths + bounds)
     now = float(np.median(epochs.values[since[-LEVEL:]]))
-    if not len(risen) or now <= base + bounds[risen[0]] / 2:
+    found = _first_above(epochs.values[later], base, max(slope, 0.0), least, noise)
+    if found is None or now <= base + found[1] / 2:
         return None
-    at = later[risen[0] + LEVEL - 1]
+    at = later[found[0]]
     if rates is not None and _rate_has_risen(rates, before[1], float(epochs.times[at])):
         return None
     passed = int(epochs.numbers[at] - epochs.numbers[later[0]]) + 1
     return epochs.shown(base), epochs.shown(now), passed
 
 
+def _first_above(values: np.ndarray, base: float, slope: float, least: float, noise: float) -> tuple[int, float] | None:
+    """At which value the level is above a line by more than what is least and the noise; and by how much it has to be.
+
+    :param noise: of one value, as it was before
+    """
+    found = []
+    for length in (LEVEL, LONG_LEVEL):
+        for place, level in enumerate(_levels(values, length), length - 1):
+            # a change may add to the noise and leave the loss as it is
+            both = math.hypot(noise, _noise_of_steps(values[: place + 1]))
+            bound = max(least, TIMES_NOISE * _OF_MEDIAN * both / math.sqrt(length))
+            if level > base + slope * (place + 1) + bound:
+                found.append((place, bound))
+                break
+    return min(found, default=None)
+
+
 def _fit(values: np.ndarray) -> tuple[float, float, float]:
-    """The slope of a line through values, its last value, and the noise of a level around it.
+    """The slope of a line through values, its last value, and the noise of one around it.
 
     The line is that of Theil and Sen, the noise from quantiles of residuals, larger where neighbours are alike.
     """
@@ -280,17 +296,12 @@ def _fit(values: np.ndarray) -> tuple[float, float, float]:
     power = float(np.sum(clipped**2))
     alike = float(np.sum(clipped[1:] * clipped[:-1])) / power if power else 0.0
     alike = min(max(alike, 0.0), 0.9)
-    return slope, middle + slope * float(places[-1]), _of_level(spread) * math.sqrt((1 + alike) / (1 - alike))
+    return slope, middle + slope * float(places[-1]), spread * math.sqrt((1 + alike) / (1 - alike))
 
 
 def _noise_of_steps(values: np.ndarray) -> float:
-    """The noise of a level, from what lies between neighbours: no trend counts."""
-    return _of_level(1.4826 * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2))
-
-
-def _of_level(spread: float) -> float:
-    """The spread of a median of so many values, each of which has a spread."""
-    return 1.25 * spread / math.sqrt(LEVEL)
+    """The noise of a value, from what lies between neighbours: no trend counts."""
+    return 1.4826 * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
 
 
 def _rate_has_risen(rates: Series, since: float, until: float) -> bool:
