@@ -31,6 +31,9 @@ LEAST_BEFORE, MOST_BEFORE = 16, 40
 #: Epochs after a change within which the loss has to rise for the change to be blamed.
 WITHIN = 40
 
+#: Epochs before a change whose rises without a change count: one that exploded long ago is no measure for good.
+LOOKED_BACK = 400
+
 #: Epochs whose median is a level: no outlier among them counts. Where the loss is noisy, it takes the more of them.
 LEVEL, LONG_LEVEL = 7, 21
 
@@ -179,14 +182,14 @@ class _Epochs:
     :param numbers: of the swarm epochs
     :param values: the logarithm of the loss; the loss where it is not always above 0
     :param is_logarithm: which of them
-    :param highest: the largest rise of the level within :data:`WITHIN` epochs, up to each of them, across no mark
+    :param rises: the largest rise of the level within :data:`WITHIN` epochs to each of them, across no mark
     """
 
     times: np.ndarray
     numbers: np.ndarray
     values: np.ndarray
     is_logarithm: bool
-    highest: np.ndarray
+    rises: np.ndarray
 
     @classmethod
     def of(cls, loss: Series, marks: np.ndarray) -> _Epochs:
@@ -203,7 +206,7 @@ class _Epochs:
         means = np.add.reduceat(values * weights, first) / np.add.reduceat(weights, first)
         is_logarithm = bool(means.min() > 0)
         used = np.log(means) if is_logarithm else means
-        return cls(times[last], numbers[last], used, is_logarithm, _highest_rises(used, parts[last]))
+        return cls(times[last], numbers[last], used, is_logarithm, _largest_rises(used, parts[last]))
 
     def between(self, start: float, end: float) -> int:
         """How many there are between two moments."""
@@ -221,8 +224,8 @@ def _levels(values: np.ndarray, length: int = LEVEL) -> np.ndarray:
     return np.median(np.lib.stride_tricks.sliding_window_view(values, length), axis=1)
 
 
-def _highest_rises(values: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """The largest rise between two levels of one part within so many epochs, up to each epoch."""
+def _largest_rises(values: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """The largest rise between two levels of one part within so many epochs, to each epoch."""
     rises = np.zeros(len(values))
     levels = _levels(values)
     if len(levels):
@@ -231,7 +234,7 @@ def _highest_rises(values: np.ndarray, parts: np.ndarray) -> np.ndarray:
             same = whole[lag:] & whole[:-lag] & (parts[LEVEL - 1 + lag :] == parts[: len(levels) - lag])
             rise = np.where(same, levels[lag:] - levels[:-lag], 0.0)
             np.maximum(rises[LEVEL - 1 + lag :], rise, out=rises[LEVEL - 1 + lag :])
-    return np.maximum.accumulate(rises)
+    return rises
 
 
 def _rise(
@@ -251,7 +254,8 @@ def _rise(
     slope, end, noise = _fit(trend)
     base = max(end, float(np.median(trend[-LEVEL:])))
     least = math.log(LEAST_FACTOR) if epochs.is_logarithm else (LEAST_FACTOR - 1) * abs(base)
-    least = max(least, TIMES_OTHERS * float(epochs.highest[past[-1]]))
+    usual = epochs.rises[: past[-1] + 1][-LOOKED_BACK:]
+    least = max(least, TIMES_OTHERS * float(usual.max()))
     now = float(np.median(epochs.values[since[-LEVEL:]]))
     found = _first_above(epochs.values[later], base, max(slope, 0.0), least, noise)
     if found is None or now <= base + found[1] / 2:
@@ -270,11 +274,14 @@ def _first_above(values: np.ndarray, base: float, slope: float, least: float, no
     """
     found = []
     for length in (LEVEL, LONG_LEVEL):
-        for place, level in enumerate(_levels(values, length), length - 1):
+        levels = _levels(values, length)
+        above = levels - base - slope * np.arange(length, length + len(levels))
+        for index in np.flatnonzero(above > least):
+            place = int(index) + length - 1
             # a change may add to the noise and leave the loss as it is
             both = math.hypot(noise, _noise_of_steps(values[: place + 1]))
             bound = max(least, TIMES_NOISE * _OF_MEDIAN * both / math.sqrt(length))
-            if level > base + slope * (place + 1) + bound:
+            if above[index] > bound:
                 found.append((place, bound))
                 break
     return min(found, default=None)
