@@ -31,12 +31,18 @@ LEAST_BEFORE, MOST_BEFORE = 16, 40
 #: Epochs after a change within which the loss has to rise for the change to be blamed.
 WITHIN = 40
 
-#: Epochs whose median is a level: no outlier among them counts.
-LEVEL = 7
+#: Epochs before a change whose rises without a change count: one that exploded long ago is no measure for good.
+LOOKED_BACK = 400
+
+#: Epochs whose median is a level: no outlier among them counts. Where the loss is noisy, it takes the more of them.
+LEVEL, LONG_LEVEL = 7, 21
 
 #: By which factor a loss has to rise at least; by how many times its noise; and by how many times the largest rise
 #: without a change. tests/benchmarks/loss_rises.py measures what becomes of them.
 LEAST_FACTOR, TIMES_NOISE, TIMES_OTHERS = 1.15, 5.0, 1.25
+
+#: The error of a median, by that of a mean.
+_OF_MEDIAN = 1.25
 
 #: By which factor the learning rate may grow.
 SAME_RATE = 1.02
@@ -176,14 +182,14 @@ class _Epochs:
     :param numbers: of the swarm epochs
     :param values: the logarithm of the loss; the loss where it is not always above 0
     :param is_logarithm: which of them
-    :param highest: the largest rise of the level within :data:`WITHIN` epochs, up to each of them, across no mark
+    :param rises: the largest rise of the level within :data:`WITHIN` epochs to each of them, across no mark
     """
 
     times: np.ndarray
     numbers: np.ndarray
     values: np.ndarray
     is_logarithm: bool
-    highest: np.ndarray
+    rises: np.ndarray
 
     @classmethod
     def of(cls, loss: Series, marks: np.ndarray) -> _Epochs:
@@ -200,7 +206,7 @@ class _Epochs:
         means = np.add.reduceat(values * weights, first) / np.add.reduceat(weights, first)
         is_logarithm = bool(means.min() > 0)
         used = np.log(means) if is_logarithm else means
-        return cls(times[last], numbers[last], used, is_logarithm, _highest_rises(used, parts[last]))
+        return cls(times[last], numbers[last], used, is_logarithm, _largest_rises(used, parts[last]))
 
     def between(self, start: float, end: float) -> int:
         """How many there are between two moments."""
@@ -211,15 +217,15 @@ class _Epochs:
         return math.exp(value) if self.is_logarithm else value
 
 
-def _levels(values: np.ndarray) -> np.ndarray:
-    """Running medians, each at the place of its last value."""
-    if len(values) < LEVEL:
+def _levels(values: np.ndarray, length: int = LEVEL) -> np.ndarray:
+    """Running medians of so many values each."""
+    if len(values) < length:
         return np.zeros(0)
-    return np.median(np.lib.stride_tricks.sliding_window_view(values, LEVEL), axis=1)
+    return np.median(np.lib.stride_tricks.sliding_window_view(values, length), axis=1)
 
 
-def _highest_rises(values: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """The largest rise between two levels of one part within so many epochs, up to each epoch."""
+def _largest_rises(values: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """The largest rise between two levels of one part within so many epochs, to each epoch."""
     rises = np.zeros(len(values))
     levels = _levels(values)
     if len(levels):
@@ -228,7 +234,7 @@ def _highest_rises(values: np.ndarray, parts: np.ndarray) -> np.ndarray:
             same = whole[lag:] & whole[:-lag] & (parts[LEVEL - 1 + lag :] == parts[: len(levels) - lag])
             rise = np.where(same, levels[lag:] - levels[:-lag], 0.0)
             np.maximum(rises[LEVEL - 1 + lag :], rise, out=rises[LEVEL - 1 + lag :])
-    return np.maximum.accumulate(rises)
+    return rises
 
 
 def _rise(
@@ -248,24 +254,41 @@ def _rise(
     slope, end, noise = _fit(trend)
     base = max(end, float(np.median(trend[-LEVEL:])))
     least = math.log(LEAST_FACTOR) if epochs.is_logarithm else (LEAST_FACTOR - 1) * abs(base)
-    least = max(least, TIMES_OTHERS * float(epochs.highest[past[-1]]))
-    lengths = np.arange(LEVEL, len(later) + 1)
-    # a change may add to the noise and leave the loss as it is
-    noises = np.array([math.hypot(noise, _noise_of_steps(epochs.values[later[:length]])) for length in lengths])
-    bounds = np.maximum(least, TIMES_NOISE * noises)
-    risen = np.flatnonzero(_levels(epochs.values[later]) > base + max(slope, 0.0) * lengths + bounds)
+    usual = epochs.rises[: past[-1] + 1][-LOOKED_BACK:]
+    least = max(least, TIMES_OTHERS * float(usual.max()))
     now = float(np.median(epochs.values[since[-LEVEL:]]))
-    if not len(risen) or now <= base + bounds[risen[0]] / 2:
+    found = _first_above(epochs.values[later], base, max(slope, 0.0), least, noise)
+    if found is None or now <= base + found[1] / 2:
         return None
-    at = later[risen[0] + LEVEL - 1]
+    at = later[found[0]]
     if rates is not None and _rate_has_risen(rates, before[1], float(epochs.times[at])):
         return None
     passed = int(epochs.numbers[at] - epochs.numbers[later[0]]) + 1
     return epochs.shown(base), epochs.shown(now), passed
 
 
+def _first_above(values: np.ndarray, base: float, slope: float, least: float, noise: float) -> tuple[int, float] | None:
+    """At which value the level is above a line by more than what is least and the noise; and by how much it has to be.
+
+    :param noise: of one value, as it was before
+    """
+    found = []
+    for length in (LEVEL, LONG_LEVEL):
+        levels = _levels(values, length)
+        above = levels - base - slope * np.arange(length, length + len(levels))
+        for index in np.flatnonzero(above > least):
+            place = int(index) + length - 1
+            # a change may add to the noise and leave the loss as it is
+            both = math.hypot(noise, _noise_of_steps(values[: place + 1]))
+            bound = max(least, TIMES_NOISE * _OF_MEDIAN * both / math.sqrt(length))
+            if above[index] > bound:
+                found.append((place, bound))
+                break
+    return min(found, default=None)
+
+
 def _fit(values: np.ndarray) -> tuple[float, float, float]:
-    """The slope of a line through values, its last value, and the noise of a level around it.
+    """The slope of a line through values, its last value, and the noise of one around it.
 
     The line is that of Theil and Sen, the noise from quantiles of residuals, larger where neighbours are alike.
     """
@@ -280,17 +303,12 @@ def _fit(values: np.ndarray) -> tuple[float, float, float]:
     power = float(np.sum(clipped**2))
     alike = float(np.sum(clipped[1:] * clipped[:-1])) / power if power else 0.0
     alike = min(max(alike, 0.0), 0.9)
-    return slope, middle + slope * float(places[-1]), _of_level(spread) * math.sqrt((1 + alike) / (1 - alike))
+    return slope, middle + slope * float(places[-1]), spread * math.sqrt((1 + alike) / (1 - alike))
 
 
 def _noise_of_steps(values: np.ndarray) -> float:
-    """The noise of a level, from what lies between neighbours: no trend counts."""
-    return _of_level(1.4826 * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2))
-
-
-def _of_level(spread: float) -> float:
-    """The spread of a median of so many values, each of which has a spread."""
-    return 1.25 * spread / math.sqrt(LEVEL)
+    """The noise of a value, from what lies between neighbours: no trend counts."""
+    return 1.4826 * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
 
 
 def _rate_has_risen(rates: Series, since: float, until: float) -> bool:

@@ -304,7 +304,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of = sum(len(one.changes) for one in quiet)
     print(table(["without harm", "runs", "changes", "blamed"], [_quiet(schedule, quiet) for schedule in _of(quiet)]))
     print(f"{sum(len(one.alarms) for one in quiet)} of {of} changes without harm were blamed")
-    heads = ["with harm", "runs", "loss up by half", "of these found", "epochs", "longest", "found of the others"]
+    heads = [
+        "with harm",
+        "runs",
+        "loss up by half",
+        "of these found",
+        "epochs, median",
+        "longest",
+        "found of the others",
+    ]
     print(table(heads, [_loud(what, [one for one in loud if one.changes[0][1] == what]) for what in HARMFUL]))
     write_json(given.json, [*quiet, *loud])
     return 0

@@ -65,6 +65,14 @@ def test_gradients_that_are_late_are_compared_with_those_that_are_made_up_for(tm
 
 
 @pytest.mark.long
+def test_blamed_and_found_changes_are_counted(tmp_path: Path) -> None:
+    found, printed = run("loss_rises.py", tmp_path)
+    assert len(found["rows"]) == 2 + 4 * 2
+    assert all(len(row["changes"]) == 5 for row in found["rows"][:2])
+    assert "of 10 changes without harm were blamed" in printed
+
+
+@pytest.mark.long
 def test_optimizers_and_schedulers_are_compared_with_plain_torch(tmp_path: Path) -> None:
     found, printed = run("optimizers_and_schedulers.py", tmp_path)
     assert [row["kind"] for row in found["rows"]] == ["optimizer", "scheduler"]

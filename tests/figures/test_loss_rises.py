@@ -64,8 +64,7 @@ def at(level: float, noise: float = 0.05) -> Curve:
 
 def ever(run: Run, epochs: int, curve: Curve) -> bool:
     """Whether anything is blamed at any moment of so many epochs."""
-    blamed = [bool(run.train(1, curve).rises) for _ in range(epochs)]
-    return any(blamed)
+    return any(run.train(1, curve).rises for _ in range(epochs))
 
 
 # -- what is blamed --------------------------------------------------------------------------------------------------
@@ -244,9 +243,7 @@ def test_advice_takes_it_back_with_all_that_goes_with_it() -> None:
     assert advice.event is not None
     assert advice.figures["epochs"] >= LEVEL
     back = run.options.replace(**advice.changes)
-    assert not back.offload_optimizer
-    assert not back.delay_state_averaging
-    assert not back.delay_optimizer_step
+    assert not any((back.offload_optimizer, back.delay_state_averaging, back.delay_optimizer_step))
 
 
 def test_what_is_pickled_has_no_values_of_options_which_may_be_of_any_kind() -> None:
