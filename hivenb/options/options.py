@@ -175,7 +175,7 @@ class Options:
             ),
             group="overlap",
             takes_effect=TakesEffect.IN_PLACE,
-            place=Place("overlap", 3),
+            place=Place("rounds", 6),
         ).metadata,
     )
     offload_optimizer: bool | None = field(

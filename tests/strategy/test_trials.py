@@ -322,7 +322,7 @@ def test_who_joins_has_the_rate_of_the_others_whatever_it_has_found(start_peer: 
     with hivenb.Swarm("joined", initial_peers=other.addresses) as swarm:
         chosen = HivemindStrategy(16, dht=swarm.dht, run_id="rate", matchmaking_time=3.0)
         model = Tuned()
-        # to stop early is for a model that has all to learn: of one that has been taken over, four times the loss is little
+        # to stop early is for a model that has all to learn: of one taken over, four times the loss is little
         trainer(chosen, tmp_path, of_rate(early_stop_threshold=None), Rates()).fit(model)
         assert chosen.optimizer.state_averager.states_taken > 0
     assert model.lr != 0.05, "what it has found"
