@@ -10,7 +10,7 @@ import math
 import time as _time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -68,12 +68,15 @@ class Event:
     :param kind: one of :data:`EVENT_KINDS`
     :param text: a few words
     :param change: of an option, where it is one; a pickled event has none, as values of options can be of any kind
+    :param breaks_trend: whether the loss after it is not to be compared with that before, as the run began, went on
+      from elsewhere, or returned; a pickled event does not say so
     """
 
     time: float
     kind: str
     text: str
     change: OptionChange | None = field(default=None, compare=False, repr=False)
+    breaks_trend: bool = field(default=False, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Event, (self.time, self.kind, self.text)
@@ -171,7 +174,7 @@ class History:
         self._started_at: float | None = None
         self._created_at = _time.time()
         self._series: dict[str, _Buckets] = {}
-        self._events: deque[tuple[float, str, str, OptionChange | None]] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._overflowed = False
         self._snapshot: Snapshot | None = None
         self._earlier: Snapshot | None = None
@@ -221,13 +224,22 @@ class History:
             buckets.add(number, epoch, samples, time - self._started_at)
             self._version += 1
 
-    def mark(self, kind: str, text: str, *, time: float | None = None, change: OptionChange | None = None) -> None:
+    def mark(
+        self,
+        kind: str,
+        text: str,
+        *,
+        time: float | None = None,
+        change: OptionChange | None = None,
+        breaks_trend: bool = False,
+    ) -> None:
         """Note an event. The newest 500 are kept.
 
         :param kind: one of :data:`EVENT_KINDS`
         :param text: a few words, such as ``"float16 gradients"``
         :param time: unix time in seconds; now by default
         :param change: of an option, where it is one
+        :param breaks_trend: whether the loss after it is not to be compared with that before
         :raises HivenbError: when the kind is none of these
         """
         if kind not in EVENT_KINDS:
@@ -237,7 +249,7 @@ class History:
                 time = _time.time()
             if self._started_at is None:
                 self._started_at = time
-            self._events.append((time, kind, str(text), change))
+            self._events.append(Event(time, kind, str(text), change, breaks_trend))
             self._version += 1
 
     def snapshot(self) -> Snapshot:
@@ -249,7 +261,7 @@ class History:
                     version=self._version,
                     started_at=start,
                     series=MappingProxyType({name: b.series() for name, b in self._series.items()}),
-                    events=tuple(Event(when - start, kind, text, change) for when, kind, text, change in self._events),
+                    events=tuple(replace(event, time=event.time - start) for event in self._events),
                     _last=MappingProxyType({name: b.last for name, b in self._series.items()}),
                     earlier=self._earlier,
                 )
@@ -287,7 +299,7 @@ class History:
     def _note_overflow(self, name: str, time: float) -> None:
         if not self._overflowed:
             self._overflowed = True
-            self._events.append((time, "run", f"more than {MAX_SERIES} series: {name} and others left out", None))
+            self._events.append(Event(time, "run", f"more than {MAX_SERIES} series: {name} and others left out"))
             self._version += 1
 
 

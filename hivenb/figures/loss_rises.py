@@ -50,9 +50,6 @@ SAME_RATE = 1.02
 #: Options that make a learning rate of their own.
 _RATES = ("scheduler_fn",)
 
-#: How texts of events begin after which a run goes on from elsewhere.
-_BEGINNINGS = ("started", "resumed", "new run", "begins anew", "joined at", "took the place")
-
 
 @dataclass(frozen=True)
 class LossRise:
@@ -124,21 +121,12 @@ def loss_rises(snapshot: Snapshot, options: Options) -> tuple[LossRise, ...]:
 
 
 def _beginnings(events: Sequence[Event]) -> list[float]:
-    """When the run began, or went on from elsewhere; the end of a pause is neither."""
-    found, before = [], ""
-    for event in events:
-        if event.kind == "run":
-            if event.text.startswith(_BEGINNINGS) and not (event.text == "resumed" and before == "paused"):
-                found.append(event.time)
-            before = event.text
-    return found
+    """When the run began, or went on from elsewhere."""
+    return [event.time for event in events if event.breaks_trend and event.kind != "rollback"]
 
 
 def _has_returned(snapshot: Snapshot, since: float) -> bool:
-    return any(
-        event.kind == "rollback" and event.text.startswith("returned") and event.time > since
-        for event in snapshot.events
-    )
+    return any(event.breaks_trend and event.kind == "rollback" and event.time > since for event in snapshot.events)
 
 
 def _groups(changed: Sequence[Event], epochs: _Epochs, beginnings: np.ndarray) -> list[list[Event]]:

@@ -160,7 +160,7 @@ class RollingBack:
 
     def _mark(self, to: int | None) -> None:
         if to is not None:
-            self._history.mark("rollback", f"returned to the state of epoch {to}")
+            self._history.mark("rollback", f"returned to the state of epoch {to}", breaks_trend=True)
         self._settle()
 
 

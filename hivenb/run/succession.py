@@ -106,7 +106,7 @@ def give_way(older: Sequence[Neighbour], newer: Neighbour) -> None:
         )
         run.history.mark("run", "replaced by a newer one")
         run.stop()
-        newer.history.mark("run", "took the place of an older one")
+        newer.history.mark("run", "took the place of an older one", breaks_trend=True)
     if left := left_behind(newer.swarm.local_peers, newer):  # such as those that were kept when their run stopped
         logger.info(f"{_peers_here(len(left))} of an older run of {newer.experiment!r} give way to a newer one")
         newer.swarm.local.remove_of_earlier_runs(newer)

@@ -534,11 +534,11 @@ class TrainingRun:
                 logger.info(who_trains_elsewhere(self._others.peers, self.options.run_id))
 
     def _began(self) -> None:
-        self.history.mark("run", "started" if self._folder.checkpoint is None else "resumed")
+        self.history.mark("run", "started" if self._folder.checkpoint is None else "resumed", breaks_trend=True)
         if self._folder.checkpoint is not None:
             self._origin = f"goes on from swarm epoch {self._recorder.epoch:,}"
         elif self._name != self.experiment and not self.swarm.is_joined:
-            self.history.mark("run", f"new run {self._name}")
+            self.history.mark("run", f"new run {self._name}", breaks_trend=True)
         self.followers.tell(self.options)
         self.swarm.local.come_back_with(self)
 
@@ -546,7 +546,7 @@ class TrainingRun:
         """The state of the others was taken over before the first batch."""
         self._recorder.epoch = epoch
         self._origin = f"joined at swarm epoch {epoch:,}"
-        self.history.mark("run", f"{self._origin}, with the state of the others")
+        self.history.mark("run", f"{self._origin}, with the state of the others", breaks_trend=True)
 
     def _go_on_from(self, former: TrainingRun) -> None:
         """Go on with what an earlier run of this process has learned under the same name, if that is wanted."""
@@ -562,7 +562,8 @@ class TrainingRun:
                 "without resume=True"
             )
         else:
-            self.history.mark("run", "begins anew: the run has trained a model of another shape")
+            text = "begins anew: the run has trained a model of another shape"
+            self.history.mark("run", text, breaks_trend=True)
 
     def _find_name(self) -> None:
         """Have the name in the DHT under which this model trains; to be called while it does not."""

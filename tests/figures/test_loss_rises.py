@@ -28,7 +28,7 @@ class Run:
         self.history, self.options = History(capacity), OPTIONS
         self.epoch = 0
         self._random = np.random.default_rng(seed)
-        self.history.mark("run", "started", time=START)
+        self.history.mark("run", "started", time=START, breaks_trend=True)
 
     @property
     def now(self) -> float:
@@ -49,8 +49,8 @@ class Run:
             self.history.mark("option", name, time=self.now + 0.001, change=change)
         return self
 
-    def mark(self, kind: str, text: str) -> Run:
-        self.history.mark(kind, text, time=self.now + 0.002)
+    def mark(self, kind: str, text: str, breaks_trend: bool = False) -> Run:
+        self.history.mark(kind, text, time=self.now + 0.002, breaks_trend=breaks_trend)
         return self
 
     @property
@@ -144,7 +144,7 @@ def test_a_pause_does_not_part_a_change_from_what_was_before() -> None:
 
 def test_a_stop_leaves_what_was_found() -> None:
     run = Run().train(40, at(0.3)).change(delay_compensation=False).train(20, at(0.9))
-    assert run.mark("run", "stopped").mark("run", "resumed").train(20, at(0.9)).rises
+    assert run.mark("run", "stopped").mark("run", "resumed", breaks_trend=True).train(20, at(0.9)).rises
     assert not run.train(20, at(0.2)).rises
 
 
@@ -218,11 +218,12 @@ def test_a_schedule_that_was_changed_is_blamed_for_its_learning_rate() -> None:
 def test_after_a_return_to_an_earlier_state_there_is_nothing_to_take_back() -> None:
     run = Run().train(40, at(0.3)).change(delay_compensation=False).train(20, at(0.9))
     assert run.mark("rollback", "not rolled back: TrainingError").rises
-    assert not run.mark("rollback", "returned to the state of epoch 40").rises
+    assert not run.mark("rollback", "returned to the state of epoch 40", breaks_trend=True).rises
 
 
 def test_nothing_is_compared_across_a_start() -> None:
-    run = Run().train(40, at(0.3)).mark("run", "stopped").change(delay_compensation=False).mark("run", "resumed")
+    run = Run().train(40, at(0.3)).mark("run", "stopped").change(delay_compensation=False)
+    run.mark("run", "resumed", breaks_trend=True)
     assert not ever(run, 40, at(0.9))
 
 

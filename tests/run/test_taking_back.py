@@ -50,6 +50,9 @@ def test_what_harms_is_named_and_a_click_takes_it_back(swarm: hivenb.Swarm, even
         eventually(lambda: run.options.scheduler_fn is None, PATIENCE)
         eventually(lambda: not view.marks_panel.buttons, PATIENCE)
         assert run.options.matchmaking_time == 2.0, "which has done no harm"
+        run.pause()
+        run.resume()
+        assert [event.text for event in run.history.snapshot().events if event.breaks_trend] == ["started"]
         at = len(run.history.snapshot().series["loss"])
         eventually(lambda: low_again(run, at, advice.figures["after"]), PATIENCE)
     finally:
