@@ -36,6 +36,7 @@ import outer_line
 import torch
 from bench_peer import PATIENCE, QUIET, Work, begin
 from lightning import Callback, LightningModule, Trainer
+from overlap import DELAYS
 from places import Line, places, why_not
 from swarm_bench import Peer, machine, parser, say, starting, table, write_json
 
@@ -51,17 +52,11 @@ LINES: dict[str, Line | None] = {
     "1Mbit": Line(delay=0.025, jitter=0.002, up=1e6, down=1e6),
 }
 
-_LATE: dict[str, Any] = {
-    "delay_state_averaging": True,
-    "delay_optimizer_step": True,
-    "delay_grad_averaging": True,
-    "offload_optimizer": True,
-}
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},
-    "step": {**_LATE, "delay_grad_averaging": False},
-    "delayed": {**_LATE, "delay_compensation": False},
-    "compensated": {**_LATE, "delay_compensation": True},
+    "step": {**DELAYS, "delay_grad_averaging": False},
+    "delayed": {**DELAYS, "delay_compensation": False},
+    "compensated": {**DELAYS, "delay_compensation": True},
 }
 
 
