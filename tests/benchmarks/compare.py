@@ -160,11 +160,11 @@ def run(benchmark: Benchmark, command: Sequence[str], tree: Path, scripts: Path)
     return dict(found for row in content["rows"] if (found := benchmark.figure(row)) is not None)
 
 
-def compare(name: str, tree: Path, pairs: int, quick: bool) -> list[Row]:
+def compare(name: str, tree: Path, pairs: int, quick: bool) -> Iterator[list[Row]]:
     """One benchmark with both trees, in turns.
 
     :param tree: of the revision
-    :returns: the figures that both have
+    :returns: after each pair, the figures that both have, of all pairs so far
     """
     benchmark = BENCHMARKS[name]
     command = benchmark.quick if quick else benchmark.command
@@ -174,8 +174,12 @@ def compare(name: str, tree: Path, pairs: int, quick: bool) -> list[Row]:
         for one in reversed(trees) if pair % 2 else trees:
             say(f"{name}, pair {pair + 1} of {pairs}: {'this tree' if one == ROOT else 'the revision'} ...")
             found[one].append(run(benchmark, command, one, trees[one]))
-    known = [figure for figure in found[ROOT][0] if figure in found[tree][0]]
-    return [Row(one, [run[one] for run in found[tree]], [run[one] for run in found[ROOT]]) for one in known]
+        yield _rows(found[tree], found[ROOT])
+
+
+def _rows(before: Sequence[Figures], now: Sequence[Figures]) -> list[Row]:
+    known = [name for name in now[0] if all(name in figures for figures in (*before, *now))]
+    return [Row(name, [run[name] for run in before], [run[name] for run in now]) for name in known]
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -190,7 +194,7 @@ def print_rows(rows: Sequence[Row]) -> None:
         ]
         for row in rows
     ]
-    print(table(["figure, the higher the better", "before", "now", "ratio", "of the pairs", ""], cells))
+    print(table(["figure, the higher the better", "before", "now", "ratio", "of the pairs", ""], cells), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -203,10 +207,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     with worktree(given.revision) as tree:
         for name in given.only:
-            rows += compare(name, tree, given.pairs or (1 if given.quick else 5), given.quick)
-            # after each benchmark: a run may be ended in the middle
-            write_json(given.json, rows, revision=given.revision)
-    print_rows(rows)
+            ended = rows
+            for own in compare(name, tree, given.pairs or (1 if given.quick else 5), given.quick):
+                # after each pair: a run may be ended in the middle
+                rows = [*ended, *own]
+                write_json(given.json, rows, revision=given.revision)
+                print_rows(own)
+    if len(given.only) > 1:
+        print_rows(rows)
     return int(any(row.is_worse for row in rows))
 
 

@@ -26,7 +26,8 @@ def measuring(monkeypatch: pytest.MonkeyPatch, now: list[float], before: list[fl
 
 def test_the_trees_take_turns_in_who_is_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = measuring(monkeypatch, now=[0.9, 0.9, 0.6], before=[1.0, 0.6, 0.9])
-    (row,) = compare.compare("overhead", tmp_path, 3, quick=False)
+    *pairs, (row,) = compare.compare("overhead", tmp_path, 3, quick=False)
+    assert [len(one.now) for (one,) in pairs] == [1, 2]  # there is something to read after each pair
     assert asked == ["before", "now", "now", "before", "before", "now"]
     assert row.ratios == pytest.approx([0.9, 1.5, 2 / 3])
     assert row.is_worse
