@@ -1,10 +1,10 @@
 """Measures what the strategy adds to a step of one peer, against Lightning's single-device strategy.
 
-Several Trainers of one process take turns, some steps each, so that whatever else the machine does hits all of them
-alike; the median step counts. A real step: a perceptron of so many parameters computes, which does least with each of
-them, or the convolutions of VGG-11 (https://arxiv.org/abs/1409.1556), which do more. Each batch is a swarm
-epoch of its own, or 16 are; the latter is seen beside a plain Trainer that accumulates as many. The allocator is as it
-comes, and as the strategy leaves it, for all of them.
+Several Trainers take turns, some steps each, so that whatever else the machine does hits all of them alike; the median
+step counts. Each has a process of its own, and so the allocator as it comes, or as the strategy sets it. A real step: a
+perceptron of so many parameters computes, which does least with each of them, or the convolutions of VGG-11
+(https://arxiv.org/abs/1409.1556), which do more. Each batch is a swarm epoch of its own, or 16 are; the latter is seen
+beside a plain Trainer that accumulates as many.
 
     python tests/benchmarks/overhead.py --json overhead.json
     python tests/benchmarks/overhead.py --full          # 100 million parameters, too
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 import math
+import multiprocessing as mp
 import statistics
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -88,26 +88,29 @@ class Trained(LightningModule):
 
 
 class Turns:
-    """Lets several threads go on in turn, one at a time."""
+    """Lets several processes go on in turn, one at a time.
 
-    def __init__(self, count: int):
-        self._changed = threading.Condition()
-        self._there = [True] * count
-        self._whose = 0
+    :param context: in which they are made
+    """
+
+    def __init__(self, context: Any, count: int):
+        self._changed = context.Condition()
+        self._there = context.Array("b", [True] * count, lock=False)
+        self._whose = context.Value("i", 0, lock=False)
 
     def wait(self, own: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._whose == own)
+            self._changed.wait_for(lambda: self._whose.value == own)
 
     def hand_over(self, own: int) -> None:
         with self._changed:
             following = [(own + i) % len(self._there) for i in range(1, len(self._there) + 1)]
-            self._whose = next((other for other in following if self._there[other]), own)
+            self._whose.value = next((other for other in following if self._there[other]), own)
             self._changed.notify_all()
 
     def leave(self, own: int) -> None:
         self._there[own] = False
-        if self._whose == own:
+        if self._whose.value == own:
             self.hand_over(own)
 
 
@@ -176,31 +179,31 @@ def contestants() -> dict[str, tuple[str, Callable[[], dict[str, Any]]]]:
     }
 
 
+def train(make: Callable[[], nn.Module], who: str, own: int, turns: Turns, turns_each: int, told: Any) -> None:
+    """In a process of its own: take turns with the others, and tell what they took."""
+    for name in ("hivemind", "lightning", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    clock = Timed(turns, own, turns_each)
+    try:
+        trainer = Trainer(max_epochs=-1, callbacks=[clock], **QUIET, **contestants()[who][1]())
+        trainer.fit(Trained(make()), DataLoader(Endless(BATCH), batch_size=None))
+        told.send(clock.spent)
+    finally:
+        turns.leave(own)
+
+
 def measure(name: str, make: Callable[[], nn.Module], turns_each: int) -> list[Row]:
     parameters = sum(parameter.numel() for parameter in make().parameters())
-    chosen = contestants()
-    turns = Turns(len(chosen))
-    clocks = {who: Timed(turns, own, turns_each) for own, who in enumerate(chosen)}
-    errors: list[BaseException] = []
-
-    def train(own: int, who: str) -> None:
-        try:
-            trainer = Trainer(max_epochs=-1, callbacks=[clocks[who]], **QUIET, **chosen[who][1]())
-            trainer.fit(Trained(make()), DataLoader(Endless(BATCH), batch_size=None))
-        except BaseException as e:
-            errors.append(e)
-        finally:
-            turns.leave(own)
-
-    threads = [threading.Thread(target=train, args=(own, who)) for own, who in enumerate(chosen)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    seconds = {who: [turn.wall / TURN for turn in clock.spent] for who, clock in clocks.items()}
-    computing = {who: [turn.computing / TURN for turn in clock.spent] for who, clock in clocks.items()}
+    chosen, context = contestants(), mp.get_context("spawn")
+    turns, found = Turns(context, len(chosen)), {}
+    for own, who in enumerate(chosen):
+        found[who], told = context.Pipe(duplex=False)
+        context.Process(target=train, args=(make, who, own, turns, turns_each, told)).start()
+        told.close()  # so that the end of one that tells nothing is seen
+    taken = {who: pipe.recv() for who, pipe in found.items()}
+    seconds = {who: [turn.wall / TURN for turn in turns_of] for who, turns_of in taken.items()}
+    computing = {who: [turn.computing / TURN for turn in turns_of] for who, turns_of in taken.items()}
 
     def ratio(of: dict[str, list[float]], who: str, against: str) -> float:
         return statistics.median(a / b for a, b in zip(of[who], of[against], strict=True))
@@ -235,9 +238,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models: list[tuple[str, Callable[[], nn.Module]]] = [("perceptron", partial(perceptron, size)) for size in sizes]
     if not given.quick and not given.no_convolutions:
         models.append(("convolutions", convolutions))
-    for name in ("hivemind", "lightning", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    torch.set_num_threads(1)
     print(machine())
     rows: list[Row] = []
     for name, make in models:
