@@ -474,49 +474,52 @@ class TrainingRun:
     # -- the background thread ----------------------------------------------------------------------------------
 
     def _train(self, fit: Fit, older: Sequence[TrainingRun], former: TrainingRun | None) -> None:
-        failure: BaseException | None = None
-        run_id = self.options.run_id
+        # what goes wrong surfaces at wait() and in the panel, and keeps nothing after it from being done
         with self.swarm.logs.this_thread():
-            try:
-                self._kept_history.begin()
-                give_way(older, self)
-                if former is not None and self._folder.checkpoint is None:
-                    self._go_on_from(former)
-                fit.strategy.on_joined = self._joined
-                fit.monitor.start()
-                self._others = OtherRuns(self.swarm.dht, run_id)
-                hosting = Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host)
-                self._options.join(hosting)
-                self._rolling_back.join(hosting)
-                fit.strategy.left = self._folder.left_in(model_of(self.model))
-                fit(self.model, self._folder.checkpoint)
-            except BaseException as e:  # surfaces at wait() and in the panel
-                failure = e
-            try:
-                if fit.gate.has_begun:
-                    self._folder.keep_state(fit.trainer, fit.gate.progress)
-                    self._folder.note_model(model_of(self.model), fit.gate.edited)
-                elif failure is not None:
-                    self._recorder.epoch = self._folder.take_back()
-            except Exception as e:
-                failure = failure or e
-            fit.monitor.close()
-            self._options.leave()
-            self._rolling_back.leave()
-            if not self._keeps_local_peers:
-                self.swarm.local.leave_with(self)
+            failure = first_failure(partial(self._fit_through, fit, older, former))
+            left = first_failure(
+                partial(self._keep, fit, failure is not None),
+                fit.monitor.close,
+                self._options.leave,
+                self._rolling_back.leave,
+                self._end_local_peers,
+            )
         with self._stage.changed:
-            try:
-                self._stage.do_tasks()  # options that came too late are those of the next start
-            except BaseException as e:
-                failure = failure or e
-            self.followers.end()
-            self._exception = failure
+            # options that came too late are those of the next start
+            too_late = first_failure(self._stage.do_tasks, self.followers.end)
+            self._exception = failure = failure or left or too_late
             ended = RunState.STOPPED if self._state is RunState.STOPPING else RunState.FINISHED
             ended = RunState.FAILED if failure is not None else ended
             self.history.mark("run", ended.value if failure is None else f"failed: {type(failure).__name__}")
             self._kept_history.end()
             self._stage.enter(ended)
+
+    def _fit_through(self, fit: Fit, older: Sequence[TrainingRun], former: TrainingRun | None) -> None:
+        run_id = self.options.run_id
+        self._kept_history.begin()
+        give_way(older, self)
+        if former is not None and self._folder.checkpoint is None:
+            self._go_on_from(former)
+        fit.strategy.on_joined = self._joined
+        fit.monitor.start()
+        self._others = OtherRuns(self.swarm.dht, run_id)
+        hosting = Hosting(self.swarm.dht, partial(self.swarm.peers, run_id), run_id, self._may_host)
+        self._options.join(hosting)
+        self._rolling_back.join(hosting)
+        fit.strategy.left = self._folder.left_in(model_of(self.model))
+        fit(self.model, self._folder.checkpoint)
+
+    def _keep(self, fit: Fit, has_failed: bool) -> None:
+        """Keep what another start needs of a fit that is over."""
+        if fit.gate.has_begun:
+            self._folder.keep_state(fit.trainer, fit.gate.progress)
+            self._folder.note_model(model_of(self.model), fit.gate.edited)
+        elif has_failed:
+            self._recorder.epoch = self._folder.take_back()
+
+    def _end_local_peers(self) -> None:
+        if not self._keeps_local_peers:
+            self.swarm.local.leave_with(self)
 
     def _on_epoch(self, report: Any) -> None:
         self._recorder.on_epoch(report)
@@ -590,3 +593,14 @@ class TrainingRun:
 
     def _is_trainer_thread(self) -> bool:
         return threading.current_thread() is self._thread
+
+
+def first_failure(*steps: Callable[[], object]) -> BaseException | None:
+    """Do one thing after the other, whatever comes of those before; gives what went wrong first."""
+    failure: BaseException | None = None
+    for step in steps:
+        try:
+            step()
+        except BaseException as e:
+            failure = failure or e
+    return failure

@@ -124,6 +124,29 @@ def test_the_trainer_of_a_run_is_interrupted_as_any_other_afterwards(home):
         run.trainer.validate(model, tiny.loader(), verbose=False)
 
 
+def test_a_run_ends_although_what_follows_it_cannot_be_ended(home, monkeypatch):
+    options = Options(target_batch_size=16, run_id=f"exits-{next(_numbers)}")
+    run = hivenb.TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=home, options=options, accelerator="cpu")
+    run.start()
+    assert run.wait(epochs=1, timeout=PATIENCE)
+    monitor, close = run._fit.monitor, run._fit.monitor.close
+
+    def closes_in_vain():
+        close()
+        raise OSError("no descriptors left")
+
+    monkeypatch.setattr(monitor, "close", closes_in_vain)
+    run.stop(wait=False)
+    with pytest.raises(OSError, match="no descriptors"):
+        run.wait(timeout=PATIENCE)
+    assert run.status.state is RunState.FAILED
+    assert run.status.error == "OSError: no descriptors left"
+    assert run.kept_folder.checkpoint is not None
+    run.start()
+    assert run.wait(epochs=run.status.epoch + 1, timeout=PATIENCE)
+    run.stop()
+
+
 @pytest.mark.slow
 def test_a_local_peer_says_what_was_raised_in_it_and_the_run_trains_on(home, eventually):
     here = os.getpid()
