@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from hivemind.optim.state_averager import dump_optimizer_state
 from hivemind.utils import nested_flatten, nested_map
+
+from hivenb.errors import TrainingError
 
 #: Of a learning rate, and of other numbers that a peer sends; torch fails with what is beyond single precision.
 _LARGEST_SETTING = 1e18
@@ -21,6 +23,8 @@ def initialize_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     Parameters and gradients are unchanged, and the state is that of parameters that have not been in a step yet: torch
     makes it with the first one. Peers need it before, as they exchange it, of parameters that nobody has used as well.
     No hook of the optimizer is called.
+
+    :raises TrainingError: if it keeps its state in what cannot be sent to peers
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     without = [p for p in parameters if not optimizer.state.get(p)]
@@ -58,6 +62,17 @@ def initialize_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
                 state[name] = torch.full_like(state[name], unmade) if torch.is_tensor(state[name]) else unmade
         if "eta" in state:  # ASGD's rate of the next step
             state["eta"].fill_(rates[p])
+        _require_plain_tensors(optimizer, state.values())
+
+
+def _require_plain_tensors(optimizer: torch.optim.Optimizer, state: Iterable[Any]) -> None:
+    for one in state:
+        if hasattr(one, "__tensor_flatten__"):  # made of others, as torchao's of few bits
+            raise TrainingError(
+                f"{type(optimizer).__name__} keeps its state in tensors of the class {type(one).__name__}, which "
+                "cannot be sent to peers that join. Use an optimizer that keeps plain tensors: one of torch.optim, or "
+                "with 8 bits one of bitsandbytes.optim"
+            )
 
 
 def initialized_by(

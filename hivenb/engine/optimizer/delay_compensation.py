@@ -71,8 +71,9 @@ _Piece = list[tuple[int, torch.Tensor, torch.Tensor]]
 #: How deep tensors are looked for in what an optimizer has in its attributes.
 _DEPTH = 5
 
-#: Attributes that are no state of an optimizer's own: what a step beside it gets copies of, or what torch puts there.
-_KNOWN = frozenset({"state", "param_groups", "defaults"})
+#: Attributes that are no state of an optimizer's own: what a step beside it gets copies of, what torch puts there, and
+#: bitsandbytes' tables of what a byte of a state means, which are alike for all parameters.
+_KNOWN = frozenset({"state", "param_groups", "defaults", "name2qmap"})
 _HOOKS = "_optimizer_"
 
 _NOT_LOOKED_INTO = (type, FunctionType, MethodType, BuiltinFunctionType, ModuleType)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_state
 from tiny import TinyModel, parameters, train
+from torch.testing._internal.two_tensor import TwoTensor
 
 from hivenb.engine.averaging.torch_state import (
     _names_of_values,
@@ -20,7 +21,7 @@ from hivenb.engine.averaging.torch_state import (
 )
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.errors import SwarmError
+from hivenb.errors import SwarmError, TrainingError
 
 Make = Callable[..., Optimizer]
 EXPONENTIAL = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
@@ -147,3 +148,17 @@ def test_another_rate_is_taken_over_and_another_switch_is_not() -> None:
     restore_switches(optimizer, settings)
     (group,) = optimizer.param_groups
     assert (group["lr"], group["betas"], group["capturable"], group["foreach"]) == (0.7, (0.8, 0.99), False, None)
+
+
+class InTwoParts(torch.optim.SGD):
+    """Keeps its state in tensors that are made of others, as torchao's optimizers of few bits do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in (one for group in self.param_groups for one in group["params"]):
+            self.state[parameter]["mean"] = TwoTensor(torch.zeros_like(parameter), torch.zeros_like(parameter))
+
+
+def test_a_state_that_cannot_be_sent_is_refused_before_training() -> None:
+    optimizer = InTwoParts(TinyModel().parameters(), 0.1)
+    with pytest.raises(TrainingError, match="InTwoParts keeps its state in tensors of the class TwoTensor"):
+        initialize_optimizer_state(optimizer)

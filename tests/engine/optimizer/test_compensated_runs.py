@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import signal
 import threading
@@ -197,6 +198,25 @@ def test_compensation_makes_up_for_most_of_it_in_plain_torch() -> None:
         by_compensation = apart(expected(kind, late=True, compensated=True), in_step)
         by_delay = apart(expected(kind, late=True), in_step)
         assert by_compensation < 0.5 * by_delay, kind
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+def test_moments_in_8_bits_are_compensated_as_well(
+    make_peers: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from bitsandbytes.optim import AdamW8bit
+
+    kind = "AdamW, 8 bits"
+    monkeypatch.setitem(OPTIMIZERS, kind, partial(AdamW8bit, lr=0.2, min_8bit_size=1))
+    peers = make_peers(kind)
+    both(peers, lambda peer: peer.train(range(EPOCHS)))
+    both(peers, Peer.finish)
+    for peer in peers:
+        assert {one["state1"].dtype for one in peer.optimizer.opt.state.values()} == {torch.uint8}
+        # what rounding leaves of an average may be another byte of a moment
+        beside, late = expected(kind, late=True, compensated=True), expected(kind, late=True)
+        assert apart(peer.model, beside) < 0.2 * apart(beside, late)
+    assert "nothing makes up for their delay" not in caplog.text
 
 
 @pytest.mark.parametrize("compensated", [True, False], ids=["compensated", "late"])

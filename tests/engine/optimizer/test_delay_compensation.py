@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import math
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -63,6 +64,15 @@ MAKE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 if hasattr(torch.optim, "Adafactor"):  # since torch 2.5
     MAKE["Adafactor"] = lambda params: torch.optim.Adafactor(params, 0.1)
+if importlib.util.find_spec("bitsandbytes") is not None:
+
+    def in_8_bits(params: Any) -> torch.optim.Optimizer:
+        from bitsandbytes.optim import AdamW8bit
+
+        made: torch.optim.Optimizer = AdamW8bit(params, 0.1, min_8bit_size=1)
+        return made
+
+    MAKE["in 8 bits, AdamW of bitsandbytes"] = in_8_bits
 
 
 def make(name: str, steps: int = 3) -> torch.optim.Optimizer:
