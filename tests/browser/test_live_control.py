@@ -16,12 +16,24 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 #: The cell that shows the dashboard writes down, again and again, what the run itself knows: the buttons and switches
 #: act in the kernel, and a picture tells a test nothing.
 CELLS = (
-    "import hivenb\nfrom hivenb import tasks\ntask = tasks.digits()\nswarm = hivenb.Swarm(public_name='Ann')",
+    """
+import time
+import hivenb
+from hivenb import tasks
+
+class Unhurried(tasks.DigitsModel):  # leaves the cores to the browser
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.04)
+        return super().training_step(batch, batch_idx)
+
+task = tasks.digits()
+swarm = hivenb.Swarm(public_name='Ann')
+""",
     "options = hivenb.Options(target_batch_size=512, matchmaking_time=2.0)\n"
-    "run = hivenb.TrainingRun(task.model, (task.train, task.validation), swarm=swarm, options=options)\n"
+    "run = hivenb.TrainingRun(Unhurried(), (task.train, task.validation), swarm=swarm, options=options)\n"
     "hivenb.Dashboard(run)",
     """
-import json, os, threading, time
+import json, os, threading
 from hivenb.figures.measured_traffic import per_epoch
 def tell():
     while True:
