@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from hivenb.peers.fork_server import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -59,9 +62,10 @@ def snippets() -> tuple[str, str, str]:
 def started(tmp_path: Path, name: str, code: str) -> subprocess.Popen[str]:
     (tmp_path / f"{name}.py").write_text(code)
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, f"{name}.py"], cwd=tmp_path, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True
-    )
+    streams = {"stdin": pipe, "stdout": pipe, "stderr": subprocess.STDOUT}
+    # local peers are forked from a copy, as on Binder: a server of their own would import all once more
+    env = {**os.environ, VARIABLE: "1"}
+    return subprocess.Popen([sys.executable, f"{name}.py"], cwd=tmp_path, env=env, text=True, **streams)
 
 
 def test_the_notebook_runs_and_a_friend_joins(tmp_path: Path) -> None:

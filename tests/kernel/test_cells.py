@@ -9,6 +9,8 @@ import pytest
 from cycles import FEW_BYTES, FEW_DESCRIPTORS, grown
 from real_kernel import Kernel
 
+from hivenb.peers.fork_server import VARIABLE
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SWARM = """
@@ -59,9 +61,10 @@ except hivenb.errors.TrainingError as e:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory) -> Iterator[Kernel]:
-    """One for all tests: each closes its swarm, and the imports take longest."""
+    """One for all tests: each closes its swarm, and the imports take longest; so local peers are forked from a copy."""
     started = Kernel(tmp_path_factory.mktemp("kernel"))
     try:
+        started.run(f"import os; os.environ[{VARIABLE!r}] = '1'")
         yield started
     finally:
         started.close()
