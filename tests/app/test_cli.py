@@ -26,6 +26,7 @@ import hivenb
 from hivenb.app import cli
 from hivenb.app.lab import open_lab, own_copy
 from hivenb.errors import HivenbError, MissingDependencyError
+from hivenb.peers.fork_server import VARIABLE
 from hivenb.tasks import digits
 from hivenb.view.terminal import Terminal
 
@@ -153,7 +154,9 @@ def test_the_demo_trains_with_two_peers_and_leaves_figures_and_a_picture(tmp_pat
 @pytest.mark.process
 @pytest.mark.slow
 def test_others_join_the_demo_and_ctrl_c_ends_it(tmp_path, capsys, threads_of_torch):
-    with running([*HIVENB, "demo", "--peers", "1", "--epochs", "100000", "--png", "out.png"], tmp_path) as demo:
+    # its peer is forked from a copy; those of the demo above, from a server, which imports all once more
+    arguments, env = ["demo", "--peers", "1", "--epochs", "100000", "--png", "out.png"], {**ENVIRONMENT, VARIABLE: "1"}
+    with running([*HIVENB, *arguments], tmp_path, env) as demo:
         invite = demo.wait_for(r"hivenb join (hivenb://\S+) --task digits", 90)[1]
         demo.wait_for(r"training +swarm epoch [1-9]", 90)
 
