@@ -1,6 +1,6 @@
 """Says as JSON what hivenb changes of other libraries and of the whole process. To be run in a process of its own.
 
-``python import_witness.py import``: what the import of all its modules changes; ``swarm``: what an open swarm does.
+What the import of all its modules changes, and what an open swarm does then.
 """
 
 from __future__ import annotations
@@ -163,26 +163,24 @@ def load_all() -> None:
             import_module(one.name)
 
 
-def main(what: str) -> None:
+def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of modules of theirs that are about to go, as they are loaded and looked at
         for one in pkgutil.walk_packages(hivemind.__path__, "hivemind."):
             if "hivemind_cli" not in one.name:
                 import_module(one.name)
         list(owners())
-    if what == "swarm":
-        load_all()
     before = Snapshot()
-    if what == "swarm":
-        import hivenb
+    load_all()
+    loaded = Snapshot()
+    by_import = dict(before.changes(loaded))
+    import hivenb
 
-        with hivenb.Swarm():
-            changes = dict(before.changes(Snapshot()))
-    else:
-        load_all()
-        changes = dict(before.changes(Snapshot()))
-    sys.stdout.write(json.dumps({"looked at": len(before.attributes), "changes": changes}))
+    with hivenb.Swarm():
+        by_swarm = dict(loaded.changes(Snapshot()))
+    told = {"looked at": len(before.attributes), "by import": by_import, "by swarm": by_swarm}
+    sys.stdout.write(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -39,26 +39,25 @@ BY_SWARM = {
 }
 
 
-def changes(what: str) -> dict[str, str]:
-    """What is otherwise after the import, or with an open swarm, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(WITNESS), what], capture_output=True, text=True, timeout=120, check=False
-    )
+@pytest.fixture(scope="module")
+def seen() -> dict[str, dict[str, str]]:
+    """What is otherwise after the import, and then with an open swarm, in a process of its own."""
+    done = subprocess.run([sys.executable, str(WITNESS)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    assert seen["looked at"] > 50_000
-    return seen["changes"]
+    told = json.loads(done.stdout)
+    assert told.pop("looked at") > 50_000
+    return told
 
 
-def test_the_import_of_all_modules_changes_nothing_of_others() -> None:
-    found = changes("import")
+def test_the_import_of_all_modules_changes_nothing_of_others(seen: dict[str, dict[str, str]]) -> None:
+    found = seen["by import"]
     assert set(found) == BY_IMPORT, found
     for change in found.values():
         assert change.startswith("has no more [],")
 
 
-def test_an_open_swarm_replaces_no_function_and_no_class_of_others() -> None:
-    found = changes("swarm")
+def test_an_open_swarm_replaces_no_function_and_no_class_of_others(seen: dict[str, dict[str, str]]) -> None:
+    found = seen["by swarm"]
     unknown = {name: change for name, change in found.items() if not any(fnmatchcase(name, one) for one in BY_SWARM)}
     assert unknown == {}
     assert "hivemind.utils.mpfuture.MPFuture._active_pid" in found, "it looks at what changes"

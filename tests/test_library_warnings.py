@@ -104,6 +104,7 @@ TRAINS = """
 import warnings
 import hivenb
 before = list(warnings.filters)
+[getattr(hivenb, name) for name in hivenb.__all__]
 import hivenb.strategy, hivenb.swarm.swarm, hivenb.training
 import tiny
 def main():
@@ -140,12 +141,12 @@ def test_two_peers_train_where_warnings_are_errors(tmp_path: Path):
 @pytest.mark.parametrize(
     "code",
     [
-        "import hivenb; [getattr(hivenb, name) for name in hivenb.__all__]",
         "import hivenb.swarm.invites",
         "import hivenb.compression",
     ],
 )
-def test_all_is_imported_where_warnings_are_errors(code):
+def test_a_part_is_imported_where_warnings_are_errors(code):
+    """All public names are in the training above."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,

@@ -86,10 +86,22 @@ def test_the_lab_opens_a_copy_of_the_quickstart(hivenb_alone: Path, away: dict[s
     assert (tmp_path / "01_quickstart.ipynb").read_bytes() == (ROOT / "notebooks/01_quickstart.ipynb").read_bytes()
 
 
-def test_a_wheel_from_the_sdist_holds_the_same(wheel: Path, tmp_path: Path) -> None:
+#: Some of what is in an sdist beside the package and all tests, as those look at it.
+LOOKED_AT = frozenset(
+    {
+        "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", ".ci/run",
+        "binder/constraints.txt", "notebooks/_toc.yml", "notebooks/book/start.md", "notebooks/01_quickstart.ipynb",
+    }
+)  # fmt: skip
+
+
+def test_an_sdist_holds_what_its_tests_look_at_and_a_wheel_from_it_the_same(wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", ROOT, tmp_path / "sdist")
     with tarfile.open(sdist) as opened:
         opened.extractall(tmp_path / "unpacked", filter="data")
+        held_by_sdist = {name.partition("/")[2] for name in opened.getnames()}
+    assert held_by_sdist >= LOOKED_AT
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")} <= held_by_sdist
     (source,) = (tmp_path / "unpacked").iterdir()
     again = build("wheel", source, tmp_path / "wheel")
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:

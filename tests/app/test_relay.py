@@ -83,30 +83,43 @@ def a_port() -> int:
 
 
 @pytest.mark.process
-def test_a_relay_is_joined_by_its_invite_and_is_the_same_one_again(tmp_path: Path) -> None:
-    arguments = [*HIVENB, "relay", "--port", str(a_port()), "--folder", str(tmp_path / "relay")]
-    peers, invites = set(), []
-    for _ in range(2):
-        with running(arguments, tmp_path) as relay:
-            invites.append(relay.wait_for(r"hivenb://\S+", 90)[0])
-            (peer,) = {address.rpartition("/p2p/")[2] for address in read_invite(invites[-1]).addresses}
-            peers.add(peer)
-            with hivenb.Swarm.join(invites[0], "guest") as guest:
-                assert guest.is_private
-                assert not guest.can_ban
-                assert peer in connected_to(guest)
-                relay.wait_for("1 peer connected", 30)
-            family = relay.family()
-            relay.interrupt()
-            assert relay.wait(30) == 0, relay.output
-            assert "The relay has ended" in relay.output
-            assert gone(family, 10)
-    assert len(peers) == 1
+def test_a_relay_is_the_same_one_again_and_who_is_out_stays_out(tmp_path: Path) -> None:
+    settings = RelaySettings(tmp_path / "relay", a_port())
+    arguments = [*HIVENB, "relay", "--port", str(settings.port), "--folder", str(settings.folder)]
+    with running(arguments, tmp_path) as relay:
+        invite = relay.wait_for(r"hivenb://\S+", 90)[0]
+        (peer,) = {address.rpartition("/p2p/")[2] for address in read_invite(invite).addresses}
+        with hivenb.Swarm.join(invite, "guest") as guest:
+            assert guest.is_private
+            assert not guest.can_ban
+            assert peer in connected_to(guest)
+            relay.wait_for("1 peer connected", 30)
+        opened = {"initial_peers": read_invite(invite).addresses, "secret": secret_in(settings.folder)}
+        # by an invite of its own: whoever has come by the same one is out, too
+        with hivenb.Swarm("host", **opened) as host, hivenb.Swarm.join(host.invite, "another guest") as out:
+            host.ban(out.peer_id)
+        end = time.monotonic() + 60
+        while not (settings.folder / "ban-list").exists():
+            assert time.monotonic() < end, relay.output
+            time.sleep(0.1)
+        family = relay.family()
+        relay.interrupt()
+        assert relay.wait(30) == 0, relay.output
+        assert "The relay has ended" in relay.output
+        assert gone(family, 10)
+    with open_relay(settings) as again:
+        assert again.peer_id == peer
+        assert again.banned == (out.peer_id,), "though there is nobody who could have told it"
+        with hivenb.Swarm.join(invite, "guest") as guest:
+            assert peer in connected_to(guest)
 
 
 @pytest.mark.process
-def test_on_this_machine_alone_no_socket_of_it_can_be_reached_from_elsewhere(tmp_path: Path) -> None:
-    command = [*HIVENB, "relay", "--port", str(a_port() + 3), "--folder", str(tmp_path), "--address", "127.0.0.1"]
+def test_on_this_machine_alone_no_socket_can_be_reached_from_elsewhere_and_it_ends_with_all_it_has_started(
+    tmp_path: Path,
+) -> None:
+    """However often it is told to end, as a service may be: whoever ends it tells its children, too."""
+    command = [*HIVENB, "relay", "--port", str(a_port() + 1), "--folder", str(tmp_path), "--address", "127.0.0.1"]
     with running(command, tmp_path) as relay:
         invite = relay.wait_for(r"hivenb://\S+", 90)[0]
         relay.wait_for("listens on this machine alone", 30)
@@ -114,15 +127,9 @@ def test_on_this_machine_alone_no_socket_of_it_can_be_reached_from_elsewhere(tmp
             assert guest.is_private
             relay.wait_for("1 peer connected", 30)
             sockets = [one for process in relay.family() for one in process.net_connections("inet")]
-        assert {one.laddr.port for one in sockets} >= {a_port() + 3}
+        assert {one.laddr.port for one in sockets} >= {a_port() + 1}
         assert {one.laddr.ip for one in sockets if one.laddr} <= {"127.0.0.1", "::1"}
 
-
-@pytest.mark.process
-def test_it_ends_however_often_it_is_told_to_with_all_that_it_has_started(tmp_path: Path) -> None:
-    """As a service may be: whoever ends it tells its children, too."""
-    arguments = [*HIVENB, "relay", "--port", str(a_port() + 2), "--folder", str(tmp_path)]
-    with running(arguments, tmp_path) as relay:
         relay.wait_for("Ctrl-C ends the relay", 90)
         family = relay.family()
         for _ in range(20):
@@ -132,30 +139,9 @@ def test_it_ends_however_often_it_is_told_to_with_all_that_it_has_started(tmp_pa
         assert gone(family, 10)
 
 
-@pytest.mark.process
-def test_who_is_out_stays_out_when_it_is_started_again(tmp_path: Path) -> None:
-    settings = RelaySettings(tmp_path, a_port() + 1)
-    arguments = [*HIVENB, "relay", "--port", str(settings.port), "--folder", str(tmp_path)]
-    with running(arguments, tmp_path) as relay:
-        invite = relay.wait_for(r"hivenb://\S+", 90)[0]
-        with hivenb.Swarm.join(invite, "guest") as guest:
-            secret = secret_in(tmp_path)
-            with hivenb.Swarm("host", initial_peers=read_invite(invite).addresses, secret=secret) as host:
-                host.ban(guest.peer_id)
-        end = time.monotonic() + 60
-        while not (tmp_path / "ban-list").exists():
-            assert time.monotonic() < end, relay.output
-            time.sleep(0.1)
-        relay.interrupt()
-        assert relay.wait(30) == 0, relay.output
-    with open_relay(settings) as again:
-        assert again.banned == (guest.peer_id,), "though there is nobody who could have told it"
-
-
-@pytest.mark.process
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
-        with running([*HIVENB, "relay", "--port", str(port), "--folder", str(tmp_path)], tmp_path) as relay:
-            assert relay.wait(90) == 1
-            assert f"hivenb: port {port} is not to be had" in relay.output
+        refused = pytest.raises(SwarmError, match=f"port {port} is not to be had")
+        with refused, open_relay(RelaySettings(tmp_path, port)):
+            pass

@@ -55,6 +55,7 @@ def test_a_mixed_pair_is_compared_with_a_plain_one(tmp_path: Path) -> None:
     assert "two plain" in printed
 
 
+@pytest.mark.long
 def test_gradients_that_are_late_are_compared_with_those_that_are_made_up_for(tmp_path: Path) -> None:
     found, printed = run("delay_compensation.py", tmp_path)
     assert [row["mode"] for row in found["rows"]] == ["synchronous", "late", "own gradients", "last step sizes"]

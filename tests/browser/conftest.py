@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from hivenb.peers.fork_server import VARIABLE
+
 #: Chromium's own services would only wait for a network that a test machine need not have.
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox",
@@ -122,7 +124,8 @@ def jupyterlab(folder: Path, own: Path, *arguments: str) -> Iterator[Lab]:
     (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
     options = ["--IdentityProvider.token=", "--ServerApp.password=", f"--ServerApp.root_dir={folder}"]
     given = ["--allow-root", "--ip=127.0.0.1", *options, *arguments]
-    log, env = own / "lab.log", {**os.environ, **private}
+    # local peers are forked from a copy of their kernel, as on Binder: a server of their own would import all once more
+    log, env = own / "lab.log", {**os.environ, **private, VARIABLE: "1"}
     with serving("jupyterlab", *given, log=log, end=signal.SIGTERM, env=env) as url:
         wait_for(lambda: answers(url + "/api"), 60, f"JupyterLab did not answer; see {log}")
         yield Lab(url, folder)

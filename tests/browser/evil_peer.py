@@ -6,7 +6,10 @@ python evil_peer.py INVITE RUN_ID
 from __future__ import annotations
 
 import sys
+import time
+from typing import Any
 
+import lightning
 import torch
 
 import hivenb
@@ -17,13 +20,20 @@ from hivenb.swarm.agreement import public_names
 NAME = '<img src=x onerror=ran()>"><script>ran()</script>\u202edlrow\x1b[31m\x07' + "w" * 200
 
 
+class Unhurried(lightning.Callback):
+    """Leaves the cores to the browser."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        time.sleep(0.05)
+
+
 def main(invite: str, run_id: str) -> None:
     torch.set_num_threads(1)
     public_names.clean = lambda name: name  # it tells others its name as it is; they have to clean it
-    task = tasks.digits()
+    task = tasks.digits(hidden=8, blocks=1)
     options = hivenb.Options(target_batch_size=4096, matchmaking_time=2.0, run_id=run_id)
     with hivenb.Swarm.join(invite, "evil", public_name=NAME) as swarm:
-        run = hivenb.TrainingRun(task.model, task.train, swarm=swarm, options=options)
+        run = hivenb.TrainingRun(task.model, task.train, swarm=swarm, options=options, callbacks=[Unhurried()])
         run.start()
         sys.stdin.read()
         run.stop()

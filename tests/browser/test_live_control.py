@@ -1,4 +1,7 @@
-"""Live control in JupyterLab, in one notebook: switches, a wrong value, stop and start, and a peer by the slider."""
+"""Live control in JupyterLab, in one notebook: switches, a wrong value, stop and start, and a peer by the slider.
+
+And while a cell keeps the kernel busy: buttons act at once, and a line tells how far it is.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,24 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 #: The cell that shows the dashboard writes down, again and again, what the run itself knows: the buttons and switches
 #: act in the kernel, and a picture tells a test nothing.
 CELLS = (
-    "import hivenb\nfrom hivenb import tasks\ntask = tasks.digits()\nswarm = hivenb.Swarm(public_name='Ann')",
+    """
+import time
+import hivenb
+from hivenb import tasks
+
+class Unhurried(tasks.DigitsModel):  # leaves the cores to the browser
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.04)
+        return super().training_step(batch, batch_idx)
+
+task = tasks.digits()
+swarm = hivenb.Swarm(public_name='Ann')
+""",
     "options = hivenb.Options(target_batch_size=512, matchmaking_time=2.0)\n"
-    "run = hivenb.TrainingRun(task.model, (task.train, task.validation), swarm=swarm, options=options)\n"
+    "run = hivenb.TrainingRun(Unhurried(), (task.train, task.validation), swarm=swarm, options=options)\n"
     "hivenb.Dashboard(run)",
     """
-import json, os, threading, time
+import json, os, threading
 from hivenb.figures.measured_traffic import per_epoch
 def tell():
     while True:
@@ -41,6 +56,18 @@ def tell():
 threading.Thread(target=tell, daemon=True).start()
 """,
 )
+
+#: A cell that is busy the second time it is run.
+BUSY = """
+if os.path.exists("steered"):
+    run.start()
+    json.dump("began", open("busy.json", "w"))
+    run.wait(epochs=100_000, timeout=60)
+    json.dump("ended", open("busy.json", "w"))
+"""
+
+#: Seconds within which a click acts although a cell runs; one that waits for the cell would take all of its minute.
+AT_ONCE = 20
 
 DASHBOARD = ".jp-OutputArea-output .hivenb"
 
@@ -198,12 +225,37 @@ def end(dashboard, told: Told, name: str) -> None:
     keep_screenshot(dashboard, f"{name}-8-alone")
 
 
-@pytest.mark.timeout(420)
+def clicks_act_at_once_while_a_cell_runs(page, dashboard, told: Told, folder: Path) -> None:
+    """With a run that is stopped."""
+    (folder / "steered").touch()
+    page.locator(".jp-WindowedPanel-outer").first.evaluate("panel => { panel.scrollTop = panel.scrollHeight; }")
+    page.locator(".jp-CodeCell", has_text="steered").last.locator(".cm-content").click()
+    page.keyboard.press("Shift+Enter")
+    busy = folder / "busy.json"
+    wait_for(busy.exists, 90, "the cell did not begin")
+    epoch = told["epoch"]
+    told.wait(lambda: told["epoch"] >= epoch + 2, 60, "it does not train")
+
+    line = page.locator(".jp-OutputArea-output", has_text="/100000 [").first
+    line.wait_for(timeout=20_000)
+    first = line.inner_text()
+    wait_for(lambda: line.inner_text() != first, 20, "the line does not change")
+
+    for button, state in (("Pause", "paused"), ("Resume", "training"), ("Stop", "stopped")):
+        dashboard.get_by_role("button", name=button).click()
+        told.wait(lambda state=state: told["state"] == state, AT_ONCE, f"{button} waits for the cell")
+        if button == "Pause":
+            assert json.loads(busy.read_text()) == "began", "the cell still runs"
+            keep_screenshot(page, "busy-cell-paused")
+    page.locator(".jp-OutputArea-output", has_text="not reached, stopped").first.wait_for(timeout=20_000)
+
+
+@pytest.mark.timeout(480)
 def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refused(lab, page):
-    folder = lab.folder / "live"  # another test of this file runs the same cells, and its kernel goes on writing
+    folder = lab.folder / "live"
     folder.mkdir()
     told = Told(folder)
-    page.goto(lab.open(f"live/{notebook(folder, 'live.ipynb', CELLS)}"))
+    page.goto(lab.open(f"live/{notebook(folder, 'live.ipynb', (*CELLS, BUSY))}"))
     run_all(page)
     dashboard = page.locator(DASHBOARD).first
     dashboard.wait_for(timeout=90_000)
@@ -220,3 +272,6 @@ def test_what_a_person_changes_while_it_trains_is_seen_and_a_wrong_value_is_refu
     wait_for(lambda: not what_is_cut_off(dashboard), 10, "something is cut off")
     keep_screenshot(dashboard, "live-7-narrow-dark")
     end(dashboard, told, "live")
+
+    page.set_viewport_size({"width": 1400, "height": 1000})
+    clicks_act_at_once_while_a_cell_runs(page, dashboard, told, folder)

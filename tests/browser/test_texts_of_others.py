@@ -27,11 +27,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 EVIL = "<img src=x onerror=ran()>\"><script>ran()</script><b onmouseover='ran()'>\u202edlrow\x1b[2J\x07"
 
 CELLS = (
-    f"import hivenb, threading\nfrom hivenb import tasks\nfrom lightning import Callback\nEVIL = {EVIL!r}\n"
-    "task = tasks.digits()\nswarm = hivenb.Swarm(public_name='Ann')\nopen('invite.txt', 'w').write(swarm.invite)",
+    f"import hivenb, threading, time\nfrom hivenb import tasks\nfrom lightning import Callback\nEVIL = {EVIL!r}\n"
+    "task = tasks.digits(hidden=8, blocks=1)\n"
+    "swarm = hivenb.Swarm(public_name='Ann')\nopen('invite.txt', 'w').write(swarm.invite)",
     """
 class FailsWhenTold(Callback):
     def on_train_batch_end(self, *args):
+        time.sleep(0.05)  # leaves the cores to the browser
         if os.path.exists('fail'):
             raise RuntimeError(EVIL + 'e' * 10_000)
 options = hivenb.Options(target_batch_size=4096, matchmaking_time=2.0, run_id=EVIL)
@@ -40,7 +42,7 @@ dashboard = hivenb.Dashboard(run)
 dashboard
 """,
     """
-import json, logging, os, time
+import json, logging, os
 logging.getLogger('hivemind.p2p').warning('Failed to call handler: %s', EVIL + 'l' * 10_000)
 run.history.mark('option', EVIL)
 def tell():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_float16_halves_the_bytes_of_an_epoch(swarm: hivenb.Swarm, eventually: C
 
 
 class Wide(tiny.TinyModel):
-    """As many parameters as it takes to outweigh matchmaking."""
+    """As many parameters as it takes to outweigh matchmaking, and few batches that take long, but no computing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,13 +104,17 @@ class Wide(tiny.TinyModel):
             torch.nn.Linear(4, 400), torch.nn.Linear(400, 400), torch.nn.Linear(400, 400), torch.nn.Linear(400, 2)
         )
 
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        time.sleep(0.08)
+        return super().training_step(batch, batch_idx)
+
 
 def _bytes_a_round(swarm: hivenb.Swarm, run_id: str, eventually: Callable[..., None], **options: Any) -> float:
     """What a peer sends in each round, of gradients and state, while it trains with one other."""
     options = {"target_batch_size": 2048, "run_id": run_id, "matchmaking_time": 2.0, **options}
     with hivenb.Swarm.join(swarm.invite, f"guest-{run_id}") as guest:
         runs = [
-            TrainingRun(Wide(), tiny.loader(), swarm=one, options=Options(**options), accelerator="cpu")
+            TrainingRun(Wide(), tiny.loader(512, 64), swarm=one, options=Options(**options), accelerator="cpu")
             for one in (swarm, guest)
         ]
         for run in runs:

@@ -6,7 +6,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from cycles import FEW_BYTES, FEW_DESCRIPTORS, grown
 from real_kernel import Kernel
+
+from hivenb.peers.fork_server import VARIABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -25,12 +28,43 @@ run = hivenb.TrainingRun(Model(), (tiny.loader(), tiny.loader(seed=1)), swarm=sw
 run
 """
 
+CODE_VIEW = """
+import lightning
+import hivenb
+from hivenb.view.dashboard_state import DashboardState
+from tiny import PacedModel, loader
+
+model = PacedModel()
+train_loader, val_loader = loader(64, 16), loader(16, 16)
+swarm = hivenb.Swarm()
+run = hivenb.TrainingRun(
+    model, (train_loader, val_loader), swarm=swarm, options=hivenb.Options(target_batch_size=16),
+    max_epochs=100_000, gradient_clip_val=0.5,
+)
+"""
+
+#: Runs it here, as it stands but for its end.
+EXECUTE = """
+text = DashboardState.of(run).options.code
+assert "max_epochs=100000" in text and "gradient_clip_val=0.5" in text
+exec(text.replace("max_epochs=100000", "max_epochs=1, logger=False, enable_progress_bar=False"))
+strategy.hivemind_epoch, "copy" in text
+"""
+
+REFUSED = """
+try:
+    exec(before.replace("max_epochs=100000", "max_epochs=1, logger=False, enable_progress_bar=False"))
+except hivenb.errors.TrainingError as e:
+    print(e)
+"""
+
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory) -> Iterator[Kernel]:
-    """One for both tests: each closes its swarm, and the imports take longest."""
+    """One for all tests: each closes its swarm, and the imports take longest; so local peers are forked from a copy."""
     started = Kernel(tmp_path_factory.mktemp("kernel"))
     try:
+        started.run(f"import os; os.environ[{VARIABLE!r}] = '1'")
         yield started
     finally:
         started.close()
@@ -86,6 +120,28 @@ peers = swarm.add_local_peers(1, run)
     time.sleep(1.0)
     assert kernel.run("print('the end')") == "the end\n"
     assert stray(kernel) == []
+
+
+def test_the_code_of_the_code_tab_runs_in_a_cell_before_beside_and_after_the_living_run(kernel):
+    kernel.run(CODE_VIEW)
+    assert kernel.run(EXECUTE).endswith("(4, False)")
+    kernel.run("before = text\nrun.start()\nimport hivenb.errors")
+    assert kernel.run("run.wait(epochs=2, timeout=60)").endswith("True")
+    assert kernel.run(EXECUTE).endswith("(4, True)")
+    assert "is being trained already, by the run 'lightning_run'" in kernel.run(REFUSED)
+    assert kernel.run("run.wait(epochs=2, timeout=60), run.status.state.value").endswith("(True, 'training')")
+    kernel.run("run.stop()")
+    assert kernel.run("print(run.exception, 'configure_gradient_clipping' in vars(model))") == "None False\n"
+    assert kernel.run(EXECUTE).endswith("(4, False)")
+    kernel.run("swarm.close()")
+
+
+def test_a_few_cycles_leave_nothing_behind(kernel):
+    """The last one: by now the kernel's heap has grown to what it needs."""
+    descriptors, threads, size = grown(kernel, warm_up=1, cycles=3)
+    assert descriptors <= FEW_DESCRIPTORS
+    assert threads == 0
+    assert size <= FEW_BYTES
 
 
 def stray(kernel) -> list[str]:

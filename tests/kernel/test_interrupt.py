@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from real_kernel import CellError, Kernel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -22,6 +23,18 @@ run = hivenb.TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, accelerat
 
 #: Seconds within which processes are gone that were ended.
 GONE_WITHIN = 20.0
+
+BUSY = ("while True: pass", "time.sleep(60)")
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory) -> Iterator[Kernel]:
+    """One for all tests, in the order in which they stand: each closes its swarm, and the imports take longest."""
+    started = Kernel(tmp_path_factory.mktemp("kernel"))
+    try:
+        yield started
+    finally:
+        started.close()
 
 
 def interrupt_while(kernel, code: str, after: float = 0.3) -> float:
@@ -40,8 +53,6 @@ def interrupt_while(kernel, code: str, after: float = 0.3) -> float:
 
 def interrupt(kernel, cell: str) -> float:
     """Interrupt a cell that runs, and return the seconds until it had ended with KeyboardInterrupt."""
-    from real_kernel import CellError
-
     started = time.monotonic()
     kernel.interrupt()
     with pytest.raises(CellError, match="KeyboardInterrupt"):
@@ -49,33 +60,9 @@ def interrupt(kernel, cell: str) -> float:
     return time.monotonic() - started
 
 
-def test_interrupts_reach_the_cell_and_nothing_else(kernel):
-    busy = ["while True: pass", "time.sleep(60)"]
+def test_interrupts_reach_the_cell_before_hivenb_is_there(kernel):
     kernel.run("import time")
-    for code in busy:  # before hivenb
-        assert interrupt_while(kernel, code) < 5
-    kernel.run(SWARM)
-    for code in busy:  # with a swarm
-        assert interrupt_while(kernel, code) < 5
-    kernel.run("swarm.add_local_peers(1, run); run.start(); assert run.wait(epochs=1, timeout=60)")
-    family = set(kernel.family())
-    assert len(family) >= 11
-    for code in ["run.wait()", "run.wait()", "run.wait(epochs=100_000, timeout=60)", *busy]:  # while training
-        assert interrupt_while(kernel, code) < 5
-        assert (
-            kernel.run("print(run.status.state.value, run.wait(epochs=2, timeout=60))")
-            == "waited for 2 swarm epochs\ntraining True\n"
-        )
-    assert [p for p in family if not p.is_running() or p.status() == psutil.STATUS_ZOMBIE] == []
-    assert kernel.run("[peer.state for peer in swarm.local_peers]") == "['training']"
-    kernel.run("run.pause(); assert run.wait_for(hivenb.training.RunState.PAUSED, 60)")
-    assert interrupt_while(kernel, "run.wait()") < 5
-    kernel.run("run.stop()")
-    for code in busy:  # after training
-        assert interrupt_while(kernel, code) < 5
-    kernel.run("run.start(); assert run.wait(epochs=1, timeout=60)")
-    kernel.run("swarm.close()")
-    for code in busy:  # after the swarm
+    for code in BUSY:
         assert interrupt_while(kernel, code) < 5
 
 
@@ -106,6 +93,7 @@ def test_an_interrupt_while_peers_start_leaves_none(kernel):
         kernel.run("swarm.add_local_peers(1, run)")
         kernel.run("swarm.remove_local_peers()")
         assert_gone_but_for(kernel, before)
+    kernel.run("swarm.close()")
 
 
 def test_an_interrupt_while_a_swarm_starts_leaves_it_open_or_nothing_of_it(kernel):
@@ -134,6 +122,7 @@ def test_an_interrupt_while_nobody_answers_whom_a_swarm_joins_leaves_nothing_of_
         interrupt(kernel, cell)
     assert_gone_but_for(kernel, set())
     assert kernel.run("hivenb.Swarm().is_open") == "True"
+    kernel.run("hivenb.Swarm().close()")
 
 
 def test_an_interrupt_while_a_swarm_closes_leaves_nothing_of_it(kernel):
@@ -143,3 +132,30 @@ def test_an_interrupt_while_a_swarm_closes_leaves_nothing_of_it(kernel):
     kernel.run("swarm.close()")  # which ends nothing that the other one knew of
     assert_gone_but_for(kernel, set())
     assert kernel.run("hivenb.Swarm().is_open") == "True"
+    kernel.run("hivenb.Swarm().close()")
+
+
+def test_interrupts_reach_the_cell_and_nothing_else(kernel):
+    kernel.run(SWARM)
+    for code in BUSY:  # with a swarm
+        assert interrupt_while(kernel, code) < 5
+    kernel.run("swarm.add_local_peers(1, run); run.start(); assert run.wait(epochs=1, timeout=60)")
+    family = set(kernel.family())
+    assert len(family) >= 11
+    for code in ["run.wait()", "run.wait(epochs=100_000, timeout=60)", *BUSY]:  # while training
+        assert interrupt_while(kernel, code) < 5
+        assert (
+            kernel.run("print(run.status.state.value, run.wait(epochs=2, timeout=60))")
+            == "waited for 2 swarm epochs\ntraining True\n"
+        )
+    assert [p for p in family if not p.is_running() or p.status() == psutil.STATUS_ZOMBIE] == []
+    assert kernel.run("[peer.state for peer in swarm.local_peers]") == "['training']"
+    kernel.run("run.pause(); assert run.wait_for(hivenb.training.RunState.PAUSED, 60)")
+    assert interrupt_while(kernel, "run.wait()") < 5
+    kernel.run("run.stop()")
+    for code in BUSY:  # after training
+        assert interrupt_while(kernel, code) < 5
+    kernel.run("run.start(); assert run.wait(epochs=1, timeout=60)")
+    kernel.run("swarm.close()")
+    for code in BUSY:  # after the swarm
+        assert interrupt_while(kernel, code) < 5

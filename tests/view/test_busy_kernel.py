@@ -1,4 +1,4 @@
-"""See also tests/browser/test_busy_cell.py, where a cell runs and a person clicks."""
+"""See also tests/browser/test_live_control.py, where a cell runs and a person clicks."""
 
 from __future__ import annotations
 
