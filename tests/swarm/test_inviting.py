@@ -43,7 +43,13 @@ def seconds_from_now(swarm: hivenb.Swarm, seconds: float) -> str:
 
 def start(swarm: hivenb.Swarm, name: str = RUN_ID) -> hivenb.TrainingRun:
     options = hivenb.Options(target_batch_size=320, matchmaking_time=2.0, averaging_timeout=10.0, run_id=name)
-    run = hivenb.TrainingRun(tiny.PacedModel(), tiny.loader(4096), swarm=swarm, options=options, accelerator="cpu")
+    run = hivenb.TrainingRun(
+        tiny.in_large_batches(tiny.PacedModel()),
+        tiny.large_batches(),
+        swarm=swarm,
+        options=options,
+        accelerator="cpu",
+    )
     run.start()
     return run
 
