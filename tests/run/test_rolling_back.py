@@ -70,11 +70,13 @@ def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., TrainingRun]
     """Starts runs of one name, each in a swarm of its own if wished; they end with the test."""
     runs: list[TrainingRun] = []
 
-    def make(swarm: hivenb.Swarm, **options: Any) -> TrainingRun:
+    def make(swarm: hivenb.Swarm, is_large: bool = False, **options: Any) -> TrainingRun:
         defaults = {"target_batch_size": 32, "snapshot_every": 5, "matchmaking_time": 1.0, "averaging_timeout": 20.0}
         name = re.sub(r"\W", "-", request.node.name)
         chosen = Options(**{**defaults, "run_id": f"rollback-{name}", **options})
-        runs.append(TrainingRun(Ruinable(), tiny.loader(shuffle=True), swarm=swarm, options=chosen, accelerator="cpu"))
+        model = tiny.in_large_batches(Ruinable()) if is_large else Ruinable()
+        data = tiny.large_batches(shuffle=True) if is_large else tiny.loader(shuffle=True)
+        runs.append(TrainingRun(model, data, swarm=swarm, options=chosen, accelerator="cpu"))
         runs[-1].start()
         return runs[-1]
 
@@ -91,7 +93,7 @@ def three_runs(start, eventually) -> Iterator[list[TrainingRun]]:
         hivenb.Swarm("second", initial_peers=first.invite) as second,
         hivenb.Swarm("third", initial_peers=first.invite) as third,
     ):
-        options = {"target_batch_size": 96, "auto_roll_back": True}
+        options = {"target_batch_size": 384, "auto_roll_back": True, "is_large": True}
         runs = [start(first, **options)]
         eventually(lambda: runs[0].status.epoch > 0, PATIENCE)
         runs += [start(second, **options), start(third, **{**options, "snapshot_every": None})]
