@@ -150,7 +150,7 @@ def test_a_checkpoint_that_is_asked_for_is_what_goes_on(make: Callable[..., Any]
 def test_weights_that_are_put_in_where_others_train_on_give_way_to_theirs_and_that_is_said(
     make: Callable[..., Any], swarm: hivenb.Swarm
 ) -> None:
-    model, run = make()
+    model, run = make(target_batch_size=320)
     with hivenb.Swarm.join(swarm.invite) as elsewhere:
         other = hivenb.TrainingRun(Tuned(), tiny.loader(seed=1), swarm=elsewhere, options=run.options)
         other.start()

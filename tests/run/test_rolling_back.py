@@ -93,7 +93,8 @@ def three_runs(start, eventually) -> Iterator[list[TrainingRun]]:
         hivenb.Swarm("second", initial_peers=first.invite) as second,
         hivenb.Swarm("third", initial_peers=first.invite) as third,
     ):
-        options = {"target_batch_size": 384, "auto_roll_back": True, "is_large": True}
+        # an epoch a second: each costs all peers two rounds
+        options = {"target_batch_size": 1200, "snapshot_every": 2, "auto_roll_back": True, "is_large": True}
         runs = [start(first, **options)]
         eventually(lambda: runs[0].status.epoch > 0, PATIENCE)
         runs += [start(second, **options), start(third, **{**options, "snapshot_every": None})]

@@ -33,8 +33,8 @@ def make(home):
     runs: list[TrainingRun] = []
 
     def make_run(name: str, model=None, **kwargs) -> TrainingRun:
-        # epochs of half a second: each costs all peers a round
-        options = Options(target_batch_size=256, run_id=name, matchmaking_time=2.0)
+        # epochs of about a second: each costs all peers two rounds
+        options = Options(target_batch_size=512, run_id=name, matchmaking_time=2.0)
         model = tiny.in_large_batches(tiny.PacedModel() if model is None else model)
         runs.append(TrainingRun(model, tiny.large_batches(), swarm=home, options=options, accelerator="cpu", **kwargs))
         return runs[-1]
@@ -120,7 +120,7 @@ def test_cells_that_are_run_three_times_train_with_one_local_peer_each_time(make
     assert [run.local_peers for run in runs[:2]] == [(), ()]
     assert [run.options.run_id for run in runs] == [name, f"{name}-2", f"{name}-3"]
     assert [run.status.state for run in runs] == [RunState.STOPPED, RunState.STOPPED, RunState.TRAINING]
-    assert runs[2].apply(Options(target_batch_size=256, run_id=name, matchmaking_time=3.0)).run_id == f"{name}-3"
+    assert runs[2].apply(Options(target_batch_size=512, run_id=name, matchmaking_time=3.0)).run_id == f"{name}-3"
 
 
 class Still(tiny.PacedModel):

@@ -745,7 +745,7 @@ from hivenb.training import TrainingRun
 
 def main():
     with hivenb.Swarm() as swarm:
-        run = TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, accelerator="cpu",
+        run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, accelerator="cpu",
                           options=hivenb.Options(target_batch_size=32))
         run.start()
         assert run.wait(epochs=1, timeout=60)

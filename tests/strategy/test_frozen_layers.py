@@ -43,7 +43,7 @@ class Tuned(PacedModel):
 
 
 def run_of(swarm: hivenb.Swarm, model: Tuned, **options: Any) -> hivenb.TrainingRun:
-    own = hivenb.Options(target_batch_size=256, matchmaking_time=2.0, **options)
+    own = hivenb.Options(target_batch_size=512, matchmaking_time=2.0, **options)
     return hivenb.TrainingRun(in_large_batches(model), large_batches(), swarm=swarm, options=own, accelerator="cpu")
 
 

@@ -42,7 +42,7 @@ def seconds_from_now(swarm: hivenb.Swarm, seconds: float) -> str:
 
 
 def start(swarm: hivenb.Swarm, name: str = RUN_ID) -> hivenb.TrainingRun:
-    options = hivenb.Options(target_batch_size=320, matchmaking_time=2.0, averaging_timeout=10.0, run_id=name)
+    options = hivenb.Options(target_batch_size=640, matchmaking_time=2.0, averaging_timeout=10.0, run_id=name)
     run = hivenb.TrainingRun(
         tiny.in_large_batches(tiny.PacedModel()),
         tiny.large_batches(),
