@@ -163,6 +163,8 @@ def test_weights_that_are_put_in_where_others_train_on_give_way_to_theirs_and_th
                 run.pause()
                 run.wait_for("paused")
             put_in(model, 50.0)
+            # one that waits for a round with this peer has not gone on without it, and takes its state as well
+            assert other.wait(epochs=2, timeout=60)
             run.start()
             run.wait(epochs=3)
             assert abs(value_of(run.snapshot())) < 10
