@@ -163,8 +163,8 @@ class TestInvites:
     def test_who_came_by_one_is_out_when_it_expires_and_the_others_train_on(
         self, swarm: hivenb.Swarm, join: Join, eventually: Any
     ) -> None:
-        expires = time.time() + 45
-        short, stays = join(seconds_from_now(swarm, 45), "short"), join(swarm.invite, "stays")
+        expires = time.time() + 30
+        short, stays = join(seconds_from_now(swarm, 30), "short"), join(swarm.invite, "stays")
         runs = [start(swarm), start(stays), start(short)]
         try:
             eventually(lambda: all(group(run) == 3 for run in runs), expires - time.time())
