@@ -106,12 +106,22 @@ def eventually() -> Callable[..., None]:
     """Waits, with a bound, until something holds that another thread or process brings about."""
 
     def wait(condition: Callable[[], object], seconds: float = 20.0) -> None:
-        end = time.monotonic() + seconds
+        end, pause = time.monotonic() + seconds, 0.02
         while not condition():
             assert time.monotonic() < end, f"did not happen within {seconds:.0f} s"
-            time.sleep(0.02)
+            time.sleep(pause)
+            pause = min(1.2 * pause, 0.1)  # to look may take a while itself, such as at a long history
 
     return wait
+
+
+@pytest.fixture
+def lone_peer() -> Iterator[None]:
+    """Averagers have no processes: for tests in whose runs nobody else trains, and whose subject those are not."""
+    from averagers_of_a_lone_peer import without_averager_processes  # imports what most tests do without
+
+    with without_averager_processes():
+        yield
 
 
 @pytest.fixture

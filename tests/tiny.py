@@ -87,9 +87,27 @@ class TinyModel(LightningModule):
 class PacedModel(TinyModel):
     """One whose batches take a while, so that epochs last about as long as they do for people."""
 
+    #: seconds that a batch takes
+    pace = 0.02
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        time.sleep(0.02)
+        time.sleep(self.pace)
         return super().training_step(batch, batch_idx)
+
+
+#: Of those who train while they wait for each other: samples in a batch of :func:`large_batches`.
+LARGE_BATCH = 32
+
+
+def in_large_batches(model: PacedModel) -> PacedModel:
+    """One that takes as many samples in a second, for a quarter of the CPU, from :func:`large_batches`."""
+    model.pace = LARGE_BATCH / 8 * PacedModel.pace
+    return model
+
+
+def large_batches(shuffle: bool = False) -> DataLoader[Any]:
+    """Samples for a model that waits for others while it trains."""
+    return loader(4096, LARGE_BATCH, shuffle=shuffle)
 
 
 def samples(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:

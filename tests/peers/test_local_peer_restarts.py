@@ -73,8 +73,9 @@ def test_one_that_was_to_go_is_not_started_again(eventually: Callable[..., None]
 @pytest.mark.process
 @pytest.mark.slow
 def test_one_that_is_killed_comes_back_and_trains(swarm: hivenb.Swarm, eventually: Callable[..., None]) -> None:
-    options = Options(target_batch_size=64, run_id="again", matchmaking_time=2.0)
-    run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
+    options = Options(target_batch_size=256, run_id="again", matchmaking_time=2.0)
+    model = tiny.in_large_batches(tiny.PacedModel())
+    run = TrainingRun(model, tiny.large_batches(), swarm=swarm, options=options, accelerator="cpu")
     run.start()
     (first,) = swarm.add_local_peers(1, run, restart=True)
     eventually(lambda: run.status.num_peers == 2, PATIENCE)
@@ -101,8 +102,9 @@ def test_one_that_is_killed_comes_back_and_trains(swarm: hivenb.Swarm, eventuall
 def test_one_that_is_banned_stays_out_and_others_come_back(
     swarm: hivenb.Swarm, eventually: Callable[..., None]
 ) -> None:
-    options = Options(target_batch_size=96, run_id="bans", matchmaking_time=2.0)
-    run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
+    options = Options(target_batch_size=384, run_id="bans", matchmaking_time=2.0)
+    model = tiny.in_large_batches(tiny.PacedModel())
+    run = TrainingRun(model, tiny.large_batches(), swarm=swarm, options=options, accelerator="cpu")
     run.start()
     bad, good = swarm.add_local_peers(2, run, restart=True)
     eventually(lambda: run.status.num_peers == 3, PATIENCE)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,12 @@ from torch import nn
 
 import hivenb
 from hivenb.errors import TrainingError
+
+
+@pytest.fixture(scope="module")
+def swarm() -> Iterator[hivenb.Swarm]:
+    with hivenb.Swarm("changed") as opened:
+        yield opened
 
 
 class Tuned(tiny.PacedModel):
@@ -52,18 +59,21 @@ def moments(run: hivenb.TrainingRun, parameter: nn.Parameter) -> dict[str, Any]:
     return run.strategy.optimizer.opt.state[parameter]
 
 
+_numbers = itertools.count(1)
+
+
 @pytest.fixture
 def make(swarm: hivenb.Swarm) -> Callable[..., Any]:
     def make_run(**options: Any) -> tuple[Any, hivenb.TrainingRun]:
         model = Tuned()
-        run = hivenb.TrainingRun(
-            model, tiny.loader(), swarm=swarm, options=hivenb.Options(target_batch_size=16, **options)
-        )
+        options = {"target_batch_size": 16, "run_id": f"changed-{next(_numbers)}", **options}
+        run = hivenb.TrainingRun(model, tiny.loader(), swarm=swarm, options=hivenb.Options(**options))
         return model, run
 
     return make_run
 
 
+@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.process
 def test_another_start_goes_on_with_what_the_model_is_by_then(make: Callable[..., Any]) -> None:
     model, run = make()
@@ -93,6 +103,7 @@ def test_another_start_goes_on_with_what_the_model_is_by_then(make: Callable[...
     assert float(moments(run, model.layer.weight)["step"]) < float(moments(run, model.body.weight)["step"])
 
 
+@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.process
 @pytest.mark.parametrize("mode", ["synchronous", "offloaded", "all delays"])
 def test_weights_that_are_put_in_while_it_is_paused_go_on(mode: str, make: Callable[..., Any]) -> None:
@@ -121,6 +132,7 @@ def test_weights_that_are_put_in_while_it_is_paused_go_on(mode: str, make: Calla
     assert (model.layer.weight - kept).abs().max() < 0.1
 
 
+@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.process
 def test_a_checkpoint_that_is_asked_for_is_what_goes_on(make: Callable[..., Any], tmp_path: Any) -> None:
     model, run = make()
@@ -138,7 +150,7 @@ def test_a_checkpoint_that_is_asked_for_is_what_goes_on(make: Callable[..., Any]
 def test_weights_that_are_put_in_where_others_train_on_give_way_to_theirs_and_that_is_said(
     make: Callable[..., Any], swarm: hivenb.Swarm
 ) -> None:
-    model, run = make()
+    model, run = make(target_batch_size=320)
     with hivenb.Swarm.join(swarm.invite) as elsewhere:
         other = hivenb.TrainingRun(Tuned(), tiny.loader(seed=1), swarm=elsewhere, options=run.options)
         other.start()
@@ -151,6 +163,8 @@ def test_weights_that_are_put_in_where_others_train_on_give_way_to_theirs_and_th
                 run.pause()
                 run.wait_for("paused")
             put_in(model, 50.0)
+            # one that waits for a round with this peer has not gone on without it, and takes its state as well
+            assert other.wait(epochs=2, timeout=60)
             run.start()
             run.wait(epochs=3)
             assert abs(value_of(run.snapshot())) < 10

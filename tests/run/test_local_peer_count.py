@@ -129,7 +129,8 @@ def test_two_views_of_a_run_share_one(slow):
 @pytest.mark.timeout(400)
 def test_real_peers_come_and_go_while_a_run_trains(swarm, eventually):
     options = Options(target_batch_size=512, matchmaking_time=2.0)
-    run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
+    model = tiny.in_large_batches(tiny.PacedModel())
+    run = TrainingRun(model, tiny.large_batches(), swarm=swarm, options=options, accelerator="cpu")
     count = local_peer_count(run)
     run.start()
     count.ask_for(2)

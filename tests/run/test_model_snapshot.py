@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +21,12 @@ from hivenb.run.stage import Stage
 from hivenb.run.status import RunState
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def swarm() -> Iterator[hivenb.Swarm]:
+    with hivenb.Swarm("snapshots") as opened:
+        yield opened
 
 
 def snapshot(model: Any) -> Any:
@@ -133,7 +140,9 @@ class OneValue(tiny.TinyModel):
 @pytest.mark.process
 def test_snapshots_are_of_one_moment_in_every_state(swarm: hivenb.Swarm) -> None:
     model = OneValue(lr=0.0)
-    run = hivenb.TrainingRun(model, tiny.loader(), swarm=swarm, options=hivenb.Options(target_batch_size=16))
+    run = hivenb.TrainingRun(
+        model, tiny.loader(), swarm=swarm, options=hivenb.Options(target_batch_size=16, run_id="states")
+    )
 
     def value() -> float:
         made = run.snapshot()
@@ -158,6 +167,7 @@ def test_snapshots_are_of_one_moment_in_every_state(swarm: hivenb.Swarm) -> None
     assert value() >= seen[-1]
 
 
+@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.process
 @pytest.mark.parametrize("mode", ["all delays", "offloaded"])
 def test_a_snapshot_while_a_callback_validates_with_its_averages_is_what_is_trained(
@@ -178,7 +188,7 @@ def test_a_snapshot_while_a_callback_validates_with_its_averages_is_what_is_trai
         tiny.PacedModel(),
         (tiny.loader(), tiny.loader(32, seed=1)),
         swarm=swarm,
-        options=hivenb.Options(target_batch_size=16, **tiny.MODES[mode]),
+        options=hivenb.Options(target_batch_size=16, run_id=mode.replace(" ", "-"), **tiny.MODES[mode]),
         callbacks=[EMAWeightAveraging(decay=0.9), Watch()],
     )
     run.start()

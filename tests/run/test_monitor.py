@@ -28,9 +28,16 @@ from hivenb.training import TrainingRun
 GONE_WITHIN = 8.0
 
 
+@pytest.fixture(scope="module")
+def swarm() -> Iterator[hivenb.Swarm]:
+    with hivenb.Swarm("monitored") as opened:
+        yield opened
+
+
 def run_of(run_id: str, swarm: hivenb.Swarm) -> TrainingRun:
     options = Options(target_batch_size=512, run_id=run_id, matchmaking_time=2.0)
-    return TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
+    model = tiny.in_large_batches(tiny.PacedModel())
+    return TrainingRun(model, tiny.large_batches(), swarm=swarm, options=options, accelerator="cpu")
 
 
 def presence(run: TrainingRun, peer_id: str) -> Presence | None:
@@ -140,6 +147,7 @@ def test_a_peer_killed_is_soon_shown_as_gone_and_what_it_put_in_stays(swarm, eve
     assert presence(run, local.peer_id) is Presence.UNKNOWN
 
 
+@pytest.mark.usefixtures("lone_peer")
 def test_one_that_pauses_is_away_until_it_goes_on(swarm, eventually):
     run = run_of("paused", swarm)
     run.start()
@@ -152,6 +160,7 @@ def test_one_that_pauses_is_away_until_it_goes_on(swarm, eventually):
     run.stop()
 
 
+@pytest.mark.usefixtures("lone_peer")
 def test_a_dht_that_does_not_answer_is_told_with_the_seconds_again_and_again(swarm, eventually, monkeypatch):
     monkeypatch.setattr(module, "ANSWER_TIMEOUT", 2.0)
     run = run_of("unanswered", swarm)
@@ -171,6 +180,7 @@ def test_a_dht_that_does_not_answer_is_told_with_the_seconds_again_and_again(swa
     assert told()[1].time - told()[0].time > 1.9
 
 
+@pytest.mark.usefixtures("lone_peer")
 def test_an_error_of_its_own_fails_the_run_also_while_it_is_paused(swarm, eventually):
     run = run_of("broken", swarm)
     for is_paused in (False, True):
@@ -190,21 +200,23 @@ def test_an_error_of_its_own_fails_the_run_also_while_it_is_paused(swarm, eventu
     run.stop()
 
 
-def test_it_ends_quietly_with_the_swarm(swarm):
-    monitor = Monitor(swarm, "none", History())
-    monitor.start()
-    swarm.close()  # while it looks, or before
+@pytest.mark.process
+def test_it_ends_quietly_with_the_swarm():
+    with hivenb.Swarm("ends") as swarm:
+        monitor = Monitor(swarm, "none", History())
+        monitor.start()
+        # while it looks, or before
     monitor.close()
     assert not any(thread.name == "hivenb-monitor" for thread in threading.enumerate())
 
 
-def test_totals_go_on_where_an_earlier_start_has_left_them(swarm):
+def test_totals_go_on_where_an_earlier_start_has_left_them(swarm, monkeypatch):
     history = History()
     history.record("bytes_sent", 5000.0)
     history.record("bytes_received", 7000.0)
     monitor = Monitor(swarm, "again", history)
     peer = PeerInfo("12D3KooWself0001", 14, 410, 130.0, False, 0.4, True)
-    swarm.peers = lambda run_id: (peer,)
+    monkeypatch.setattr(swarm, "peers", lambda run_id: (peer,))
     monitor.start()
     monitor.close()
     monitor.on_epoch(15)

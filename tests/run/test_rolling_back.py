@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -58,15 +59,24 @@ class Ruinable(tiny.PacedModel):
         return copied
 
 
+@pytest.fixture(scope="module")
+def swarm() -> Iterator[hivenb.Swarm]:
+    with hivenb.Swarm("rollback") as opened:
+        yield opened
+
+
 @pytest.fixture
 def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., TrainingRun]]:
     """Starts runs of one name, each in a swarm of its own if wished; they end with the test."""
     runs: list[TrainingRun] = []
 
-    def make(swarm: hivenb.Swarm, **options: Any) -> TrainingRun:
+    def make(swarm: hivenb.Swarm, is_large: bool = False, **options: Any) -> TrainingRun:
         defaults = {"target_batch_size": 32, "snapshot_every": 5, "matchmaking_time": 1.0, "averaging_timeout": 20.0}
-        chosen = Options(**{**defaults, "run_id": f"rollback-{request.node.name.partition('[')[0]}", **options})
-        runs.append(TrainingRun(Ruinable(), tiny.loader(shuffle=True), swarm=swarm, options=chosen, accelerator="cpu"))
+        name = re.sub(r"\W", "-", request.node.name)
+        chosen = Options(**{**defaults, "run_id": f"rollback-{name}", **options})
+        model = tiny.in_large_batches(Ruinable()) if is_large else Ruinable()
+        data = tiny.large_batches(shuffle=True) if is_large else tiny.loader(shuffle=True)
+        runs.append(TrainingRun(model, data, swarm=swarm, options=chosen, accelerator="cpu"))
         runs[-1].start()
         return runs[-1]
 
@@ -83,7 +93,8 @@ def three_runs(start, eventually) -> Iterator[list[TrainingRun]]:
         hivenb.Swarm("second", initial_peers=first.invite) as second,
         hivenb.Swarm("third", initial_peers=first.invite) as third,
     ):
-        options = {"target_batch_size": 96, "auto_roll_back": True}
+        # an epoch a second: each costs all peers two rounds
+        options = {"target_batch_size": 1200, "snapshot_every": 2, "auto_roll_back": True, "is_large": True}
         runs = [start(first, **options)]
         eventually(lambda: runs[0].status.epoch > 0, PATIENCE)
         runs += [start(second, **options), start(third, **{**options, "snapshot_every": None})]
@@ -119,6 +130,7 @@ def test_a_click_brings_the_last_good_state_back_and_another_one_loses_nothing(s
     assert len(returns(run)) == 2
 
 
+@pytest.mark.usefixtures("lone_peer")
 def test_before_there_is_a_good_state_or_where_none_is_kept_it_says_so(swarm, start):
     run = start(swarm, snapshot_every=None)
     assert run.wait(epochs=2, timeout=PATIENCE)
@@ -143,6 +155,7 @@ def test_what_is_not_finite_ends_a_run_which_returns_when_it_starts_again(swarm,
     assert len(returns(run)) == 1
 
 
+@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.parametrize("factor", [1e4, float("nan")])
 def test_a_switch_does_it_by_itself(swarm, start, eventually, factor):
     run = start(swarm, auto_roll_back=True)
@@ -154,6 +167,7 @@ def test_a_switch_does_it_by_itself(swarm, start, eventually, factor):
     assert run.status.state is RunState.TRAINING
 
 
+@pytest.mark.usefixtures("lone_peer")
 def test_a_paused_run_returns_and_stays_paused(swarm, start, eventually):
     run = start(swarm)
     eventually(lambda: run.snapshot_epoch is not None, PATIENCE)

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import hivenb
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.options import Options
+from hivenb.peers.followed_run import pack_options
 from hivenb.run.status import RunState
 from hivenb.training import TrainingRun
 
@@ -32,9 +33,10 @@ def make(home):
     runs: list[TrainingRun] = []
 
     def make_run(name: str, model=None, **kwargs) -> TrainingRun:
-        options = Options(target_batch_size=32, run_id=name, matchmaking_time=2.0)
-        model = tiny.PacedModel() if model is None else model
-        runs.append(TrainingRun(model, tiny.loader(), swarm=home, options=options, accelerator="cpu", **kwargs))
+        # epochs of about a second: each costs all peers two rounds
+        options = Options(target_batch_size=512, run_id=name, matchmaking_time=2.0)
+        model = tiny.in_large_batches(tiny.PacedModel() if model is None else model)
+        runs.append(TrainingRun(model, tiny.large_batches(), swarm=home, options=options, accelerator="cpu", **kwargs))
         return runs[-1]
 
     make_run.runs = runs
@@ -79,22 +81,7 @@ def test_a_new_run_of_a_name_takes_the_place_of_the_old_one(make, same_model, na
     assert new.status.state is RunState.STOPPED
 
 
-def test_local_peers_of_the_old_run_leave_and_those_of_the_new_one_train_with_it(make, home, eventually):
-    old = make("neighbours")
-    home.add_local_peers(1, old)
-    old.start()
-    eventually(lambda: len(old.peers()) == 2, PATIENCE)
-    new = make("neighbours")
-    (stays,) = home.add_local_peers(1, new)
-    assert new.local_peers == (stays,)
-    new.start()
-    eventually(lambda: home.local_peers == (stays,), PATIENCE)
-    eventually(lambda: len(new.peers()) == 2 and new.history.snapshot().last("group_size") == 2, PATIENCE)
-    assert old.local_peers == ()
-
-
-@pytest.mark.parametrize("is_forgotten", [False, True], ids=["stopped", "gone"])
-def test_local_peers_of_a_run_that_has_ended_leave_and_as_many_follow_the_new_one(make, home, eventually, is_forgotten):
+def test_local_peers_of_a_run_that_has_ended_leave_and_as_many_follow_the_new_one(make, home, eventually):
     old = make("ended")
     home.add_local_peers(1, old)
     old.start()
@@ -102,10 +89,9 @@ def test_local_peers_of_a_run_that_has_ended_leave_and_as_many_follow_the_new_on
     old.stop(keep_local_peers=True)
     (stayed,) = home.local_peers
     assert stayed.state == "training"
-    if is_forgotten:
-        old = None
-        make.runs.clear()
-        gc.collect()
+    old = None  # nobody knows it any more
+    make.runs.clear()
+    gc.collect()
     new = make("ended", WiderModel())  # which would not go with theirs
     new.start()
     eventually(lambda: len(new.peers()) == 2 and new.history.snapshot().last("group_size") == 2, PATIENCE)
@@ -114,28 +100,27 @@ def test_local_peers_of_a_run_that_has_ended_leave_and_as_many_follow_the_new_on
     assert new.status.state is RunState.TRAINING
 
 
-def cells(make, home, name, kind, order):
-    """What a person runs again and again."""
-    run = make(name, kind())
-    for step in order:
-        if step == "add":
-            home.add_local_peers(1, run)
-        else:
-            run.start()
-    return run
-
-
-@pytest.mark.parametrize("order", [("add", "start"), ("start", "add")], ids=["added first", "started first"])
-def test_cells_that_are_run_three_times_train_with_one_local_peer_each_time(make, home, eventually, order):
-    name, runs = "thrice-" + order[0], []
-    for kind in (tiny.PacedModel, WiderModel, WiderModel):
-        run = cells(make, home, name, kind, order)
+def test_cells_that_are_run_three_times_train_with_one_local_peer_each_time(make, home, eventually):
+    """In both orders; the one of the old run leaves."""
+    name, runs = "thrice", []
+    for kind, starts_first in ((tiny.PacedModel, False), (WiderModel, True), (WiderModel, False)):
+        run = make(name, kind())
         runs.append(run)
+        if starts_first:
+            run.start()
+        added = home.add_local_peers(1, run)
+        if not starts_first:
+            assert run.local_peers == added
+            run.start()
         eventually(lambda run=run: len(run.peers()) == 2 and run.history.snapshot().last("group_size") == 2, PATIENCE)
-        assert len(home.local_peers) == len(run.local_peers) == 1
+        assert len(run.local_peers) == 1
+        eventually(lambda run=run: home.local_peers == run.local_peers, PATIENCE)
+        if not starts_first:
+            assert run.local_peers == added
+    assert [run.local_peers for run in runs[:2]] == [(), ()]
     assert [run.options.run_id for run in runs] == [name, f"{name}-2", f"{name}-3"]
     assert [run.status.state for run in runs] == [RunState.STOPPED, RunState.STOPPED, RunState.TRAINING]
-    assert runs[2].apply(Options(target_batch_size=32, run_id=name, matchmaking_time=3.0)).run_id == f"{name}-3"
+    assert runs[2].apply(Options(target_batch_size=512, run_id=name, matchmaking_time=3.0)).run_id == f"{name}-3"
 
 
 class Still(tiny.PacedModel):
@@ -148,20 +133,23 @@ class Still(tiny.PacedModel):
                 parameter.fill_(weight)
 
 
-@pytest.mark.parametrize("resumes", [False, True], ids=["new run", "resumed"])
-@pytest.mark.parametrize("way", ["stopped", "training", "peers kept"])
+@pytest.mark.parametrize(
+    ("way", "resumes"), [("stopped", True), ("training", True), ("peers kept", True), ("peers kept", False)]
+)
 def test_a_new_model_begins_anew_unless_the_state_of_the_run_is_wanted(make, home, eventually, way, resumes):
     name = f"{way.replace(' ', '-')}-{resumes}"
     old = make(name, Still(1.0))
-    home.add_local_peers(1, old)
+    count = 1 if way == "stopped" else 2
+    if count == 2:
+        home.add_local_peers(1, old)
     old.start()
-    eventually(lambda: len(old.peers()) == 2, PATIENCE)
+    eventually(lambda: len(old.peers()) == count, PATIENCE)
     assert old.wait(epochs=2, timeout=PATIENCE)
     if way != "training":
         old.stop(keep_local_peers=way == "peers kept")
     new = make(name, Still(2.0), resume=resumes)
     new.start()
-    eventually(lambda: len(new.peers()) == 2 and new.history.snapshot().last("group_size") == 2, PATIENCE)
+    eventually(lambda: len(new.peers()) == count and new.history.snapshot().last("group_size") == count, PATIENCE)
     assert new.wait(epochs=1, timeout=PATIENCE)
     assert {float(parameter.mean()) for parameter in new.model.parameters()} == {1.0 if resumes else 2.0}
     assert new.options.run_id == (name if resumes else f"{name}-2")
@@ -185,19 +173,18 @@ def test_what_does_not_fit_cannot_be_resumed(make):
 
 def test_local_peers_stop_with_their_run_and_come_back_with_it(make, home, eventually):
     run = make("stopping")
-    first = home.add_local_peers(2, run)
+    (first,) = home.add_local_peers(1, run)
     run.start()
-    eventually(lambda: len(run.peers()) == 3, PATIENCE)
+    eventually(lambda: len(run.peers()) == 2, PATIENCE)
     run.stop()
-    assert [peer.state for peer in first] == ["left", "left"]
-    assert (run.local_peers, home.local.to_come_to(run)) == ((), 2)
+    assert first.state == "left"
+    assert (run.local_peers, home.local.to_come_to(run)) == ((), 1)
     run.start()
-    eventually(lambda: len(run.peers()) == 3 and len(run.local_peers) == 2, PATIENCE)
+    eventually(lambda: len(run.peers()) == 2 and len(run.local_peers) == 1, PATIENCE)
     assert home.local.to_come_to(run) == 0
     run.stop()
-    home.remove_local_peers(1, run)
-    assert home.local.to_come_to(run) == 1
     home.remove_local_peers(run=run)
+    assert home.local.to_come_to(run) == 0
     run.start()
     assert run.wait(epochs=2, timeout=PATIENCE)
     assert home.local_peers == ()
@@ -218,9 +205,17 @@ def test_local_peers_follow_their_run_to_another_name(make, home, eventually):
         assert (local.state, local.run_id, local.experiment) == ("training", name, name)
 
 
-def test_options_that_local_peers_cannot_follow_change_nothing(make, home):
-    run, lock = make("locked"), threading.Lock()
-    home.add_local_peers(1, run)
+class Follower:
+    """Hears of options as a local peer does: they are packed."""
+
+    def begin(self, options):
+        pack_options(options)
+
+
+@pytest.mark.usefixtures("lone_peer")
+def test_options_that_local_peers_cannot_follow_change_nothing(make):
+    run, lock, follower = make("locked"), threading.Lock(), Follower()
+    run.followers.add(follower)
     run.start()
     assert run.wait(epochs=1, timeout=PATIENCE)
     before = run.options

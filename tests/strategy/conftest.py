@@ -1,21 +1,43 @@
-"""A swarm for the tests of a module, and fixtures of tests with several real peers."""
+"""A swarm for the tests of this package, and fixtures of tests with several real peers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
+from averagers_of_a_lone_peer import without_averager_processes
 
 import hivenb
 from strategy.peers import Start, Swarm, starting_peers, train_all
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def swarm() -> Iterator[hivenb.Swarm]:
-    """One of this machine alone, in which each test trains in a run of its own; see :func:`tiny.own_run`."""
+    """One of this machine alone, in which each test trains in a run of its own; see :func:`tiny.own_run`.
+
+    To open and close one takes as much as a dozen short trainings.
+    """
     with hivenb.Swarm("strategy") as opened:
         yield opened
+
+
+#: Fixtures of tests whose averagers are to have processes.
+_WITH_OTHERS = frozenset({"averager_processes", "start_peer", "swarms"})
+
+
+@pytest.fixture(autouse=True)
+def averagers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Without processes where a peer is alone in the shared swarm, unless a test names ``averager_processes``."""
+    is_alone = "swarm" in request.fixturenames and _WITH_OTHERS.isdisjoint(request.fixturenames)
+    with without_averager_processes() if is_alone else nullcontext():
+        yield
+
+
+@pytest.fixture
+def averager_processes() -> None:
+    """Lets averagers have their processes, as they do for people, where a test's peer is alone."""
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 from tiny import DELAYS
 
 from strategy.peer import Moment, NormModel
-from strategy.peers import Peer, Start, assert_they_met, meet, met, stop, train_all
+from strategy.peers import Peer, Start, assert_they_met, meet, met, starting_peers, stop, train_all
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 
 #: Of the data of the two peers.
 SHIFTS = (-20.0, 26.0)
@@ -29,11 +30,27 @@ def count_of(moment: Moment) -> int:
     return int(moment.buffers["layer.1.num_batches_tracked"])
 
 
-@pytest.mark.parametrize("offload", [False, True], ids=["synchronous", "offloaded"])
-def test_peers_on_other_data_have_the_same_statistics_after_each_epoch(start_peer: Start, offload: bool) -> None:
-    peers = train_all(start_peer, *(settings(shift, offload_optimizer=offload) for shift in SHIFTS))
-    assert_they_met(peers)
-    first, second = ([moment for moment in peer.moments if moment.report is not None] for peer in peers)
+@pytest.fixture(scope="module")
+def two() -> Iterator[list[Peer]]:
+    """Two that have trained three times, one after the other: to start them takes longest."""
+    with starting_peers() as start:
+        yield train_all(
+            start,
+            *(
+                [
+                    settings(shift, run_id="synchronous"),
+                    settings(shift, run_id="offloaded", offload_optimizer=True),
+                    {**settings(shift, run_id="own", average_buffers=False), "epochs": 6},
+                ]
+                for shift in SHIFTS
+            ),
+        )
+
+
+@pytest.mark.parametrize("stage", [0, 1], ids=["synchronous", "offloaded"])
+def test_peers_on_other_data_have_the_same_statistics_after_each_epoch(two: list[Peer], stage: int) -> None:
+    assert_they_met(two, stage)
+    first, second = (peer.since(0, stage) for peer in two)
     for one, other in zip(first, second, strict=True):
         assert one.epoch == other.epoch
         for name, value in one.buffers.items():
@@ -62,10 +79,9 @@ def test_with_everything_in_the_background_they_stay_close(start_peer: Start) ->
     stop(peers)
 
 
-def test_without_them_each_keeps_its_own(start_peer: Start) -> None:
-    peers = train_all(start_peer, *({**settings(shift, average_buffers=False), "epochs": 6} for shift in SHIFTS))
-    for peer, shift in zip(peers, SHIFTS, strict=True):
-        np.testing.assert_allclose(mean_of(peer.moments[-1]) / shift, 1.0, atol=0.3)
+def test_without_them_each_keeps_its_own(two: list[Peer]) -> None:
+    for peer, shift in zip(two, SHIFTS, strict=True):
+        np.testing.assert_allclose(mean_of(peer.since(0, 2)[-1]) / shift, 1.0, atol=0.3)
 
 
 def test_one_that_joins_begins_with_the_trained_statistics(start_peer: Start) -> None:

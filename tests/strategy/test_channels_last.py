@@ -72,17 +72,10 @@ def test_peers_compute_what_one_computes_with_contiguous_weights(trained: Any, c
 
 
 #: With these, results come later.
-BACKGROUND: dict[str, tuple[dict[str, Any], tuple[bool, bool]]] = {
-    "averaging in background": ({"delay_state_averaging": True}, (True, False)),
-    "all delays": (DELAYS, (True, False)),
-}
+BACKGROUND: dict[str, tuple[dict[str, Any], tuple[bool, bool]]] = {"all delays": (DELAYS, (True, False))}
 
-#: In each of these, one peer has the layout and the other has not. SGD has no moments that could be averaged.
-MIXED = {
-    name: (settings, layouts)
-    for name, (settings, layouts) in {**CASES, **BACKGROUND}.items()
-    if layouts[0] != layouts[1] and "average_opt_statistics" not in settings
-}
+#: In each of these, one peer has the layout and the other has not.
+MIXED = {**{name: CASES[name] for name in ("beside a contiguous peer", "reused gradient buffers")}, **BACKGROUND}
 
 
 def test_parameters_that_differ_are_averaged(start_peer: Start) -> None:

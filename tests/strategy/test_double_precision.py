@@ -17,7 +17,7 @@ from hivenb.strategy import HivemindStrategy
 from strategy.peer import WideModel
 from strategy.peers import Start, assert_they_met, difference, train_all
 
-EPOCHS = 3
+EPOCHS = 2
 SHARES = ((0, 5), (5, 16))
 
 MODES: dict[str, dict[str, Any]] = {

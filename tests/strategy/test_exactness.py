@@ -12,7 +12,7 @@ from strategy.peers import assert_they_met, difference, starting_peers, train_al
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-EPOCHS = 5
+EPOCHS = 3
 
 #: What is trained with, by name.
 OPTIMIZERS: dict[str, dict[str, Any]] = {

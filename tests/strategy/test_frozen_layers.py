@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import PacedModel, loader
+from tiny import PacedModel, in_large_batches, large_batches
 from torch import nn
 
 import hivenb
@@ -43,8 +43,8 @@ class Tuned(PacedModel):
 
 
 def run_of(swarm: hivenb.Swarm, model: Tuned, **options: Any) -> hivenb.TrainingRun:
-    own = hivenb.Options(target_batch_size=32, matchmaking_time=2.0, **options)
-    return hivenb.TrainingRun(model, loader(256), swarm=swarm, options=own, accelerator="cpu")
+    own = hivenb.Options(target_batch_size=512, matchmaking_time=2.0, **options)
+    return hivenb.TrainingRun(in_large_batches(model), large_batches(), swarm=swarm, options=own, accelerator="cpu")
 
 
 @contextmanager

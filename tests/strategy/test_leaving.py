@@ -42,8 +42,9 @@ def assert_they_go_on(living: list[Peer]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("whole_tree", [True, False], ids=["all its processes", "its main process"])
-@pytest.mark.parametrize("client_mode", [False, True], ids=["node", "client"])
+@pytest.mark.parametrize(
+    ("client_mode", "whole_tree"), [(False, True), (True, False)], ids=["all of a node", "main process of a client"]
+)
 def test_the_others_go_on_when_a_peer_is_killed(start_peer: Start, client_mode: bool, whole_tree: bool) -> None:
     settings = {**SETTINGS, "peers": 3}
     strategy = {**SETTINGS["strategy"], "client_mode": client_mode}

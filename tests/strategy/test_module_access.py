@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from tiny import DELAYS, PacedModel, TinyModel, loader, own_run, trainer
+from tiny import DELAYS, LARGE_BATCH, PacedModel, TinyModel, in_large_batches, loader, own_run, trainer
 from torch import nn
 
 import hivenb
@@ -76,7 +76,9 @@ def download(averager: Any, found: list[float]) -> None:
     ("start", "end", "options"),
     [*((*place, {}) for place in PLACES), (*PLACES[0], {"offload_optimizer": True}), (*PLACES[2], DELAYS)],
 )
-def test_what_is_served_is_what_is_trained(swarm: hivenb.Swarm, start: str, end: str, options: dict[str, Any]) -> None:
+def test_what_is_served_is_what_is_trained(
+    swarm: hivenb.Swarm, averager_processes: None, start: str, end: str, options: dict[str, Any]
+) -> None:
     threads: list[threading.Thread] = []
     found: list[float] = []
 
@@ -106,10 +108,10 @@ def test_averages_that_a_callback_leaves_in_the_end_are_those_that_stay(swarm: h
 
 def run_of(swarm: hivenb.Swarm, callbacks: list[Any], **options: Any) -> hivenb.TrainingRun:
     return hivenb.TrainingRun(
-        NormModel(),
-        (loader(256, shuffle=True), loader(8)),
+        in_large_batches(NormModel()),
+        (loader(256, LARGE_BATCH, shuffle=True), loader(8)),
         swarm=swarm,
-        options=hivenb.Options(target_batch_size=32, matchmaking_time=2.0, **options),
+        options=hivenb.Options(target_batch_size=256, matchmaking_time=2.0, **options),
         accelerator="cpu",
         callbacks=callbacks,
         check_val_every_n_epoch=2,

@@ -6,8 +6,7 @@ Each batch is as large as the swarm's target, so each swarm epoch is one plain s
 from __future__ import annotations
 
 import inspect
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import hivemind
@@ -15,7 +14,7 @@ import pytest
 import torch
 from lightning import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from tiny import DELAYS, QUIET, TinyModel, loader, parameters, trainer
+from tiny import DELAYS, QUIET, TinyModel, loader, own_run, parameters, trainer
 from torch import nn, optim
 
 import hivenb
@@ -31,7 +30,6 @@ CLASSES = [
     for name, kind in vars(optim).items()
     if isinstance(kind, type) and issubclass(kind, optim.Optimizer) and name not in ("Optimizer", *REFUSED)
 ]
-_runs = itertools.count(1)
 
 
 class Layers(TinyModel):
@@ -53,17 +51,13 @@ class Layers(TinyModel):
         return self._make(self)
 
 
-@pytest.fixture(scope="module")
-def dht() -> Iterator[hivemind.DHT]:
-    """One DHT for all of these runs, each of which has a name of its own."""
-    with hivenb.Swarm("optimizers") as opened:
-        yield opened.dht
+@pytest.fixture
+def dht(swarm: hivenb.Swarm) -> hivemind.DHT:
+    return swarm.dht
 
 
 def fit(model: Layers, dht: hivemind.DHT, **kwargs: Any) -> HivemindStrategy:
-    strategy = HivemindStrategy(
-        16, f"run-{next(_runs)}", dht=dht, matchmaking_time=0.5, averaging_timeout=20.0, **kwargs
-    )
+    strategy = HivemindStrategy(16, dht=dht, matchmaking_time=0.5, averaging_timeout=20.0, **own_run(), **kwargs)
     trainer(strategy, max_epochs=2).fit(model, loader(64, 16))
     return strategy
 

@@ -14,8 +14,6 @@ import torch
 from lightning import Callback
 from tiny import TinyModel, loader, parameters
 
-pytestmark = pytest.mark.process
-
 #: What has to be written instead, and nothing else. What hivemind 1.1.12 no longer exports, hivenb does.
 IMPORTS = {
     "from lightning_hivemind.strategy import": "from hivenb.strategy import",
@@ -137,6 +135,9 @@ SNIPPETS = {
     "PowerSGD": POWER_SGD,
 }
 
+#: Those that train here; what the others choose beside that, test_training.py and test_passed_on.py train with.
+TRAINED = ("start", "overlap", "PowerSGD")
+
 
 #: How documentation before lightning-hivemind spells the same.
 OLDER = {
@@ -183,6 +184,15 @@ def run(source: str) -> Any:
 
 
 @pytest.mark.parametrize("name", SNIPPETS)
+def test_a_snippet_makes_a_trainer(name: str) -> None:
+    assert run(SNIPPETS[name]).strategy.options.target_batch_size == 8192
+    older = run(older_documentation(SNIPPETS[name]))
+    assert isinstance(older, pytorch_lightning.Trainer)
+    assert older.strategy.options.target_batch_size == 8192
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_snippet_runs_and_trains(name: str) -> None:
     model, look = TinyModel(optimizer=torch.optim.Adam), Look()
     model.configure_callbacks = lambda: [look]
@@ -221,18 +231,20 @@ class OlderModel(pytorch_lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.05)
 
 
-@pytest.mark.parametrize("name", SNIPPETS)
-def test_a_snippet_of_the_older_documentation_runs_and_trains(name: str) -> None:
-    source = SNIPPETS[name]
+def older_documentation(source: str) -> str:
     for new, old in OLDER.items():
         assert new in source
         source = source.replace(new, old)
-    trainer, model = run(source), OlderModel()
+    return source
+
+
+@pytest.mark.process
+def test_a_snippet_of_the_older_documentation_runs_and_trains() -> None:
+    trainer, model = run(older_documentation(OVERLAP)), OlderModel()
     assert isinstance(trainer, pytorch_lightning.Trainer)
     before = parameters(model)
     trainer.fit(model, loader(4 * 4096, 4096))
     assert (trainer.strategy.hivemind_epoch, trainer.global_step) == (2, 4)
     assert all(not torch.equal(old, new) for old, new in zip(before, parameters(model), strict=True))
-    rate = trainer.strategy.optimizer.opt.param_groups[0]["lr"]
-    assert rate == pytest.approx(0.05 * 0.5**2 if "gamma" in source else 0.05)
+    assert trainer.strategy.optimizer.opt.param_groups[0]["lr"] == pytest.approx(0.05 * 0.5**2)
     assert trainer.strategy._dht is None

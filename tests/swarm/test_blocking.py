@@ -34,8 +34,9 @@ def test_a_blocked_peer_is_in_no_round_and_the_others_go_on_with_it(swarm: hiven
     import tiny
 
     def start(own: hivenb.Swarm) -> hivenb.TrainingRun:
-        options = hivenb.Options(target_batch_size=320, matchmaking_time=2.0, averaging_timeout=10.0, run_id="block")
-        run = hivenb.TrainingRun(tiny.PacedModel(), tiny.loader(4096), swarm=own, options=options, accelerator="cpu")
+        options = hivenb.Options(target_batch_size=640, matchmaking_time=2.0, averaging_timeout=10.0, run_id="block")
+        model = tiny.in_large_batches(tiny.PacedModel())
+        run = hivenb.TrainingRun(model, tiny.large_batches(), swarm=own, options=options, accelerator="cpu")
         run.start()
         return run
 

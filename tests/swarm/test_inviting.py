@@ -42,8 +42,14 @@ def seconds_from_now(swarm: hivenb.Swarm, seconds: float) -> str:
 
 
 def start(swarm: hivenb.Swarm, name: str = RUN_ID) -> hivenb.TrainingRun:
-    options = hivenb.Options(target_batch_size=320, matchmaking_time=2.0, averaging_timeout=10.0, run_id=name)
-    run = hivenb.TrainingRun(tiny.PacedModel(), tiny.loader(4096), swarm=swarm, options=options, accelerator="cpu")
+    options = hivenb.Options(target_batch_size=640, matchmaking_time=2.0, averaging_timeout=10.0, run_id=name)
+    run = hivenb.TrainingRun(
+        tiny.in_large_batches(tiny.PacedModel()),
+        tiny.large_batches(),
+        swarm=swarm,
+        options=options,
+        accelerator="cpu",
+    )
     run.start()
     return run
 
@@ -157,8 +163,8 @@ class TestInvites:
     def test_who_came_by_one_is_out_when_it_expires_and_the_others_train_on(
         self, swarm: hivenb.Swarm, join: Join, eventually: Any
     ) -> None:
-        expires = time.time() + 45
-        short, stays = join(seconds_from_now(swarm, 45), "short"), join(swarm.invite, "stays")
+        expires = time.time() + 30
+        short, stays = join(seconds_from_now(swarm, 30), "short"), join(swarm.invite, "stays")
         runs = [start(swarm), start(stays), start(short)]
         try:
             eventually(lambda: all(group(run) == 3 for run in runs), expires - time.time())

@@ -138,7 +138,11 @@ def test_the_invite_names_the_run_and_who_joins_trains_in_it(home: hivenb.Swarm)
 @pytest.mark.timeout(180)
 def test_local_peers_of_a_private_swarm_train_with_it(swarm: hivenb.Swarm) -> None:
     run = TrainingRun(
-        tiny.PacedModel(), tiny.loader(), swarm=swarm, options=Options(target_batch_size=64), accelerator="cpu"
+        tiny.in_large_batches(tiny.PacedModel()),
+        tiny.large_batches(),
+        swarm=swarm,
+        options=Options(target_batch_size=256),
+        accelerator="cpu",
     )
     swarm.add_local_peers(1, run)
     run.start()

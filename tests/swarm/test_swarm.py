@@ -119,13 +119,12 @@ def test_a_swarm_whose_daemon_died_can_be_opened_anew(swarm, eventually):
 
 
 @pytest.mark.parametrize("lead", ["invite", "addresses", "text"])
-def test_join_by_invite_or_by_addresses(home, swarm, lead):
-    swarm.close()
+def test_join_by_invite_or_by_addresses(home, lead):
     where = {"invite": f" {home.invite[:20]}\n{home.invite[20:]} ", "addresses": list(home.addresses)}.get(
         lead, ", ".join(home.addresses)
     )
-    with hivenb.Swarm.join(where, swarm.name) as guest:
-        assert hivenb.Swarm.join(home.invite, swarm.name) is guest
+    with hivenb.Swarm.join(where, "guest") as guest:
+        assert hivenb.Swarm.join(home.invite, "guest") is guest
         assert guest.peer_id != home.peer_id
         home.dht.store("greeting", "hello", expiration_time=get_dht_time() + 60)
         assert guest.dht.get("greeting", latest=True).value == "hello"

@@ -32,6 +32,12 @@ from hivenb.swarm.agreement.model_record import (
 OURS = (("a.weight", (3, 4)), ("a.bias", (3,)))
 
 
+@pytest.fixture(scope="module")
+def swarm():
+    with hivenb.Swarm("models") as opened:
+        yield opened
+
+
 def trained(module):
     return module, torch.optim.SGD(module.parameters())
 

@@ -11,6 +11,12 @@ from hivenb.errors import SwarmError
 from hivenb.swarm.agreement.public_names import MAX_LENGTH, PublicNames, clean, parse_name
 
 
+@pytest.fixture(scope="module")
+def swarm():
+    with hivenb.Swarm("names") as opened:
+        yield opened
+
+
 @pytest.mark.parametrize(
     ("written", "read"),
     [
@@ -40,17 +46,17 @@ def test_others_read_the_name_that_a_peer_has_told(swarm, eventually):
 
 def test_only_a_peer_itself_can_tell_its_name(swarm, eventually):
     with hivenb.Swarm.join(swarm.invite, "named") as guest:
-        board = RecordBoard(guest.dht, "run_names")
+        board = RecordBoard(guest.dht, "proven_names")
 
         def write(subkey, peer_id, name, proof):
             board.write(subkey, {"peer": peer_id, "name": name, "proof": proof})
 
         write(board.owner, swarm.peer_id, "an impostor", guest.dht.prove(board.owner))
-        assert PublicNames(swarm.dht, "run", "").look() == {}
+        assert PublicNames(swarm.dht, "proven", "").look() == {}
         write(board.owner, guest.peer_id, "x" * 500, guest.dht.prove(board.owner))
         names = {guest.peer_id: "x" * MAX_LENGTH}
-        eventually(lambda: PublicNames(swarm.dht, "run", "").look() == names)
-        assert PublicNames(swarm.dht, "run", "me").look() == {**names, swarm.peer_id: "me"}
+        eventually(lambda: PublicNames(swarm.dht, "proven", "").look() == names)
+        assert PublicNames(swarm.dht, "proven", "me").look() == {**names, swarm.peer_id: "me"}
 
 
 @pytest.mark.parametrize("value", [None, 7, "text", [], {}, {"peer": 7, "name": "x", "proof": b""}])
@@ -65,8 +71,8 @@ def test_ids_that_are_none_have_no_proof(peer_id):
 
 
 def test_a_record_of_another_shape_is_no_names(swarm):
-    assert swarm.dht.store("run_names", "just text", expiration_time=get_dht_time() + 60)
-    assert PublicNames(swarm.dht, "run", "").look() == {}
+    assert swarm.dht.store("malformed_names", "just text", expiration_time=get_dht_time() + 60)
+    assert PublicNames(swarm.dht, "malformed", "").look() == {}
 
 
 def test_a_swarm_of_another_public_name_is_another_swarm(swarm):
