@@ -116,15 +116,6 @@ def eventually() -> Callable[..., None]:
 
 
 @pytest.fixture
-def lone_peer() -> Iterator[None]:
-    """Averagers have no processes: for tests in whose runs nobody else trains, and whose subject those are not."""
-    from averagers_of_a_lone_peer import without_averager_processes  # imports what most tests do without
-
-    with without_averager_processes():
-        yield
-
-
-@pytest.fixture
 def swarm() -> Iterator[hivenb.Swarm]:
     """A swarm of this machine alone, for one test."""
     with hivenb.Swarm(f"test-{next(_numbers)}") as opened:

@@ -73,7 +73,6 @@ def make(swarm: hivenb.Swarm) -> Callable[..., Any]:
     return make_run
 
 
-@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.process
 def test_another_start_goes_on_with_what_the_model_is_by_then(make: Callable[..., Any]) -> None:
     model, run = make()
@@ -103,7 +102,6 @@ def test_another_start_goes_on_with_what_the_model_is_by_then(make: Callable[...
     assert float(moments(run, model.layer.weight)["step"]) < float(moments(run, model.body.weight)["step"])
 
 
-@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.process
 @pytest.mark.parametrize("mode", ["synchronous", "offloaded", "all delays"])
 def test_weights_that_are_put_in_while_it_is_paused_go_on(mode: str, make: Callable[..., Any]) -> None:
@@ -132,7 +130,6 @@ def test_weights_that_are_put_in_while_it_is_paused_go_on(mode: str, make: Calla
     assert (model.layer.weight - kept).abs().max() < 0.1
 
 
-@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.process
 def test_a_checkpoint_that_is_asked_for_is_what_goes_on(make: Callable[..., Any], tmp_path: Any) -> None:
     model, run = make()

@@ -215,7 +215,6 @@ def test_where_histories_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         folder_of("digits", 3)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.process
 def test_a_run_shows_what_the_one_before_it_has_left(tmp_path: Path, swarm: hivenb.Swarm) -> None:
     def make(**kwargs: Any) -> hivenb.TrainingRun:

@@ -208,7 +208,6 @@ def test_copies_of_a_model_that_is_trained_are_anybodys(model: Modes, modes: Kep
     assert said == []
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_run_trains_in_its_modes_whatever_cells_do(swarm: hivenb.Swarm) -> None:
     model = Modes()
     validation = tiny.loader(32, seed=1)

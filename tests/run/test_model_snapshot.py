@@ -167,7 +167,6 @@ def test_snapshots_are_of_one_moment_in_every_state(swarm: hivenb.Swarm) -> None
     assert value() >= seen[-1]
 
 
-@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.process
 @pytest.mark.parametrize("mode", ["all delays", "offloaded"])
 def test_a_snapshot_while_a_callback_validates_with_its_averages_is_what_is_trained(

@@ -147,7 +147,6 @@ def test_a_peer_killed_is_soon_shown_as_gone_and_what_it_put_in_stays(swarm, eve
     assert presence(run, local.peer_id) is Presence.UNKNOWN
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_one_that_pauses_is_away_until_it_goes_on(swarm, eventually):
     run = run_of("paused", swarm)
     run.start()
@@ -160,7 +159,6 @@ def test_one_that_pauses_is_away_until_it_goes_on(swarm, eventually):
     run.stop()
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_dht_that_does_not_answer_is_told_with_the_seconds_again_and_again(swarm, eventually, monkeypatch):
     monkeypatch.setattr(module, "ANSWER_TIMEOUT", 2.0)
     run = run_of("unanswered", swarm)
@@ -180,7 +178,6 @@ def test_a_dht_that_does_not_answer_is_told_with_the_seconds_again_and_again(swa
     assert told()[1].time - told()[0].time > 1.9
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_an_error_of_its_own_fails_the_run_also_while_it_is_paused(swarm, eventually):
     run = run_of("broken", swarm)
     for is_paused in (False, True):

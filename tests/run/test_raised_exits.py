@@ -84,7 +84,6 @@ RAISED = [
 ]
 
 
-@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.parametrize(("kind", "place"), RAISED)
 def test_a_run_ends_in_words_and_starts_again(home, kind, place):
     error = kind(3)
@@ -100,7 +99,6 @@ def test_a_run_ends_in_words_and_starts_again(home, kind, place):
     assert run.status.epoch in (7, 8)  # with what was gathered for an epoch, or without it
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_step_in_the_background_that_is_interrupted_ends_the_run(home):
     class Interrupted(torch.optim.SGD):
         def step(self, *args):
@@ -116,7 +114,6 @@ def test_a_step_in_the_background_that_is_interrupted_ends_the_run(home):
         run.wait(timeout=PATIENCE)
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_the_trainer_of_a_run_is_interrupted_as_any_other_afterwards(home):
     model = Raises(None, "validation_step")
     run = run_of(model, home)

@@ -130,7 +130,6 @@ def test_a_click_brings_the_last_good_state_back_and_another_one_loses_nothing(s
     assert len(returns(run)) == 2
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_before_there_is_a_good_state_or_where_none_is_kept_it_says_so(swarm, start):
     run = start(swarm, snapshot_every=None)
     assert run.wait(epochs=2, timeout=PATIENCE)
@@ -155,7 +154,6 @@ def test_what_is_not_finite_ends_a_run_which_returns_when_it_starts_again(swarm,
     assert len(returns(run)) == 1
 
 
-@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.parametrize("factor", [1e4, float("nan")])
 def test_a_switch_does_it_by_itself(swarm, start, eventually, factor):
     run = start(swarm, auto_roll_back=True)
@@ -167,7 +165,6 @@ def test_a_switch_does_it_by_itself(swarm, start, eventually, factor):
     assert run.status.state is RunState.TRAINING
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_paused_run_returns_and_stays_paused(swarm, start, eventually):
     run = start(swarm)
     eventually(lambda: run.snapshot_epoch is not None, PATIENCE)

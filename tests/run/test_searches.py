@@ -58,7 +58,6 @@ def run_in(swarm, model, *callbacks):
     )
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_run_trains_with_what_is_found_and_goes_on_with_it(swarm):
     model, rate = Tuned(), LearningRateFinder(min_lr=1e-4, max_lr=1.0, num_training_steps=40)
     size = BatchSizeFinder(steps_per_trial=2, max_trials=2)
@@ -82,7 +81,6 @@ def test_a_run_trains_with_what_is_found_and_goes_on_with_it(swarm):
     assert run.trainer.global_step > steps
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_run_stops_in_the_midst_of_a_search(swarm):
     class Endless(Tuned):
         """Waits in the first batch that is tried out."""

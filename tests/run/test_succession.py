@@ -212,7 +212,6 @@ class Follower:
         pack_options(options)
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_options_that_local_peers_cannot_follow_change_nothing(make):
     run, lock, follower = make("locked"), threading.Lock(), Follower()
     run.followers.add(follower)

@@ -125,7 +125,6 @@ def test_a_strategy_and_wrong_options_are_refused(home, make):
         make(strategy="ddp")
 
 
-@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.parametrize("data", [tiny.loader(count=0), tiny.loader(count=4, batch_size=8, shuffle=False)])
 def test_data_without_batches_is_a_clear_error(make, data):
     if len(data):
@@ -139,7 +138,6 @@ def test_data_without_batches_is_a_clear_error(make, data):
     assert run.wait(steps=1, timeout=PATIENCE)
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_an_empty_stream_is_found_out_while_training(make):
     class Nothing(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -159,7 +157,6 @@ def test_no_data_at_all_is_a_clear_error():
         split_data((None, tiny.loader()))
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_wrong_trainer_arguments_surface_at_start(make):
     run = make(accelerator="abacus")
     with pytest.raises(ValueError, match="abacus"):
@@ -181,7 +178,6 @@ def test_start_in_a_closed_swarm_is_a_clear_error(swarm):
 # -- waiting ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_waiting_for_epochs_steps_and_time(make):
     run = make(model=Slow())
     run.start()
@@ -211,7 +207,6 @@ def test_a_run_with_an_end_finishes(make):
     assert not run.wait_for(RunState.TRAINING)
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_run_that_has_come_to_its_end_says_so_and_stays_as_it_is(make, tmp_path):
     saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
     run = make(max_epochs=1, callbacks=[saving], enable_checkpointing=True)
@@ -230,7 +225,6 @@ def test_a_run_that_has_come_to_its_end_says_so_and_stays_as_it_is(make, tmp_pat
     assert another.status.step == 4
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_stop_ends_all_waiting(make):
     run = make(model=Slow())
     run.start()
@@ -275,7 +269,6 @@ def test_a_pause_holds_and_resume_goes_on(make, eventually):
     eventually(lambda: len(run.swarm.peers(run.options.run_id)) == 1)
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_run_that_is_paused_before_it_trains_waits_before_its_first_step(make):
     run = make()
     run.start()
@@ -333,7 +326,6 @@ def test_a_second_start_goes_on_from_where_it_was(make):
     assert [event.text for event in snapshot.events if event.kind == "run"][:3] == ["started", "stopped", "resumed"]
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_pass_that_is_stopped_goes_on_in_its_middle(make):
     run = make(Slow(), tiny.loader(160), max_epochs=1)
     run.start()
@@ -348,7 +340,6 @@ def test_a_pass_that_is_stopped_goes_on_in_its_middle(make):
     assert not any("ended before the epoch ended" in line for line in run.log_lines)
 
 
-@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.parametrize("least", [{"min_steps": 10_000}, {"min_epochs": 10_000}, {}], ids=str)
 def test_a_stop_waits_for_no_validation_and_for_nothing_that_was_to_be_trained_at_least(make, least):
     model = Validated()
@@ -361,7 +352,6 @@ def test_a_stop_waits_for_no_validation_and_for_nothing_that_was_to_be_trained_a
     assert (run.status.state, run.status.step, model.validated) == (RunState.STOPPED, 1, 0)
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_wrong_checkpoint_is_forgotten(make, tmp_path):
     run = make()
     run.start()
@@ -383,7 +373,6 @@ def test_a_wrong_checkpoint_is_forgotten(make, tmp_path):
     assert all(map(torch.equal, weights, tiny.parameters(run.model)))
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_what_was_to_be_written_outlives_the_run(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saving = ModelCheckpoint(save_last=True)
@@ -393,7 +382,6 @@ def test_what_was_to_be_written_outlives_the_run(make, tmp_path, monkeypatch):
     assert saving.last_model_path == str(tmp_path / "checkpoints" / "last.ckpt")
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_run_of_another_session_goes_on_from_a_checkpoint(make, tmp_path):
     saving = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_last=True)
     first = make(adam_model(), callbacks=[saving], enable_checkpointing=True)
@@ -445,7 +433,6 @@ def optimizer_state(run: TrainingRun) -> list[dict[str, torch.Tensor]]:
     return [{name: value.clone() for name, value in one.items()} for one in state.values()]
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_second_start_while_training_does_no_harm(make):
     run = make()
     run.start()
@@ -495,7 +482,6 @@ def test_starts_and_stops_from_several_threads(make):
     assert run.status.state is RunState.STOPPED
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_stop_that_does_not_wait_returns_at_once_and_start_says_so(make):
     class Lengthy(tiny.TinyModel):
         def training_step(self, batch, batch_idx):
@@ -516,7 +502,6 @@ def test_a_stop_that_does_not_wait_returns_at_once_and_start_says_so(make):
     assert run.status.state is RunState.STOPPED
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_stop_from_inside_of_training_does_not_deadlock(make):
     class Enough(lightning.Callback):
         def on_train_batch_end(self, trainer, *args):
@@ -530,7 +515,6 @@ def test_a_stop_from_inside_of_training_does_not_deadlock(make):
     assert run.status.step == 5
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_run_that_stops_another_one_waits_for_its_end(make):
     class Enough(lightning.Callback):
         def on_train_batch_end(self, trainer, *args):
@@ -590,7 +574,6 @@ def test_a_run_that_nobody_refers_to_trains_on_and_leaves_no_folder(home):
 # -- failing ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_an_error_in_training_surfaces_and_a_corrected_start_works(make):
     model = Thorny()
     run = make(model)
@@ -615,7 +598,6 @@ def test_an_error_in_training_surfaces_and_a_corrected_start_works(make):
     assert status.step > 5
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_a_failure_before_the_first_step_can_be_corrected(make):
     model = Thorny(step=0)
     run = make(model)
@@ -627,7 +609,6 @@ def test_a_failure_before_the_first_step_can_be_corrected(make):
     assert run.wait(epochs=1, timeout=PATIENCE)
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_an_error_wakes_a_paused_pause(make):
     run = make(Thorny())
     run.start()
@@ -640,7 +621,6 @@ def test_an_error_wakes_a_paused_pause(make):
 # -- options ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_options_can_be_changed_before_the_start_and_while_stopped(make):
     run = make()
     assert run.apply(target_batch_size=64) is run.options
@@ -657,7 +637,6 @@ def test_options_can_be_changed_before_the_start_and_while_stopped(make):
     assert marks == ["target batch size: 16"]
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_what_is_wrong_never_reaches_the_training(make):
     run = make()
     run.start()
@@ -717,7 +696,6 @@ def test_nothing_is_printed_from_the_background(make, capfd):
     assert any("configured" in line for line in run.log_lines)
 
 
-@pytest.mark.usefixtures("lone_peer")
 def test_the_main_thread_stays_free(make):
     """Neither a lock nor a swarm epoch holds up those who look."""
     run = make(model=Slow())

@@ -94,7 +94,6 @@ def test_nothing_is_written_where_nobody_looks_nor_from_another_thread(monkeypat
     assert terminal.getvalue() == ""
 
 
-@pytest.mark.usefixtures("lone_peer")
 @pytest.mark.process
 def test_waiting_for_a_run_shows_how_far_it_is() -> None:
     with hivenb.Swarm("waiting") as swarm, redirect_stdout(Terminal()) as terminal:

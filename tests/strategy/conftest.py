@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
-from averagers_of_a_lone_peer import without_averager_processes
 
 import hivenb
 from strategy.peers import Start, Swarm, starting_peers, train_all
@@ -21,23 +19,6 @@ def swarm() -> Iterator[hivenb.Swarm]:
     """
     with hivenb.Swarm("strategy") as opened:
         yield opened
-
-
-#: Fixtures of tests whose averagers are to have processes.
-_WITH_OTHERS = frozenset({"averager_processes", "start_peer", "swarms"})
-
-
-@pytest.fixture(autouse=True)
-def averagers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Without processes where a peer is alone in the shared swarm, unless a test names ``averager_processes``."""
-    is_alone = "swarm" in request.fixturenames and _WITH_OTHERS.isdisjoint(request.fixturenames)
-    with without_averager_processes() if is_alone else nullcontext():
-        yield
-
-
-@pytest.fixture
-def averager_processes() -> None:
-    """Lets averagers have their processes, as they do for people, where a test's peer is alone."""
 
 
 @pytest.fixture

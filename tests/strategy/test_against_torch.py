@@ -24,17 +24,8 @@ def test_there_are_as_many_as_the_table_says() -> None:
 TRAINED = [(name, mode) for name in CASES for mode in MODES if name in SCHEDULERS or mode in ("delayed", "compensated")]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_so_they_are_with_averagers_in_processes(swarm: hivenb.Swarm, averager_processes: None, mode: str) -> None:
-    assert_trains_as_torch(swarm, "OneCycleLR, with betas", mode)
-
-
 @pytest.mark.parametrize(("name", "mode"), TRAINED)
 def test_the_parameters_and_rates_are_those_of_plain_torch(swarm: hivenb.Swarm, name: str, mode: str) -> None:
-    assert_trains_as_torch(swarm, name, mode)
-
-
-def assert_trains_as_torch(swarm: hivenb.Swarm, name: str, mode: str) -> None:
     case = CASES[name]
     reference, trained = by_torch(case, mode), in_a_swarm(case, mode, swarm)
     assert difference(trained, reference) < TOLERANCE

@@ -50,7 +50,7 @@ def late_dht(swarm: hivenb.Swarm) -> Iterator[DHT]:
 
 @pytest.mark.parametrize("checks", [0, 1], ids=["no check before training", "a check before training"])
 def test_a_late_peer_computes_nothing_with_its_own_beginning(
-    swarm: hivenb.Swarm, averager_processes: None, late_dht: DHT, checks: int, monkeypatch: pytest.MonkeyPatch
+    swarm: hivenb.Swarm, late_dht: DHT, checks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker, "SILENCE", 1000.0)  # the first one stays on the list, however slow the machine is
     run = own_run()

@@ -76,9 +76,7 @@ def download(averager: Any, found: list[float]) -> None:
     ("start", "end", "options"),
     [*((*place, {}) for place in PLACES), (*PLACES[0], {"offload_optimizer": True}), (*PLACES[2], DELAYS)],
 )
-def test_what_is_served_is_what_is_trained(
-    swarm: hivenb.Swarm, averager_processes: None, start: str, end: str, options: dict[str, Any]
-) -> None:
+def test_what_is_served_is_what_is_trained(swarm: hivenb.Swarm, start: str, end: str, options: dict[str, Any]) -> None:
     threads: list[threading.Thread] = []
     found: list[float] = []
 

@@ -470,7 +470,7 @@ def test_a_stream_that_is_split_by_hand_is_left_alone() -> None:
 
 
 @pytest.mark.process
-def test_scripts_with_one_seed_compute_other_batches(swarm: hivenb.Swarm, averager_processes: None) -> None:
+def test_scripts_with_one_seed_compute_other_batches(swarm: hivenb.Swarm) -> None:
     """Of who opened the swarm, as without one; of those who join, others each."""
     seen, own = {}, own_run()
     for name in ("founder", "first", "second"):

@@ -105,7 +105,7 @@ class _Gone:
 
 @pytest.mark.process
 @pytest.mark.timeout(120)
-def test_a_script_trains_with_a_notebook_by_its_invite(swarm: hivenb.Swarm, averager_processes: None) -> None:
+def test_a_script_trains_with_a_notebook_by_its_invite(swarm: hivenb.Swarm) -> None:
     run = hivenb.TrainingRun(
         PacedModel(),
         loader(),

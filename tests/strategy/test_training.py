@@ -55,7 +55,7 @@ def assert_same(got: list[torch.Tensor], expected: list[torch.Tensor], atol: flo
 
 class TestEachMode:
     @pytest.mark.parametrize("mode", MODES)
-    def test_trains_and_validates(self, swarm: hivenb.Swarm, averager_processes: None, mode: str) -> None:
+    def test_trains_and_validates(self, swarm: hivenb.Swarm, mode: str) -> None:
         model = TinyModel(**ADAM)
         reports: list[EpochReport] = []
         chosen = strategy(dht=swarm.dht, **MODES[mode])
