@@ -9,9 +9,12 @@ import faulthandler
 import multiprocessing as mp
 import os
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from hivemind.utils import MPFuture
@@ -37,6 +40,37 @@ def end(connection: Connection, process: BaseProcess) -> None:
     process.join(30)
     process.kill()
     process.join()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What has become of such a process: its exit code, and what it has printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(target: Callable[..., None], *args: Any, seconds: float = 60.0) -> Ended:
+    """Call a function in such a process, as a script that is run to its end; a fresh one would import for seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        process = start(_redirected, target, args, out, err)
+        process.join(seconds)
+        was_late = process.is_alive()
+        process.kill()
+        process.join()
+        assert not was_late, f"it takes longer than {seconds:.0f} s"
+        assert process.exitcode is not None
+        return Ended(process.exitcode, out.read_text(), err.read_text())
+
+
+def _redirected(target: Callable[..., None], args: Sequence[Any], out: Path, err: Path) -> None:
+    for number, path in ((1, out), (2, err)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    target(*args)
 
 
 def _begin(target: Callable[..., None], *args: Any) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from in_memory import real_time
+from in_memory.real_time import RealTimeDHT, RealTimeSwarm
 from tiny import LOOPBACK
 
 from hivenb.engine.averaging.averager import Averager
@@ -28,7 +30,7 @@ def dht() -> Iterator[DHT]:
     opened.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def joining_dht(dht: DHT) -> Iterator[DHT]:
     """Another one, of another peer."""
     yield from _joining(dht)
@@ -36,13 +38,15 @@ def joining_dht(dht: DHT) -> Iterator[DHT]:
 
 @pytest.fixture
 def third_dht(dht: DHT) -> Iterator[DHT]:
+    """One for a single test, which may end it."""
     yield from _joining(dht)
 
 
 def _joining(dht: DHT) -> Iterator[DHT]:
     opened = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK)
     yield opened
-    opened.shutdown()
+    if opened.is_alive():
+        opened.shutdown()
 
 
 @pytest.fixture
@@ -112,6 +116,10 @@ def shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def make_optimizer(dht: DHT, run_id: str) -> Iterator[Callable[..., Optimizer]]:
     """Makes optimizers that train alone unless told otherwise, and shuts them down."""
+    yield from _optimizers(dht, run_id)
+
+
+def _optimizers(dht: Any, run_id: str) -> Iterator[Callable[..., Optimizer]]:
     made: list[Optimizer] = []
 
     def make(parameters: Any = None, **kwargs: Any) -> Optimizer:
@@ -124,3 +132,34 @@ def make_optimizer(dht: DHT, run_id: str) -> Iterator[Callable[..., Optimizer]]:
     yield make
     for optimizer in made:
         optimizer.shutdown()
+
+
+# -- without processes -----------------------------------------------------------------------------------------------
+#
+# For what an optimizer or its averagers make of numbers. What a process, a fork or a real line has to do with a
+# behaviour is tested with the fixtures above.
+
+
+@pytest.fixture
+def swarm_in_memory() -> Iterator[RealTimeSwarm]:
+    """One whose averagers have no processes, to be used from threads."""
+    with real_time.opened() as swarm:
+        yield swarm
+
+
+@pytest.fixture
+def memory_dht(swarm_in_memory: RealTimeSwarm) -> RealTimeDHT:
+    """Of its first peer."""
+    return swarm_in_memory.join()
+
+
+@pytest.fixture
+def joining_memory_dht(swarm_in_memory: RealTimeSwarm, memory_dht: RealTimeDHT) -> RealTimeDHT:
+    """Of the second one."""
+    return swarm_in_memory.join()
+
+
+@pytest.fixture
+def make_optimizer_in_memory(memory_dht: RealTimeDHT, run_id: str) -> Iterator[Callable[..., Optimizer]]:
+    """As ``make_optimizer``, without processes."""
+    yield from _optimizers(memory_dht, run_id)

@@ -51,7 +51,18 @@ class _Selector(selectors.DefaultSelector):
         return found
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
+class OwningLoop(asyncio.SelectorEventLoop):
+    """An event loop that knows whose tasks they are."""
+
+    def create_task(self, coro: Any, **kwargs: Any) -> Any:
+        task = super().create_task(coro, **kwargs)
+        if (owned := _OWNER.get()) is not None:
+            owned.add(task)
+            task.add_done_callback(owned.discard)
+        return task
+
+
+class VirtualLoop(OwningLoop):
     """An event loop whose time jumps to the next timer as soon as nothing is ready."""
 
     def __init__(self) -> None:
@@ -78,15 +89,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         # without a traceback: it may be garbage collection that calls, while pytest looks at one, and Python 3.11 fails
         # where its parser is entered twice (https://github.com/python/cpython/issues/106905)
         logger.warning(f"{context['message']}: {context.get('exception')!r}")
-
-    # -- whose tasks they are -----------------------------------------------------------------------------------
-
-    def create_task(self, coro: Any, **kwargs: Any) -> Any:
-        task = super().create_task(coro, **kwargs)
-        if (owned := _OWNER.get()) is not None:
-            owned.add(task)
-            task.add_done_callback(owned.discard)
-        return task
 
     # -- what runs in threads -----------------------------------------------------------------------------------
 

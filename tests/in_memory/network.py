@@ -89,7 +89,7 @@ class Network:
 
     def p2p_of(self, peer_id: PeerID) -> TiedP2P:
         """What a peer that comes now talks to the others through."""
-        self.hosts[peer_id] = Host(peer_id)
+        self.hosts.setdefault(peer_id, Host(peer_id))
         return _P2P(_Control(self, self.hosts[peer_id]))
 
     # -- what becomes of it -------------------------------------------------------------------------------------

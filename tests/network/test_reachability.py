@@ -64,14 +64,21 @@ def peers() -> Iterator[Open]:
         yield join
 
 
-@pytest.mark.parametrize("is_private", [True, False])
-def test_who_is_not_reached_is_a_client(peers: Open, is_private: bool) -> None:
-    secret = {"secret": Secret.random()} if is_private else {}
+def test_in_a_private_swarm_members_find_out_too(peers: Open) -> None:
+    secret = {"secret": Secret.random()}
+    with Internet([Line(delay=0.02), Line(delay=0.02), Line(is_walled=True)]) as internet:
+        *_, addresses = peers(internet, FIRST, client_mode=None, **secret)
+        joining = {"client_mode": None, "initial_peers": addresses, **secret}
+        assert peers(internet, OPEN, **joining)[:2] == (Reach.DIRECTLY, False)
+        assert peers(internet, WALLED, **joining)[:2] == (Reach.NOT, True)
+
+
+def test_who_is_not_reached_is_a_client_and_who_says_how_it_is_reached_is_asked_nothing(peers: Open) -> None:
     lines = [Line(delay=0.02), Line(delay=0.02), Line(is_walled=True), Line(is_translated=True)]
     with Internet(lines) as internet:
-        reach, is_client, addresses = peers(internet, FIRST, client_mode=None, **secret)
+        reach, is_client, addresses = peers(internet, FIRST, client_mode=None)
         assert (reach, is_client) == (Reach.UNKNOWN, False), "there was nobody whom it could have asked"
-        joining = {"client_mode": None, "initial_peers": addresses, **secret}
+        joining = {"client_mode": None, "initial_peers": addresses}
         found = {}
         for host in (OPEN, WALLED, TRANSLATED):
             began = time.monotonic()
@@ -79,11 +86,6 @@ def test_who_is_not_reached_is_a_client(peers: Open, is_private: bool) -> None:
             print(f"host {host}: {found[host][0]}, after {time.monotonic() - began:.1f} s")
         assert found[OPEN][:2] == (Reach.DIRECTLY, False)
         assert found[WALLED][:2] == found[TRANSLATED][:2] == (Reach.NOT, True)
-
-
-def test_who_says_how_it_is_reached_is_asked_nothing(peers: Open) -> None:
-    with Internet([Line(), Line(), Line(is_walled=True)]) as internet:
-        *_, addresses = peers(internet, FIRST)
         reach, is_client, _ = peers(internet, WALLED, initial_peers=addresses)
         assert (reach, is_client) == (Reach.UNKNOWN, False), "as plain hivemind, which takes it that it is reached"
         announced = [f"/ip4/{internet.address(WALLED)}/tcp/4001"]

@@ -6,6 +6,7 @@ So they do when the relay has been started again.
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import re
 import sys
 import time
@@ -26,6 +27,7 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
 
 import hivenb
+from hivenb.app import cli
 from hivenb.engine.network.addresses import Reach
 from network.internet import Internet, why_not
 from network.line import Line
@@ -44,23 +46,36 @@ def allowed() -> None:
         pytest.skip(reason)
 
 
+def relay(enter: Callable[[], None], told: Connection, folder: str) -> None:
+    """``hivenb relay`` on a host; all that it prints goes to a connection."""
+    enter()
+    for number in (1, 2):
+        os.dup2(told.fileno(), number)
+    told.close()
+    sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115 - to its end
+    sys.exit(cli.main(["relay", "--folder", folder]))
+
+
 @contextmanager
 def a_relay(internet: Internet, folder: Path) -> Iterator[str]:
     """``hivenb relay`` on the first host; its invite."""
-    command = [sys.executable, "-u", "-m", "hivenb", "relay", "--folder", str(folder)]
-    process = internet.popen(RELAY, command, stdout=-1, stderr=-2, text=True)
+    here, there = mp.Pipe(duplex=False)
+    process = forked.start(relay, internet.enter_as(RELAY), there, str(folder))
+    there.close()
     seen = ""
     try:
-        while not (found := re.search(r"hivenb://\S+", seen)):
-            line = process.stdout.readline()
-            assert line, seen
-            seen += line
-        yield found.group()
-        process.terminate()
-        assert process.wait(30) == 0
+        with here, open(here.fileno(), closefd=False) as said:
+            while not (found := re.search(r"hivenb://\S+", seen)):
+                line = said.readline()
+                assert line, seen
+                seen += line
+            yield found.group()
+            process.terminate()
+            process.join(30)
+            assert process.exitcode == 0
     finally:
         process.kill()
-        process.wait()
+        process.join()
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,22 @@ import asyncio
 import concurrent.futures
 import copy
 import gc
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
-import tiny
 import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage
 from hivemind.optim import grad_averager, power_sgd_averager, state_averager
 from hivemind.utils import get_dht_time
+from in_memory.real_time import RealTimeDHT
 from tiny import LOOPBACK, samples
 
 from hivenb.engine.averaging.averager import Averager, complain_unless_ended
@@ -287,58 +284,54 @@ def test_two_meet_long_before_the_matchmaking_time_is_over(dht: DHT, run_id: str
         pair.close()
 
 
-#: Two that have met and wait for a third one, or, if that is all, average: one of them, while the other does not.
-ENDING = """
-import sys, time, torch
-from hivemind.averaging.control import AveragingStage
-from hivenb.engine.averaging.gradient_averager import GradientAverager
-from hivenb.engine.network.dht import DHT
-from hivenb.engine.matchmaking.matchmaking import Attendance, ExpectedPeers
-from tiny import LOOPBACK
+def end_while_it(meets_or_averages: str) -> None:
+    """Two that have met and wait for a third one, or, if that is all, average: one of them, while the other does not.
 
-def wait_until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    They end then.
+    """
 
-dhts = [DHT(start=True, **LOOPBACK)]
-dhts += [DHT(start=True, initial_peers=list(map(str, dhts[0].get_visible_maddrs())), **LOOPBACK)]
-averagers = [
-    GradientAverager([torch.nn.Parameter(torch.zeros(3))], dht=own, prefix="run", min_matchmaking_time=60.0, start=True)
-    for own in dhts
-]
-third = [Attendance(b"a third one", 0, 0)] if sys.argv[1] == "met" else []
-searches = []
-for averager, other in zip(averagers, reversed(averagers)):
-    peers = [Attendance(other.peer_id.to_bytes(), 0, 0), *third]
-    averager.expect_peers(ExpectedPeers(frozenset(peers)))
-    searches.append(averager.schedule_step(gather=0, timeout=120.0))
-    if not searches[1:]:
-        wait_until(lambda: averager.is_alone(0))
-if third:
-    wait_until(lambda: not any(averager.is_alone(0) for averager in averagers))
-else:
-    wait_until(lambda: all(search.stage is AveragingStage.AWAITING_TRIGGER for search in searches))
-    searches[0].weight = 1.0
-    searches[0].allow_allreduce()
-    wait_until(lambda: searches[0].stage is AveragingStage.RUNNING_ALLREDUCE)
-for one in averagers + dhts:
-    one.shutdown()
-assert all(search.cancelled() for search in searches)
-"""
+    def wait_until(condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    dhts = [DHT(start=True, **LOOPBACK)]
+    dhts += [DHT(start=True, initial_peers=list(map(str, dhts[0].get_visible_maddrs())), **LOOPBACK)]
+    averagers = [
+        GradientAverager(
+            [torch.nn.Parameter(torch.zeros(3))], dht=own, prefix="run", min_matchmaking_time=60.0, start=True
+        )
+        for own in dhts
+    ]
+    third = [Attendance(b"a third one", 0, 0)] if meets_or_averages == "met" else []
+    searches: list[Any] = []
+    for averager, other in zip(averagers, reversed(averagers), strict=True):
+        peers = [Attendance(other.peer_id.to_bytes(), 0, 0), *third]
+        averager.expect_peers(ExpectedPeers(frozenset(peers)))
+        searches.append(averager.schedule_step(gather=0, timeout=120.0))
+        if not searches[1:]:
+            wait_until(lambda: averagers[0].is_alone(0))
+    if third:
+        wait_until(lambda: not any(averager.is_alone(0) for averager in averagers))
+    else:
+        wait_until(lambda: all(search.stage is AveragingStage.AWAITING_TRIGGER for search in searches))
+        searches[0].weight = 1.0
+        searches[0].allow_allreduce()
+        wait_until(lambda: searches[0].stage is AveragingStage.RUNNING_ALLREDUCE)
+    for one in (*averagers, *dhts):
+        one.shutdown()
+    assert all(search.cancelled() for search in searches)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("while_it", ["met", "averages"])
 def test_one_that_ends_does_so_at_once_whatever_it_is_doing(while_it: str) -> None:
-    command = [sys.executable, "-c", ENDING, while_it]
-    environment = {**os.environ, "PYTHONPATH": str(Path(tiny.__file__).parent)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert "the hard way" not in ended.stderr
+    ended = forked.run(end_while_it, while_it, seconds=120.0)
+    assert ended.code == 0, ended.err
+    assert "the hard way" not in ended.err
     # hivemind says of a round that breaks off where it was
-    assert ended.stderr.count("Traceback") == (1 if while_it == "averages" else 0)
+    assert ended.err.count("Traceback") == (1 if while_it == "averages" else 0), ended.err
 
 
 def test_a_request_that_ends_is_no_error_and_all_else_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -377,10 +370,10 @@ def test_a_request_that_ends_is_no_error_and_all_else_is(caplog: pytest.LogCaptu
 
 class TestAlone:
     @pytest.fixture
-    def averager(self, dht: DHT, run_id: str) -> Any:
+    def averager(self, memory_dht: RealTimeDHT, run_id: str) -> Any:
         made = GradientAverager(
             [torch.nn.Parameter(torch.zeros(3))],
-            dht=dht,
+            dht=memory_dht,
             prefix=run_id,
             min_matchmaking_time=60.0,
             start=True,

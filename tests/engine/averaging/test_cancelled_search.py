@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import threading
 from collections.abc import Callable
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
@@ -12,6 +12,7 @@ from hivemind.averaging.control import AveragingStage
 from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
+from in_memory.real_time import RealTimeSwarm
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.network.dht import DHT
@@ -42,7 +43,7 @@ class FarLeader(GradientAverager):
     """One whose followers hear late that it has begun, as they do over a long line."""
 
     #: released for each of them when it has begun, before they hear of it
-    has_begun = multiprocessing.Semaphore(0)
+    has_begun = threading.Semaphore(0)
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -57,17 +58,15 @@ class FarLeader(GradientAverager):
 @pytest.mark.parametrize("shape", [3, 300_000], ids=["one-part", "a-part-for-each"])
 def test_who_gives_up_while_its_leader_begins_lets_nobody_wait(
     shape: int,
-    dht: DHT,
-    joining_dht: DHT,
-    third_dht: DHT,
+    swarm_in_memory: RealTimeSwarm,
     make_averager: Callable[..., Any],
     expect_each_other: Callable[..., None],
     eventually: Callable[..., None],
 ) -> None:
     """Neither it nor the others know of that in time by themselves; of small models it may average no part at all."""
     waiting = {"min_matchmaking_time": 5.0, "request_timeout": 4.0, "sender_timeout": 90.0, "reducer_timeout": 180.0}
-    kinds = {dht: FarLeader, joining_dht: GradientAverager, third_dht: GradientAverager}
-    leader, leaver, other = (make_averager(own, shape=shape, kind=kind, **waiting) for own, kind in kinds.items())
+    kinds = FarLeader, GradientAverager, GradientAverager
+    leader, leaver, other = (make_averager(swarm_in_memory.join(), shape=shape, kind=kind, **waiting) for kind in kinds)
     for epoch in range(4):
         expect_each_other(leader, leaver, other, epoch=epoch)
         controls = {}

@@ -15,7 +15,7 @@ import torch
 from hivemind.compression import CompressionInfo, TensorRole
 from hivemind.compression.adaptive import AdaptiveCompressionBase
 from hivemind.optim import power_sgd_averager
-from tiny import LOOPBACK
+from in_memory.real_time import RealTimeDHT
 
 from hivenb import compression as codecs
 from hivenb.engine.averaging.gradient_averager import (
@@ -152,11 +152,16 @@ def values_of(peer: int) -> list[torch.Tensor]:
     return made
 
 
-@pytest.fixture(scope="module")
-def dhts(dht: DHT) -> Iterator[list[DHT]]:
-    other = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK)
-    yield [dht, other]
-    other.shutdown()
+@pytest.fixture
+def dhts(memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT) -> list[Any]:
+    """Of peers without processes."""
+    return [memory_dht, joining_memory_dht]
+
+
+@pytest.fixture
+def real_dhts(dht: DHT, joining_dht: DHT) -> list[DHT]:
+    """Of peers whose averagers have processes."""
+    return [dht, joining_dht]
 
 
 @pytest.fixture
@@ -179,7 +184,7 @@ def meeting(prefix: str) -> dict[str, Any]:
     }
 
 
-def average_gradients(averagers: list[Any], dhts: list[DHT], prefix: str, used: Sequence[Any]) -> list[Any]:
+def average_gradients(averagers: list[Any], dhts: list[Any], prefix: str, used: Sequence[Any]) -> list[Any]:
     """The averaged gradients of two peers, with the codec of each."""
     for peer, codec in enumerate(used):
         parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
@@ -211,8 +216,17 @@ def check_gradients(found: list[Any], used: Sequence[Any]) -> list[bool]:
 @EACH_CODEC
 @pytest.mark.usefixtures("shared_out")
 def test_gradients_are_averaged_within_what_the_codec_promises(
-    dhts: list[DHT], averagers: list[Any], run_id: str, name: str
+    dhts: list[Any], averagers: list[Any], run_id: str, name: str
 ) -> None:
+    check_round(dhts, averagers, run_id, name)
+
+
+@pytest.mark.usefixtures("shared_out")
+def test_so_they_are_by_processes(real_dhts: list[DHT], averagers: list[Any], run_id: str) -> None:
+    check_round(real_dhts, averagers, run_id, "per_tensor")
+
+
+def check_round(dhts: list[Any], averagers: list[Any], run_id: str, name: str) -> None:
     used = [CODECS[name](), CODECS[name]()]
     lossy = check_gradients(average_gradients(averagers, dhts, run_id, used), used)
     assert lossy[:2] == [name != "none"] * 2, "the codec was not at work"
@@ -234,7 +248,7 @@ def test_gradients_are_averaged_within_what_the_codec_promises(
 )
 @pytest.mark.parametrize("is_shared_out", [False, True], ids=["all-gather", "shared out"])
 def test_peers_with_different_codecs_agree(
-    dhts: list[DHT],
+    dhts: list[Any],
     averagers: list[Any],
     run_id: str,
     names: tuple[str, str],
@@ -253,8 +267,18 @@ def test_peers_with_different_codecs_agree(
     ids=["ours", "settled"],
 )
 def test_power_sgd_is_exact_for_gradients_of_fewer_components_than_its_rank(
-    dhts: list[DHT], averagers: list[Any], run_id: str, kind: Any
+    dhts: list[Any], averagers: list[Any], run_id: str, kind: Any
 ) -> None:
+    check_power_sgd(dhts, averagers, run_id, kind)
+
+
+def test_so_it_is_by_processes_of_a_class_of_the_users_own(
+    real_dhts: list[DHT], averagers: list[Any], run_id: str
+) -> None:
+    check_power_sgd(real_dhts, averagers, run_id, own_factory(power_sgd_averager.PowerSGDGradientAverager))
+
+
+def check_power_sgd(dhts: list[Any], averagers: list[Any], run_id: str, kind: Any) -> None:
     generator = torch.Generator().manual_seed(1)
 
     def product(components: int) -> torch.Tensor:
@@ -333,7 +357,19 @@ def role_of(key: Any) -> TensorRole:
     ],
 )
 def test_state_is_averaged_and_then_downloaded_within_what_the_codec_promises(
-    dhts: list[DHT], averagers: list[Any], run_id: str, names: tuple[str, str], eventually: Callable[..., None]
+    dhts: list[Any], averagers: list[Any], run_id: str, names: tuple[str, str], eventually: Callable[..., None]
+) -> None:
+    check_state(dhts, averagers, run_id, names, eventually)
+
+
+def test_so_it_is_by_processes(
+    real_dhts: list[DHT], averagers: list[Any], run_id: str, eventually: Callable[..., None]
+) -> None:
+    check_state(real_dhts, averagers, run_id, ("role_adaptive", "none"), eventually)
+
+
+def check_state(
+    dhts: list[Any], averagers: list[Any], run_id: str, names: tuple[str, str], eventually: Callable[..., None]
 ) -> None:
     used = [CODECS[name]() for name in names]
     states = [State(peer=0, steps=3), State(peer=1, steps=2)]

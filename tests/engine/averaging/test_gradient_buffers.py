@@ -1,4 +1,4 @@
-"""Gradients are weighed by samples, summed up, and handed to a real averager, and each epoch begins with nothing."""
+"""Gradients are weighed by samples, summed up, and handed to an averager, and each epoch begins with nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from hivemind.optim import grad_averager
+from in_memory.real_time import RealTimeDHT
 from torch import Tensor
-
-from hivenb.engine.network.dht import DHT
 
 Make = Callable[..., Any]
 
@@ -36,8 +35,8 @@ def loaded(averager: Any) -> Tensor:
 
 
 @pytest.fixture(params=[False, True], ids=["buffers", "reused"])
-def averager(request: pytest.FixtureRequest, dht: DHT, make_averager: Make) -> Any:
-    made = make_averager(dht, reuse_grad_buffers=request.param)
+def averager(request: pytest.FixtureRequest, memory_dht: RealTimeDHT, make_averager: Make) -> Any:
+    made = make_averager(memory_dht, reuse_grad_buffers=request.param)
     made.samples_of_weight_one = 1
     return made
 
@@ -102,8 +101,8 @@ def test_the_mean_is_loaded_once(averager: Any) -> None:
     assert torch.allclose(loaded(averager), MEAN)
 
 
-def test_gradients_of_few_rows_are_summed_up(dht: DHT, make_averager: Make) -> None:
-    averager = make_averager(dht)
+def test_gradients_of_few_rows_are_summed_up(memory_dht: RealTimeDHT, make_averager: Make) -> None:
+    averager = make_averager(memory_dht)
     for _ in range(2):
         for gradient, samples in BATCHES:
             averager.parameters[0].grad = gradient.to_sparse()

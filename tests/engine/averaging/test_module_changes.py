@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from in_memory.real_time import RealTimeDHT
 from torch import Tensor, nn
 
 from hivenb.engine.averaging.staging import merged
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
-from hivenb.engine.network.dht import DHT
 
 INF, NAN = torch.inf, torch.nan
 
@@ -51,7 +51,7 @@ class Peer:
     :param number: all that its matrix has in the beginning
     """
 
-    def __init__(self, number: float, dht: DHT, run_id: str, offload: bool):
+    def __init__(self, number: float, dht: RealTimeDHT, run_id: str, offload: bool):
         self.layer = nn.Linear(3, 2, bias=False)
         with torch.no_grad():
             self.layer.weight.fill_(number)
@@ -79,8 +79,12 @@ class Peer:
 
 
 @pytest.fixture
-def peers(dht: DHT, joining_dht: DHT, run_id: str, request: pytest.FixtureRequest) -> Iterator[list[Peer]]:
-    made = [Peer(float(number), own, run_id, request.param) for number, own in enumerate((dht, joining_dht))]
+def peers(
+    memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT, run_id: str, request: pytest.FixtureRequest
+) -> Iterator[list[Peer]]:
+    """Two of one run, without processes."""
+    dhts = memory_dht, joining_memory_dht
+    made = [Peer(float(number), own, run_id, request.param) for number, own in enumerate(dhts)]
     yield made
     for peer in made:
         peer.averager.shutdown()
@@ -95,7 +99,6 @@ def in_place(weight: Tensor) -> None:
         weight[0].add_(1.0)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("peers", [False, True], indirect=True, ids=["on its device", "offloaded"])
 @pytest.mark.parametrize("change", [by_data, in_place])
 def test_a_round_in_the_background_keeps_it(
@@ -118,7 +121,6 @@ def test_a_round_in_the_background_keeps_it(
         assert peer.layer.weight.tolist() == [[1.0] * 3, [0.5] * 3]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("peers", [False, True], indirect=True, ids=["on its device", "offloaded"])
 def test_a_state_that_is_taken_over_replaces_it(peers: list[Peer], eventually: Callable[..., None]) -> None:
     first, second = peers

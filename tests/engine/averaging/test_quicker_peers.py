@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from hivemind.averaging.control import AveragingStage
+from in_memory.real_time import RealTimeDHT
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
-from hivenb.engine.network.dht import DHT
 
 
 class EndsAnotherRound(GradientAverager):
@@ -20,13 +20,13 @@ class EndsAnotherRound(GradientAverager):
 
 @pytest.fixture
 def averagers(
-    dht: DHT,
-    joining_dht: DHT,
+    memory_dht: RealTimeDHT,
+    joining_memory_dht: RealTimeDHT,
     make_averager: Callable[..., GradientAverager],
     expect_each_other: Callable[..., None],
 ) -> list[GradientAverager]:
     timeouts = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "next_chunk_timeout": 60.0}
-    made = [make_averager(own, 1000, EndsAnotherRound, **timeouts) for own in (dht, joining_dht)]
+    made = [make_averager(own, 1000, EndsAnotherRound, **timeouts) for own in (memory_dht, joining_memory_dht)]
     expect_each_other(*made, epoch=1)
     return made
 

@@ -16,6 +16,12 @@ from hivenb.engine.optimizer.optimizer import Optimizer
 ROUNDS = 20
 
 
+@pytest.fixture
+def make_optimizer(make_optimizer_in_memory: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """Without processes."""
+    return make_optimizer_in_memory
+
+
 def test_threads_may_cancel_at_the_same_time(make_optimizer: Callable[..., Optimizer]) -> None:
     """hivemind raises InvalidStateError in the second one, and RuntimeError in one that runs an event loop."""
     averager: Any = make_optimizer(TinyModel().parameters()).grad_averager

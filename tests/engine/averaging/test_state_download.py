@@ -17,6 +17,7 @@ import torch
 from hivemind.optim import state_averager as upstream
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
+from in_memory.real_time import RealTimeSwarm
 from tiny import LOOPBACK, TinyModel
 
 from hivenb.engine.averaging import state_download
@@ -181,8 +182,15 @@ class TestTime:
 Serve = Callable[..., Any]
 
 
+@pytest.fixture
+def dhts(swarm_in_memory: RealTimeSwarm) -> list[Any]:
+    """Of peers without processes, of which the first one has led the others into the swarm."""
+    first = swarm_in_memory.join()
+    return [first, *(swarm_in_memory.join(f"/ip4/127.0.0.1/tcp/1/p2p/{first.peer_id}") for _ in range(3))]
+
+
 @pytest.fixture(scope="module")
-def dhts() -> Iterator[list[DHT]]:
+def real_dhts() -> Iterator[list[DHT]]:
     with ExitStack() as opened:
         made: list[DHT] = []
         for _ in range(4):
@@ -198,7 +206,7 @@ def serve(run_id: str) -> Iterator[Serve]:
     made: list[Any] = []
 
     def start(
-        dht: DHT,
+        dht: Any,
         forge: Callable[[torch.Tensor], torch.Tensor] = lambda parameter: parameter,
         kind: Any = TrainingStateAverager,
         priority: float = EPOCH,
@@ -218,9 +226,8 @@ def serve(run_id: str) -> Iterator[Serve]:
         averager.shutdown()
 
 
-@pytest.mark.process
 class TestBelieved:
-    def newcomer(self, dht: DHT, serve: Serve, eventually: Any, run_id: str, sharing: int) -> Any:
+    def newcomer(self, dht: Any, serve: Serve, eventually: Any, run_id: str, sharing: int) -> Any:
         made = serve(dht, lambda parameter: torch.zeros_like(parameter), allow_state_sharing=False)
         made.local_epoch, made.newest_epoch = 0, lambda expected: EPOCH
         eventually(lambda: len(getattr(dht.get(f"{run_id}.all_averagers", latest=True), "value", ())) >= sharing)
@@ -230,10 +237,18 @@ class TestBelieved:
         own = [parameter.detach() for parameter in averager.main_parameters]
         return all(torch.allclose(a, b) for a, b in zip(own, TinyModel().parameters(), strict=True))
 
-    @pytest.mark.parametrize("kind", [TrainingStateAverager, upstream.TrainingStateAverager], ids=["ours", "plain"])
     def test_one_that_is_not_finite_is_left_for_that_of_another(
-        self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str, kind: Any
+        self, dhts: list[Any], serve: Serve, eventually: Any, run_id: str
     ) -> None:
+        self._leave_for_another(dhts, serve, eventually, run_id, TrainingStateAverager)
+
+    @pytest.mark.process
+    def test_one_of_plain_hivemind_that_is_not_finite_is_left_for_that_of_another(
+        self, real_dhts: list[DHT], serve: Serve, eventually: Any, run_id: str
+    ) -> None:
+        self._leave_for_another(real_dhts, serve, eventually, run_id, upstream.TrainingStateAverager)
+
+    def _leave_for_another(self, dhts: list[Any], serve: Serve, eventually: Any, run_id: str, kind: Any) -> None:
         serve(dhts[1], lambda parameter: parameter * math.nan, kind=kind, priority=1e9)
         serve(dhts[2])
         newcomer = self.newcomer(dhts[3], serve, eventually, run_id, 2)
@@ -242,7 +257,7 @@ class TestBelieved:
         assert newcomer.local_epoch == EPOCH
 
     def test_one_that_is_made_up_is_contradicted_by_most(
-        self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str
+        self, dhts: list[Any], serve: Serve, eventually: Any, run_id: str
     ) -> None:
         serve(dhts[1], lambda parameter: 10 * torch.randn_like(parameter), priority=1e9)
         serve(dhts[0])
@@ -255,7 +270,7 @@ class TestBelieved:
             newcomer.local_epoch = 0
 
     def test_of_two_that_contradict_each_other_the_one_that_has_invited_is_believed(
-        self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str
+        self, dhts: list[Any], serve: Serve, eventually: Any, run_id: str
     ) -> None:
         serve(dhts[1], lambda parameter: -parameter, priority=1e9)
         serve(dhts[0])
@@ -263,10 +278,12 @@ class TestBelieved:
         newcomer.load_state_from_peers(timeout=30.0)
         assert self.has_loaded(newcomer)
 
+    @pytest.mark.process
     def test_the_others_are_asked_while_it_is_on_its_way(
-        self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
+        self, real_dhts: list[DHT], serve: Serve, eventually: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """After it they may be so many epochs further that nobody can compare."""
+        dhts = real_dhts
         was_asked, may_end = mp.Event(), mp.Event()
 
         serves, makes = Averager._state_in_turn, state_download.make_statement
@@ -300,7 +317,7 @@ class TestBelieved:
         assert newcomer.local_epoch == 20
 
     def test_if_none_can_be_believed_it_says_whom_and_why(
-        self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str
+        self, dhts: list[Any], serve: Serve, eventually: Any, run_id: str
     ) -> None:
         liars = [serve(dhts[1], lambda parameter: -parameter), serve(dhts[2])]
         newcomer = self.newcomer(dhts[3], serve, eventually, run_id, 2)
@@ -309,6 +326,6 @@ class TestBelieved:
         assert all(str(liar.peer_id) in str(raised.value) for liar in liars)
         assert not self.has_loaded(newcomer)
 
-    def test_nobody_to_ask_is_no_error(self, dhts: list[DHT], serve: Serve, eventually: Any, run_id: str) -> None:
+    def test_nobody_to_ask_is_no_error(self, dhts: list[Any], serve: Serve, eventually: Any, run_id: str) -> None:
         newcomer = self.newcomer(dhts[3], serve, eventually, run_id, 0)
         assert newcomer.load_state_from_peers(timeout=30.0) is None

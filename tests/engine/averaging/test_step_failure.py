@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from in_memory.real_time import RealTimeDHT
 
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
-from hivenb.engine.network.dht import DHT
 
 
 class Thorny(torch.optim.SGD):
@@ -32,7 +32,7 @@ class Thorny(torch.optim.SGD):
 
 
 @pytest.fixture
-def make_state_averager(dht: DHT, run_id: str) -> Iterator[Callable[..., TrainingStateAverager]]:
+def make_state_averager(memory_dht: RealTimeDHT, run_id: str) -> Iterator[Callable[..., TrainingStateAverager]]:
     made: list[TrainingStateAverager] = []
 
     def make(parameters: Any, **kwargs: Any) -> TrainingStateAverager:
@@ -40,7 +40,7 @@ def make_state_averager(dht: DHT, run_id: str) -> Iterator[Callable[..., Trainin
             kwargs |= {"optimizer": partial(Thorny, lr=0.1), "params": [{"params": parameters}]}
         kwargs.setdefault("optimizer", None)
         kwargs["optimizer"] = kwargs["optimizer"] or Thorny(parameters, lr=0.1)
-        made.append(TrainingStateAverager(dht=dht, prefix=run_id, start=True, **kwargs))
+        made.append(TrainingStateAverager(dht=memory_dht, prefix=run_id, start=True, **kwargs))
         return made[-1]
 
     yield make
@@ -72,7 +72,6 @@ def fail_in_background(averager: TrainingStateAverager) -> None:
     optimizer.may_end.set()
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("offloaded", [False, True])
 def test_the_parameters_and_the_epoch_are_those_before_the_step(make_state_averager: Any, offloaded: bool) -> None:
     model = parameter()
@@ -93,7 +92,6 @@ def test_the_parameters_and_the_epoch_are_those_before_the_step(make_state_avera
     assert torch.equal(tensors[0].detach(), model.detach())
 
 
-@pytest.mark.process
 def test_it_is_raised_again_by_all_that_would_go_on_but_not_by_what_ends(make_state_averager: Any) -> None:
     averager = make_state_averager([parameter()])
     fail(averager)
@@ -102,7 +100,6 @@ def test_it_is_raised_again_by_all_that_would_go_on_but_not_by_what_ends(make_st
     averager.step(wait_for_delayed_updates=True)
 
 
-@pytest.mark.process
 def test_what_fails_in_the_background_is_raised_by_the_next_step(make_state_averager: Any) -> None:
     model = parameter()
     averager = make_state_averager([model], offload_optimizer=True)
@@ -113,7 +110,6 @@ def test_what_fails_in_the_background_is_raised_by_the_next_step(make_state_aver
     assert averager.local_epoch == 0
 
 
-@pytest.mark.process
 def test_it_can_be_held_back_until_all_is_ended(make_state_averager: Any) -> None:
     averager = make_state_averager([parameter()], offload_optimizer=True)
     fail_in_background(averager)
@@ -129,7 +125,6 @@ def test_it_can_be_held_back_until_all_is_ended(make_state_averager: Any) -> Non
     assert done
 
 
-@pytest.mark.process
 def test_a_trigger_that_fails_leaves_out_the_step(make_state_averager: Any) -> None:
     """What loads averaged gradients in the background, for one."""
 
@@ -144,7 +139,6 @@ def test_a_trigger_that_fails_leaves_out_the_step(make_state_averager: Any) -> N
     assert averager.local_epoch == 0
 
 
-@pytest.mark.process
 def test_a_round_that_fails_is_missed(make_state_averager: Any) -> None:
     """There is nobody to be met."""
     model = parameter()
@@ -153,7 +147,6 @@ def test_a_round_that_fails_is_missed(make_state_averager: Any) -> None:
     torch.testing.assert_close(model.detach(), torch.full((3,), -0.1))
 
 
-@pytest.mark.process
 def test_parameters_are_copied_only_where_the_buffers_hold_something_else(
     make_state_averager: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

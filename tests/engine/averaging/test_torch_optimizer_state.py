@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_state
+from in_memory.real_time import RealTimeDHT
 from tiny import TinyModel, parameters, train
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -19,7 +20,6 @@ from hivenb.engine.averaging.torch_state import (
     restore_switches,
     state_mismatch,
 )
-from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.errors import SwarmError, TrainingError
 
@@ -27,6 +27,12 @@ Make = Callable[..., Optimizer]
 EXPONENTIAL = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
 FAR = 10_000
 """A target that nobody reaches while the newcomer loads."""
+
+
+@pytest.fixture
+def make_optimizer(make_optimizer_in_memory: Make) -> Make:
+    """Without processes."""
+    return make_optimizer_in_memory
 
 
 def make(make_optimizer: Make, model: TinyModel, optimizer: Any = torch.optim.AdamW, **kwargs: Any) -> Optimizer:
@@ -39,13 +45,13 @@ def make(make_optimizer: Make, model: TinyModel, optimizer: Any = torch.optim.Ad
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_the_learning_rate_is_that_of_the_swarm(
-    make_optimizer: Make, joining_dht: DHT, eventually: Callable[..., None], offload: bool
+    make_optimizer: Make, joining_memory_dht: RealTimeDHT, eventually: Callable[..., None], offload: bool
 ) -> None:
     """hivemind copies the rate of the other one and steps the scheduler from there: it would be 0.5 ** 6."""
     model, joiner = TinyModel(), TinyModel()
     first = make(make_optimizer, model, scheduler=EXPONENTIAL, offload_optimizer=offload)
     train(model, first, 3, batch_size=FAR)
-    second = make(make_optimizer, joiner, scheduler=EXPONENTIAL, offload_optimizer=offload, dht=joining_dht)
+    second = make(make_optimizer, joiner, scheduler=EXPONENTIAL, offload_optimizer=offload, dht=joining_memory_dht)
     eventually(lambda: second.tracker.global_epoch == 3)
     second.load_state_from_peers()
     assert second.local_epoch == 3
@@ -65,7 +71,7 @@ def test_the_learning_rate_is_that_of_the_swarm(
 )
 def test_a_state_that_does_not_fit_is_refused(
     make_optimizer: Make,
-    joining_dht: DHT,
+    joining_memory_dht: RealTimeDHT,
     eventually: Callable[..., None],
     theirs: dict[str, Any],
     message: str,
@@ -74,7 +80,7 @@ def test_a_state_that_does_not_fit_is_refused(
     model, joiner = TinyModel(), TinyModel()
     first = make(make_optimizer, model, offload_optimizer=False, **theirs)
     train(model, first, 1, batch_size=FAR)
-    second = make(make_optimizer, joiner, offload_optimizer=False, dht=joining_dht)
+    second = make(make_optimizer, joiner, offload_optimizer=False, dht=joining_memory_dht)
     eventually(lambda: second.tracker.global_epoch == 1)
     before = parameters(joiner)
     with pytest.raises(SwarmError, match=message):

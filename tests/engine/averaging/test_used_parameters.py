@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hivemind.optim.grad_averager import GradientAverager as PlainGradientAverager
+from in_memory.real_time import RealTimeDHT, RealTimeSwarm
 from torch import Tensor
 
 from hivenb.compression import codec
@@ -47,11 +48,21 @@ def means(averager: Any) -> list[float | None]:
 
 
 @pytest.fixture
-def make(run_id: str) -> Iterator[Make]:
-    """Starts averagers of the gradients of four matrices."""
+def make(swarm_in_memory: RealTimeSwarm, run_id: str) -> Iterator[Make]:
+    """Starts averagers of the gradients of four matrices, without processes."""
+    yield from _averagers(run_id)
+
+
+@pytest.fixture
+def start(run_id: str) -> Iterator[Make]:
+    """Starts such with processes."""
+    yield from _averagers(run_id)
+
+
+def _averagers(run_id: str) -> Iterator[Make]:
     made: list[Any] = []
 
-    def make(dht: DHT, kind: Callable[..., Any] = GradientAverager, **options: Any) -> Any:
+    def make(dht: Any, kind: Callable[..., Any] = GradientAverager, **options: Any) -> Any:
         parameters = [torch.nn.Parameter(torch.zeros(SHAPE)) for _ in range(4)]
         handlers = signal.getsignal(signal.SIGINT)
         options = {"min_matchmaking_time": 3.0, "request_timeout": 1.0, "target_group_size": 2, **options}
@@ -70,8 +81,8 @@ def hold_round(*averagers: Any) -> None:
 
 
 @pytest.mark.parametrize("reused", [False, True], ids=["buffers", "reused"])
-def test_a_peer_alone_has_those_that_its_batches_have_used(make: Make, dht: DHT, reused: bool) -> None:
-    averager = make(dht, reuse_grad_buffers=reused)
+def test_a_peer_alone_has_those_that_its_batches_have_used(make: Make, memory_dht: RealTimeDHT, reused: bool) -> None:
+    averager = make(memory_dht, reuse_grad_buffers=reused)
     averager.samples_of_weight_one = 1
     assert averager.gradients() == [] or reused
     for _ in range(2):  # an epoch knows nothing of the one before
@@ -87,8 +98,8 @@ def test_a_peer_alone_has_those_that_its_batches_have_used(make: Make, dht: DHT,
 
 
 @pytest.mark.parametrize("reused", [False, True], ids=["buffers", "reused"])
-def test_a_successor_goes_on_with_what_was_used(make: Make, dht: DHT, reused: bool) -> None:
-    averager = make(dht, reuse_grad_buffers=reused)
+def test_a_successor_goes_on_with_what_was_used(make: Make, memory_dht: RealTimeDHT, reused: bool) -> None:
+    averager = make(memory_dht, reuse_grad_buffers=reused)
     averager.samples_of_weight_one = 1
     use(averager, [1.0, None, 0.0, None])
     kept, samples = averager.mean_gradients(), averager.local_samples_accumulated
@@ -100,8 +111,8 @@ def test_a_successor_goes_on_with_what_was_used(make: Make, dht: DHT, reused: bo
     assert means(averager) == [2.0, 1.0, 0.0, None]
 
 
-def test_a_batch_that_is_taken_back_has_used_nothing(make: Make, dht: DHT) -> None:
-    averager = make(dht)
+def test_a_batch_that_is_taken_back_has_used_nothing(make: Make, memory_dht: RealTimeDHT) -> None:
+    averager = make(memory_dht)
     use(averager, [1.0, None, None, None])
     for parameter, value in zip(averager.parameters, [1.0, torch.nan, None, None], strict=True):
         parameter.grad = None if value is None else torch.full_like(parameter, value)
@@ -112,10 +123,14 @@ def test_a_batch_that_is_taken_back_has_used_nothing(make: Make, dht: DHT) -> No
     assert means(averager) == [1.0, None, None, None]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("kind", KINDS)
-def test_peers_agree_on_what_one_of_them_has_used(make: Make, dht: DHT, joining_dht: DHT, kind: str) -> None:
-    peers = [make(own, KINDS[kind]) for own in (dht, joining_dht)]
+def test_peers_agree_on_what_one_of_them_has_used(
+    make: Make, memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT, kind: str
+) -> None:
+    agree_on_used([make(own, KINDS[kind]) for own in (memory_dht, joining_memory_dht)])
+
+
+def agree_on_used(peers: Sequence[Any]) -> None:
     used: list[list[list[float | None]]] = [
         [[1.0, 2.0, None, 0.0], [3.0, None, None, None]],
         [[1.0, None, None, None], [1.0, None, None, 8.0]],
@@ -128,9 +143,10 @@ def test_peers_agree_on_what_one_of_them_has_used(make: Make, dht: DHT, joining_
         assert [means(peer) for peer in peers] == [means_of_both, means_of_both]
 
 
-@pytest.mark.process
-def test_what_power_sgd_has_left_over_waits_until_it_is_used_again(make: Make, dht: DHT, joining_dht: DHT) -> None:
-    peers = [make(own, partial(PowerSGDGradientAverager, averager_rank=1)) for own in (dht, joining_dht)]
+def test_what_power_sgd_has_left_over_waits_until_it_is_used_again(
+    make: Make, memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT
+) -> None:
+    peers = [make(own, partial(PowerSGDGradientAverager, averager_rank=1)) for own in (memory_dht, joining_memory_dht)]
     for peer in peers:
         for parameter in peer.parameters:
             parameter.grad = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
@@ -149,9 +165,12 @@ def test_what_power_sgd_has_left_over_waits_until_it_is_used_again(make: Make, d
             assert torch.equal(averages[1], Tensor([0.0]).expand(SHAPE))
 
 
-@pytest.mark.process
-def test_with_a_peer_of_plain_hivemind_all_have_a_gradient(make: Make, dht: DHT, joining_dht: DHT) -> None:
-    ours, plain = make(dht), make(joining_dht, PlainGradientAverager)
+def test_so_they_do_by_processes(start: Make, dht: DHT, joining_dht: DHT) -> None:
+    agree_on_used([start(own, KINDS["power sgd"]) for own in (dht, joining_dht)])
+
+
+def test_with_a_peer_of_plain_hivemind_all_have_a_gradient(start: Make, dht: DHT, joining_dht: DHT) -> None:
+    ours, plain = start(dht), start(joining_dht, PlainGradientAverager)
     use(ours, [1.0, None, None, None])
     for parameter, value in zip(plain.parameters, [3.0, 0.0, 2.0, 0.0], strict=True):
         parameter.grad = torch.full_like(parameter, value)

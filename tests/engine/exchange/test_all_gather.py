@@ -67,13 +67,13 @@ def has(averager: GradientAverager) -> torch.Tensor:
 @pytest.mark.process
 def test_one_of_two_that_is_killed_while_it_sends_costs_the_other_one_no_deadline(
     dht: DHT,
-    joining_dht: DHT,
+    third_dht: DHT,
     make_averager: Callable[..., GradientAverager],
     expect_each_other: Callable[..., None],
     eventually: Callable[..., None],
 ) -> None:
     living = make_averager(dht, SEVERAL_PARTS, **MEETING)
-    dying = make_averager(joining_dht, SEVERAL_PARTS, SlowSender, **MEETING)
+    dying = make_averager(third_dht, SEVERAL_PARTS, SlowSender, **MEETING)
     expect_each_other(living, dying, epoch=1)
     for value, averager in ((1.0, living), (2.0, dying)):
         averager.parameters[0].grad = torch.full((SEVERAL_PARTS,), value)

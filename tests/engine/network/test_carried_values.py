@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import time
 
+import forked
 import pytest
 from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.utils import get_dht_time
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from hivenb.engine.network.values import MOST_NESTED, BoundedSerializer
+from hivenb.engine.network.values import LONGEST_ID, MOST_NESTED, BoundedSerializer, bound_this_process
 
 TUPLE, DICTIONARY, DESCRIPTOR = 0x40, 0x50, 0x51
 
@@ -32,16 +33,17 @@ def test_too_much_in_each_other_is_refused(code: int, depth: int) -> None:
     assert BoundedSerializer.loads(BoundedSerializer.dumps((1, (2, 3)))) == (1, (2, 3)), "afterwards as before"
 
 
+def read(bounded: bool) -> None:
+    if bounded:
+        bound_this_process()
+    MSGPackSerializer.loads(packed(900, DESCRIPTOR))
+
+
 @pytest.mark.process
 def test_without_the_bound_it_ends_a_process() -> None:
     """Else there would be nothing to be bounded."""
-    read = "from hivemind.utils import MSGPackSerializer; import hivemind, sys"
-    read += "; MSGPackSerializer.loads(sys.stdin.buffer.read())"
-    done = subprocess.run([sys.executable, "-c", read], input=packed(900, DESCRIPTOR), capture_output=True, timeout=60)
-    assert done.returncode < 0, "by a signal"
-    bound = f"from hivenb.engine.network.values import bound_this_process; bound_this_process(); {read}"
-    done = subprocess.run([sys.executable, "-c", bound], input=packed(900, DESCRIPTOR), capture_output=True, timeout=60)
-    assert b"ValueError" in done.stderr
+    assert forked.run(read, False).code < 0, "by a signal"
+    assert "ValueError" in forked.run(read, True).err
 
 
 @pytest.mark.parametrize("value", [(), (1, ("a", (b"b", None))), [{"betas": (0.9, 0.999)}], tuple(range(1000))])
@@ -66,13 +68,16 @@ def test_what_is_no_dictionary_of_records_is_refused(carried: object) -> None:
         BoundedSerializer.loads(b"\xc8" + len(raw).to_bytes(2, "big") + bytes([DICTIONARY]) + raw)
 
 
+def make_a_long_id() -> None:
+    bound_this_process()
+    assert PeerID(bytes(LONGEST_ID)).to_bytes() == bytes(LONGEST_ID)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="a peer's id of 200000 bytes"):
+        PeerID(bytes([255]) * 200_000)
+    assert time.monotonic() - began < 1.0
+
+
 @pytest.mark.process
 def test_an_id_that_is_none_is_refused_at_once_where_all_of_hivemind_is_bounded() -> None:
-    code = (
-        "import time; from hivemind.p2p import PeerID; from hivenb.engine.network.values import *\n"
-        "bound_this_process(); assert PeerID(bytes(LONGEST_ID)).to_bytes() == bytes(LONGEST_ID)\n"
-        "began = time.monotonic()\ntry: PeerID(bytes([255]) * 200_000)\n"
-        "except ValueError as e: print(e, time.monotonic() - began < 1.0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "a peer's id of 200000 bytes True\n", done.stderr
+    done = forked.run(make_a_long_id)
+    assert done.code == 0, done.err

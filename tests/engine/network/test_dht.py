@@ -40,7 +40,7 @@ class Unreadable:
         return int, ("not a number",)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dht() -> Iterator[DHT]:
     opened = open_dht()
     yield opened

@@ -149,21 +149,16 @@ class TestStoring:
         assert stores <= REPLICAS, "no copies for the sake of others, either"
 
     @pytest.mark.process
-    def test_who_came_during_a_search_is_found_by_the_next_one(self, open_dht: Open) -> None:
+    def test_a_newcomer_is_found_also_one_that_came_during_a_search(self, open_dht: Open, eventually: Any) -> None:
         pair = [open_dht([])]
         pair.append(open_dht(pair))
+        assert calls(pair[0], partial(store, "early", 2), before=partial(meet, "early")) == (0, 1)
         storing = pair[0].run_coroutine(partial(store_while_somebody_comes, "meanwhile"), return_future=True)
         newcomer = open_dht(pair)
         storing.result(60)
         assert pair[0].store("meanwhile", 2, get_dht_time() + 60, subkey=pair[0].peer_id.to_base58())
         record = newcomer.run_coroutine(partial(held, "meanwhile"))
         assert record is not None, "it holds what was stored after it had come"
-
-    def test_a_newcomer_is_found(self, swarm: list[DHT], open_dht: Open, eventually: Any) -> None:
-        pair = [open_dht([])]
-        pair.append(open_dht(pair))
-        assert calls(pair[0], partial(store, "early", 2), before=partial(meet, "early")) == (0, 1)
-        newcomer = open_dht(pair)
         eventually(lambda: pair[0].run_coroutine(known_peers) == 2)
         _, stores = calls(pair[0], partial(store, "early", 3), before=partial(read, "early"))
         assert stores == 2, "a pair and one more"

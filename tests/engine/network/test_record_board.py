@@ -131,9 +131,9 @@ class TestNoAnswer:
             assert time.monotonic() - began < ANSWER_TIMEOUT / 2
         eventually(lambda: values(board) == {"a": None, "b": 2})
 
-    def test_from_a_dht_that_was_closed_nothing_has_to_be_withdrawn(self, run_id: str, joining_dht: DHT) -> None:
-        board = RecordBoard(joining_dht, run_id)
-        joining_dht.shutdown()
+    def test_from_a_dht_that_was_closed_nothing_has_to_be_withdrawn(self, run_id: str, third_dht: DHT) -> None:
+        board = RecordBoard(third_dht, run_id)
+        third_dht.shutdown()
         board.withdraw("a", 0.2)
         for use in (board.read, lambda: board.write("a", 1)):
             with pytest.raises(OSError, match="closed"):

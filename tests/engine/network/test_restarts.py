@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -67,18 +68,17 @@ def find_each_other(first: DHT, second: DHT) -> None:
                 found = reader.get(key, latest=True)
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("which", [0, 1], ids=["the first one", "one that has joined"])
-def test_it_is_the_same_peer_again(two_dhts, eventually, part, which):
-    victim, other = two_dhts[which], two_dhts[1 - which]
-    peer_id, addresses = victim.peer_id, reachable_addresses(victim)
-    eventually(lambda: victim._neighbours.listeners, BACK_WITHIN)  # those it had met by then
-    kill(victim, part, eventually)
-    find_each_other(victim, other)
-    assert victim.is_usable
-    assert victim.peer_id == peer_id
-    assert reachable_addresses(victim) == addresses
-    assert victim.run_coroutine(_peer_id) == peer_id, "not only remembered"
+def test_it_is_the_same_peer_again(two_dhts, eventually):
+    for part, which in itertools.product(PARTS, (0, 1)):  # the first one, and one that has joined
+        victim, other = two_dhts[which], two_dhts[1 - which]
+        peer_id, addresses = victim.peer_id, reachable_addresses(victim)
+        eventually(lambda victim=victim: victim._neighbours.listeners, BACK_WITHIN)  # those it had met by then
+        kill(victim, part, eventually)
+        find_each_other(victim, other)
+        assert victim.is_usable, (part, which)
+        assert victim.peer_id == peer_id
+        assert reachable_addresses(victim) == addresses
+        assert victim.run_coroutine(_peer_id) == peer_id, "not only remembered"
 
 
 async def _never(dht: hivemind.DHT, node: Any) -> Any:

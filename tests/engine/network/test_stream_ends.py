@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
@@ -62,24 +62,33 @@ Ask = Callable[[], Coroutine[Any, Any, AsyncGenerator[Any, None]]]
 Conversation = Callable[[Answering, Ask], Coroutine[Any, Any, None]]
 
 
-def talk(servicer: Callable[[], Answering], conversation: Conversation, bound: float = 2 * BOUND) -> None:
-    """Let somebody ask a peer through the daemons of both."""
+Talk = Callable[..., None]
 
-    async def both() -> None:
-        answering = await TiedP2P.create(host_maddrs=LOOPBACK["host_maddrs"])
-        asking = await TiedP2P.create(
-            host_maddrs=LOOPBACK["host_maddrs"], initial_peers=await answering.get_visible_maddrs()
-        )
-        try:
+
+@pytest.fixture(scope="module")
+def talk() -> Iterator[Talk]:
+    """Lets somebody ask a peer through the daemons of both, which are those of all these tests."""
+    loop = asyncio.new_event_loop()
+    run = loop.run_until_complete
+    answering = run(TiedP2P.create(**LOOPBACK))
+    asking = run(TiedP2P.create(**LOOPBACK, initial_peers=run(answering.get_visible_maddrs())))
+
+    def bounded(servicer: Callable[[], Answering], conversation: Conversation, bound: float = 2 * BOUND) -> None:
+        async def both() -> None:
             server = servicer()
             await server.add_p2p_handlers(answering)
-            stub = Answering.get_stub(asking, answering.peer_id)
-            await conversation(server, lambda: stub.rpc_answer(averaging_pb2.DownloadRequest()))
-        finally:
-            await asking.shutdown()
-            await answering.shutdown()
+            try:
+                stub = Answering.get_stub(asking, answering.peer_id)
+                await conversation(server, lambda: stub.rpc_answer(averaging_pb2.DownloadRequest()))
+            finally:
+                await server.remove_p2p_handlers(answering)
 
-    asyncio.run(asyncio.wait_for(both(), bound))
+        run(asyncio.wait_for(both(), bound))
+
+    yield bounded
+    for daemon in (asking, answering):
+        run(daemon.shutdown())
+    loop.close()
 
 
 def number_of(message: averaging_pb2.DownloadData) -> int:
@@ -91,7 +100,7 @@ def is_last(message: averaging_pb2.DownloadData) -> bool:
 
 
 @pytest.mark.process
-def test_the_side_that_reads_closes_the_stream() -> None:
+def test_the_side_that_reads_closes_the_stream(talk: Talk) -> None:
     async def conversation(server: Answering, ask: Ask) -> None:
         stream = await ask()
         read = [number_of(await anext(stream)) for _ in range(COUNT)]
@@ -105,7 +114,7 @@ def test_the_side_that_reads_closes_the_stream() -> None:
 
 
 @pytest.mark.process
-def test_what_was_read_to_its_last_message_is_closed() -> None:
+def test_what_was_read_to_its_last_message_is_closed(talk: Talk) -> None:
     async def conversation(server: Answering, ask: Ask) -> None:
         read = [number_of(message) async for message in closed_after(await ask(), is_last)]
         assert read == list(range(1, COUNT + 1))
@@ -115,7 +124,7 @@ def test_what_was_read_to_its_last_message_is_closed() -> None:
 
 
 @pytest.mark.process
-def test_nobody_waits_for_ever_for_it_to_be_closed() -> None:
+def test_nobody_waits_for_ever_for_it_to_be_closed(talk: Talk) -> None:
     async def conversation(server: Answering, ask: Ask) -> None:
         async with aclosing(await ask()) as stream:
             assert [number_of(message) async for message in stream] == list(range(1, COUNT + 1))
@@ -125,7 +134,7 @@ def test_nobody_waits_for_ever_for_it_to_be_closed() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("answer", [{"count": 0}, {"refuses": True}], ids=["nothing", "refusal"])
-def test_where_there_is_nothing_to_read_the_stream_is_closed_at_once(answer: dict[str, Any]) -> None:
+def test_where_there_is_nothing_to_read_the_stream_is_closed_at_once(talk: Talk, answer: dict[str, Any]) -> None:
     async def conversation(server: Answering, ask: Ask) -> None:
         await _read(await ask())
         await asyncio.wait_for(server.ended.wait(), BOUND)
@@ -135,7 +144,7 @@ def test_where_there_is_nothing_to_read_the_stream_is_closed_at_once(answer: dic
 
 @pytest.mark.process
 @pytest.mark.long
-def test_none_of_thousands_lacks_its_end() -> None:
+def test_none_of_thousands_lacks_its_end(talk: Talk) -> None:
     """Where the side that answers closes them, it is one in 300 to 5,000."""
 
     async def conversation(server: Answering, ask: Ask) -> None:
@@ -206,8 +215,15 @@ def test_a_state_ends_with_a_message_that_says_so() -> None:
     asyncio.run(conversation())
 
 
-@pytest.mark.parametrize("giving", [GradientAverager, PlainGradientAverager], ids=["ours gives", "plain gives"])
-@pytest.mark.parametrize("taking", [GradientAverager, PlainGradientAverager], ids=["ours takes", "plain takes"])
+@pytest.mark.parametrize(
+    ("taking", "giving"),
+    [
+        (GradientAverager, GradientAverager),
+        (GradientAverager, PlainGradientAverager),
+        (PlainGradientAverager, GradientAverager),
+    ],
+    ids=["among ours", "plain gives", "plain takes"],
+)
 def test_ours_and_plain_hivemind_understand_each_others_states(
     giving: type[GradientAverager],
     taking: type[GradientAverager],

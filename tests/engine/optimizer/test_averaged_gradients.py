@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from in_memory.real_time import RealTimeDHT
 from tiny import DELAYS, TinyModel, parameters, train
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
-from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 
@@ -24,6 +24,12 @@ MODES: dict[str, dict[str, Any]] = {
     "all delays": DELAYS,
     "reused": {"reuse_grad_buffers": True},
 }
+
+
+@pytest.fixture
+def make_optimizer(make_optimizer_in_memory: Make) -> Make:
+    """Without processes."""
+    return make_optimizer_in_memory
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -57,11 +63,10 @@ def test_an_epoch_whose_gradients_sum_up_to_infinity_ends_without_a_step(
     assert not torch.equal(before[0], parameters(model)[0])
 
 
-@pytest.mark.process
 def test_a_sum_that_is_infinite_is_sent_as_zeros_that_count_for_nothing(
-    dht: DHT, make_averager: Callable[..., GradientAverager]
+    memory_dht: RealTimeDHT, make_averager: Callable[..., GradientAverager]
 ) -> None:
-    averager = make_averager(dht)
+    averager = make_averager(memory_dht)
     for _ in range(3):
         averager.parameters[0].grad = torch.full((3,), 3e38)
         averager.accumulate_grads_(1)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from in_memory.real_time import RealTimeDHT
 from tiny import DELAYS, MODES
 from torch import Tensor, nn
 
-from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.handover import give_back, release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
 
@@ -23,6 +23,12 @@ ALL_MODES = {
     "offloaded, state in the background": {"offload_optimizer": True, "delay_state_averaging": True},
     "step in the background": {name: True for name in DELAYS if name != "delay_grad_averaging"},
 }
+
+
+@pytest.fixture
+def make_optimizer(make_optimizer_in_memory: Make) -> Make:
+    """Without processes."""
+    return make_optimizer_in_memory
 
 
 class Changing(nn.Module):
@@ -101,11 +107,11 @@ def test_it_is_as_with_torch(make_optimizer: Make, mode: str) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["to the device", "to main memory"])
-def test_a_successor_has_it(make_optimizer: Make, dht: DHT, run_id: str, after: bool) -> None:
+def test_a_successor_has_it(make_optimizer: Make, memory_dht: RealTimeDHT, run_id: str, after: bool) -> None:
     model = Changing()
     optimizer = make(make_optimizer, model, {"offload_optimizer": not after, "delay_state_averaging": True})
     train(model, optimizer, range(3))
-    settings = {"dht": dht, "run_id": run_id, "target_batch_size": 8, "delay_state_averaging": True}
+    settings = {"dht": memory_dht, "run_id": run_id, "target_batch_size": 8, "delay_state_averaging": True}
     before = copy.deepcopy(model.state_dict())
     successor = take_over(release(optimizer), Optimizer, offload=after, **settings)
     try:
@@ -117,12 +123,14 @@ def test_a_successor_has_it(make_optimizer: Make, dht: DHT, run_id: str, after: 
         assert torch.allclose(got, other, atol=1e-5)
 
 
-def test_an_optimizer_that_is_given_back_has_it(make_optimizer: Make, dht: DHT, run_id: str) -> None:
+def test_an_optimizer_that_is_given_back_has_it(make_optimizer: Make, memory_dht: RealTimeDHT, run_id: str) -> None:
     model = Changing()
     given = adam(model.parameters())
     optimizer = make_optimizer(optimizer=given)
     optimizer.begin()
-    successor = take_over(release(optimizer), Optimizer, offload=True, dht=dht, run_id=run_id, target_batch_size=8)
+    successor = take_over(
+        release(optimizer), Optimizer, offload=True, dht=memory_dht, run_id=run_id, target_batch_size=8
+    )
     train(model, successor, range(BATCHES))
     model.copied.data.fill_(7.0)
     successor.shutdown()

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from hivemind.optim import state_averager
+from in_memory.real_time import RealTimeDHT
 from tiny import DELAYS, TinyModel, parameters, samples
 from torch import Tensor, nn
 
@@ -25,8 +26,6 @@ from hivenb.engine.optimizer.handover import release, set_live, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.run.model_copy import copy_of
-
-pytestmark = pytest.mark.process
 
 EPOCHS = 12
 WITHIN = 30.0
@@ -77,7 +76,7 @@ class Peer:
     :param together: where the peers meet
     """
 
-    def __init__(self, number: int, dht: DHT, run_id: str, kind: str, together: threading.Barrier, **kwargs: Any):
+    def __init__(self, number: int, dht: Any, run_id: str, kind: str, together: threading.Barrier, **kwargs: Any):
         self.number, self.model, self._together = number, TinyModel(), together
         self.optimizer = Late(
             dht=dht,
@@ -126,14 +125,23 @@ Peers = tuple[Peer, Peer]
 
 
 @pytest.fixture
-def make_peers(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peers]]:
+def make_peers(memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT, run_id: str) -> Iterator[Callable[..., Peers]]:
+    """Makes two that have met, without processes."""
+    yield from _peers([memory_dht, joining_memory_dht], run_id)
+
+
+@pytest.fixture
+def start_peers(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peers]]:
+    """Starts them with processes."""
+    yield from _peers([dht, joining_dht], run_id)
+
+
+def _peers(dhts: Sequence[Any], run_id: str) -> Iterator[Callable[..., Peers]]:
     made: list[Peer] = []
 
     def make(kind: str = "SGD", **kwargs: Any) -> Peers:
         together = threading.Barrier(2)
-        made.extend(
-            Peer(number, one, run_id, kind, together, **kwargs) for number, one in enumerate((dht, joining_dht))
-        )
+        made.extend(Peer(number, one, run_id, kind, together, **kwargs) for number, one in enumerate(dhts))
         deadline = time.monotonic() + WITHIN
         while any(peer.optimizer.tracker.global_progress.num_peers < 2 for peer in made):
             assert time.monotonic() < deadline
@@ -224,7 +232,14 @@ def test_moments_in_8_bits_are_compensated_as_well(
 def test_two_peers_come_to_what_plain_torch_comes_to(
     make_peers: Callable[..., Peers], kind: str, compensated: bool
 ) -> None:
-    peers = make_peers(kind, delay_compensation=compensated)
+    come_to_plain_torch(make_peers(kind, delay_compensation=compensated), kind, compensated)
+
+
+def test_so_they_do_by_processes(start_peers: Callable[..., Peers]) -> None:
+    come_to_plain_torch(start_peers("AdamW"), "AdamW", compensated=True)
+
+
+def come_to_plain_torch(peers: Peers, kind: str, compensated: bool) -> None:
     both(peers, lambda peer: peer.train(range(EPOCHS)))
     both(peers, Peer.finish)
     for peer in peers:
@@ -335,8 +350,8 @@ def test_it_is_switched_off_and_on_while_they_train(make_peers: Callable[..., Pe
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_peer_that_is_alone_trains_as_in_plain_torch(dht: DHT, run_id: str, kind: str) -> None:
-    alone = Peer(0, dht, run_id, kind, threading.Barrier(1))
+def test_a_peer_that_is_alone_trains_as_in_plain_torch(memory_dht: RealTimeDHT, run_id: str, kind: str) -> None:
+    alone = Peer(0, memory_dht, run_id, kind, threading.Barrier(1))
     plain = TinyModel()
     stepping = OPTIMIZERS[kind](plain.parameters())
     try:
@@ -351,8 +366,17 @@ def test_a_peer_that_is_alone_trains_as_in_plain_torch(dht: DHT, run_id: str, ki
 
 
 @pytest.fixture
-def alone(dht: DHT, run_id: str) -> Iterator[Peer]:
+def alone(memory_dht: RealTimeDHT, run_id: str) -> Iterator[Peer]:
     """A peer that has made two steps, and of which nothing is under way."""
+    yield from _alone(memory_dht, run_id)
+
+
+@pytest.fixture
+def alone_with_processes(dht: DHT, run_id: str) -> Iterator[Peer]:
+    yield from _alone(dht, run_id)
+
+
+def _alone(dht: Any, run_id: str) -> Iterator[Peer]:
     peer = Peer(0, dht, run_id, "AdamW", threading.Barrier(1))
     peer.train(range(2))
     peer.finish()
@@ -387,7 +411,10 @@ def test_an_optimizer_that_ends_leaves_no_model_that_is_ahead(alone: Peer) -> No
 
 
 @pytest.mark.parametrize("end", [Optimizer.finish_delayed_updates, Optimizer.shutdown])
-def test_one_whose_averager_was_killed_leaves_none_either(alone: Peer, end: Callable[[Optimizer], None]) -> None:
+def test_one_whose_averager_was_killed_leaves_none_either(
+    alone_with_processes: Peer, end: Callable[[Optimizer], None]
+) -> None:
+    alone = alone_with_processes
     before, averager = alone.own, alone.optimizer.state_averager
     lead(alone)
     assert averager.pid is not None
@@ -502,7 +529,9 @@ def test_a_step_that_fails_half_way_is_undone(
         assert peer.optimizer.local_epoch == 2
 
 
-def test_a_successor_compensates_and_clips_as_before(make_peers: Callable[..., Peers], dht: DHT, run_id: str) -> None:
+def test_a_successor_compensates_and_clips_as_before(
+    make_peers: Callable[..., Peers], memory_dht: RealTimeDHT, run_id: str
+) -> None:
     peers = make_peers()
     seen: list[torch.optim.Optimizer] = []
     for peer in peers:
@@ -512,7 +541,7 @@ def test_a_successor_compensates_and_clips_as_before(make_peers: Callable[..., P
     assert all(one is not peer.optimizer.opt for one in seen for peer in peers)
     both(peers, Peer.finish)
     before = parameters(peers[0].model)
-    settings = {"dht": dht, "run_id": run_id, "target_batch_size": 16, **DELAYS}
+    settings = {"dht": memory_dht, "run_id": run_id, "target_batch_size": 16, **DELAYS}
     offload = settings.pop("offload_optimizer")
     successor = take_over(release(peers[0].optimizer), Optimizer, offload=offload, **settings)
     try:

@@ -9,12 +9,12 @@ import pytest
 from hivemind.averaging.control import AveragingStage
 from hivemind.optim.progress_tracker import GlobalTrainingProgress
 from hivemind.utils import get_dht_time
+from in_memory.real_time import RealTimeDHT
 from tiny import TinyModel
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.averaging.round import Round
 from hivenb.engine.matchmaking.matchmaking import Attendance, ExpectedPeers
-from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.scheduled_rounds import RoundOutcome, is_excluded
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
@@ -22,13 +22,19 @@ from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 Make = Callable[..., GradientAverager]
 
 
+@pytest.fixture
+def make_optimizer(make_optimizer_in_memory: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """Without processes."""
+    return make_optimizer_in_memory
+
+
 def test_only_who_follows_nobody_and_leads_nobody_is_alone(
-    dht: DHT,
-    joining_dht: DHT,
+    memory_dht: RealTimeDHT,
+    joining_memory_dht: RealTimeDHT,
     make_averager: Make,
     eventually: Callable[..., None],
 ) -> None:
-    one, other = (make_averager(own, min_matchmaking_time=30.0) for own in (dht, joining_dht))
+    one, other = (make_averager(own, min_matchmaking_time=30.0) for own in (memory_dht, joining_memory_dht))
     assert not one.is_alone(3), "it does not look for anybody"
     for averager in (one, other):  # so that a group of two is not complete
         averager.expect_peers(ExpectedPeers(frozenset({Attendance(b"a third one", 0, 3)})))
@@ -42,9 +48,9 @@ def test_only_who_follows_nobody_and_leads_nobody_is_alone(
 
 
 def test_who_has_met_nobody_gives_its_search_up(
-    dht: DHT, joining_dht: DHT, make_averager: Make, eventually: Callable[..., None]
+    memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT, make_averager: Make, eventually: Callable[..., None]
 ) -> None:
-    one, other = (make_averager(own, min_matchmaking_time=30.0) for own in (dht, joining_dht))
+    one, other = (make_averager(own, min_matchmaking_time=30.0) for own in (memory_dht, joining_memory_dht))
     for averager in (one, other):  # so that a group of two is not complete
         averager.expect_peers(ExpectedPeers(frozenset({Attendance(b"a third one", 0, 3)})))
     lonely = one.schedule_step(gather=3, timeout=60.0)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from in_memory.real_time import RealTimeDHT
 from tiny import TinyModel, parameters, train
 
-from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from hivenb.engine.progress.tracker import ProgressTracker
@@ -31,9 +31,15 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def somebody_who_joins_no_group(joining_dht: DHT, run_id: str) -> Iterator[ProgressTracker]:
+def make_optimizer(make_optimizer_in_memory: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """Without processes."""
+    return make_optimizer_in_memory
+
+
+@pytest.fixture
+def somebody_who_joins_no_group(joining_memory_dht: RealTimeDHT, run_id: str) -> Iterator[ProgressTracker]:
     """A peer on the swarm's list, as one looks whose averagers nobody can reach."""
-    tracker = ProgressTracker(joining_dht, run_id, 1000, private_key=joining_dht.private_key, start=True)
+    tracker = ProgressTracker(joining_memory_dht, run_id, 1000, private_key=joining_memory_dht.private_key, start=True)
     tracker.announce()
     yield tracker
     tracker.shutdown(5)

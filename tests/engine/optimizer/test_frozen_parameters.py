@@ -8,16 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+from in_memory.real_time import RealTimeDHT
 from tiny import MODES
 from torch import Tensor, nn
 
-from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.checkpoint import find_obstacle
 from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
 from hivenb.engine.optimizer.handover import give_back, release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
 
 Make = Callable[..., Optimizer]
+
+
+@pytest.fixture
+def make_optimizer(make_optimizer_in_memory: Make) -> Make:
+    """Without processes."""
+    return make_optimizer_in_memory
 
 
 class Adapted(nn.Module):
@@ -118,7 +124,7 @@ def test_it_goes_on_from_the_state_of_plain_torch(make_optimizer: Make, mode: st
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["to the device", "to main memory"])
-def test_a_successor_leaves_it_out_too(make_optimizer: Make, dht: DHT, run_id: str, after: bool) -> None:
+def test_a_successor_leaves_it_out_too(make_optimizer: Make, memory_dht: RealTimeDHT, run_id: str, after: bool) -> None:
     model = Adapted()
     optimizer, given = make(make_optimizer, model, {"offload_optimizer": not after})
     train(model, optimizer, range(3))
@@ -126,7 +132,7 @@ def test_a_successor_leaves_it_out_too(make_optimizer: Make, dht: DHT, run_id: s
         release(optimizer),
         Optimizer,
         offload=after,
-        dht=dht,
+        dht=memory_dht,
         run_id=run_id,
         target_batch_size=8,
         delay_state_averaging=False,

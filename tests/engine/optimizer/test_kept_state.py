@@ -34,6 +34,12 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture
+def make_optimizer(make_optimizer_in_memory: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """Without processes."""
+    return make_optimizer_in_memory
+
+
 def made(make: Callable[..., Optimizer], model: TinyModel, **mode: Any) -> Optimizer:
     if mode.pop("double", False):
         model.double()
@@ -57,7 +63,6 @@ def steps(model: TinyModel, optimizer: Optimizer, count: int) -> None:
     optimizer.finish_delayed_updates()
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("mode", MODES)
 def test_what_comes_back_is_what_was_kept(
     make_optimizer: Callable[..., Optimizer], eventually: Callable[..., None], mode: str
@@ -93,7 +98,6 @@ def test_what_comes_back_is_what_was_kept(
     assert all(map(torch.equal, parameters(model), was)), "once more"
 
 
-@pytest.mark.process
 def test_a_successor_returns_to_what_its_predecessor_has_kept(make_optimizer: Callable[..., Optimizer]) -> None:
     model = TinyModel()
     optimizer = made(make_optimizer, model, **MODES["adam"])
@@ -108,7 +112,6 @@ def test_a_successor_returns_to_what_its_predecessor_has_kept(make_optimizer: Ca
     assert successor.opt.param_groups[0]["params"][0] is not next(model.parameters())
 
 
-@pytest.mark.process
 def test_what_is_not_finite_is_not_kept_and_memory_is_used_again(make_optimizer: Callable[..., Optimizer]) -> None:
     model = TinyModel(optimizer=torch.optim.SGD)
     optimizer = made(make_optimizer, model, **MODES["sgd"])

@@ -16,6 +16,7 @@ import torch
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.optim.progress_tracker import ProgressTracker
+from in_memory.real_time import RealTimeDHT, RealTimeSwarm
 from tiny import DELAYS, LOOPBACK, TinyModel, parameters, samples, train
 
 from hivenb.engine.network.dht import DHT
@@ -42,7 +43,7 @@ def no_tracker_left() -> Iterator[None]:
     assert trackers() <= before
 
 
-class TestAlone:
+class TestWithProcesses:
     def test_it_does_what_torch_does(self, make_optimizer: Make) -> None:
         plain, model = TinyModel(), TinyModel()
         train(plain, torch.optim.AdamW(plain.parameters(), lr=0.1), 3)
@@ -52,23 +53,6 @@ class TestAlone:
         assert optimizer.local_epoch == 3
         for expected, got in zip(parameters(plain), parameters(model), strict=True):
             assert torch.allclose(expected, got, atol=1e-7)
-
-    @pytest.mark.parametrize("sizes", [(5, 3), (1, 7), (3, 3, 2)])
-    @pytest.mark.parametrize("factory", [None, GradientAverager], ids=["ours", "the user's"])
-    def test_batches_count_by_their_samples(
-        self, make_optimizer: Make, sizes: tuple[int, ...], factory: Callable[..., Any] | None
-    ) -> None:
-        plain, model = TinyModel(), TinyModel()
-        train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), 1)
-        optimizer = make_optimizer(model.parameters(), grad_averager_factory=factory)
-        for x, y in zip(*(part.split(sizes) for part in samples(8)), strict=True):
-            assert optimizer.local_epoch == 0
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model.layer(x), y).backward()
-            optimizer.step(batch_size=len(x))
-        assert optimizer.local_epoch == 1
-        for expected, got in zip(parameters(plain), parameters(model), strict=True):
-            assert torch.allclose(expected, got, atol=1e-6)
 
     def test_in_a_background_thread_from_birth_to_end(self, dht: DHT, run_id: str) -> None:
         before = signal.getsignal(signal.SIGINT)
@@ -108,6 +92,30 @@ class TestAlone:
         assert signal.getsignal(signal.SIGINT) is before
         # all that was on its way has been applied: torch makes the same of it, but one gradient is a step old each time
         assert not torch.equal(parameters(model)[0], parameters(TinyModel())[0])
+
+
+class TestAlone:
+    @pytest.fixture
+    def make_optimizer(self, make_optimizer_in_memory: Make) -> Make:
+        """Without processes."""
+        return make_optimizer_in_memory
+
+    @pytest.mark.parametrize("sizes", [(5, 3), (1, 7), (3, 3, 2)])
+    @pytest.mark.parametrize("factory", [None, GradientAverager], ids=["ours", "the user's"])
+    def test_batches_count_by_their_samples(
+        self, make_optimizer: Make, sizes: tuple[int, ...], factory: Callable[..., Any] | None
+    ) -> None:
+        plain, model = TinyModel(), TinyModel()
+        train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), 1)
+        optimizer = make_optimizer(model.parameters(), grad_averager_factory=factory)
+        for x, y in zip(*(part.split(sizes) for part in samples(8)), strict=True):
+            assert optimizer.local_epoch == 0
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model.layer(x), y).backward()
+            optimizer.step(batch_size=len(x))
+        assert optimizer.local_epoch == 1
+        for expected, got in zip(parameters(plain), parameters(model), strict=True):
+            assert torch.allclose(expected, got, atol=1e-6)
 
     def test_tells_of_each_epoch_on_the_training_thread(self, make_optimizer: Make) -> None:
         told: list[tuple[EpochReport, threading.Thread]] = []
@@ -199,18 +207,13 @@ class TestAlone:
         train(TinyModel(), optimizer, 0)
         optimizer.begin()
 
-    def test_a_client_trains(self, run_id: str, make_optimizer: Make) -> None:
-        dht = DHT(start=True, client_mode=True, **LOOPBACK)
-        try:
-            model = TinyModel()
-            optimizer = make_optimizer(model.parameters(), dht=dht)
-            optimizer.begin()
-            train(model, optimizer, 2, batch_size=8)
-            assert optimizer.client_mode
-            assert optimizer.local_epoch == 2
-            optimizer.shutdown()
-        finally:
-            dht.shutdown()
+    def test_a_client_trains(self, swarm_in_memory: RealTimeSwarm, make_optimizer: Make) -> None:
+        model = TinyModel()
+        optimizer = make_optimizer(model.parameters(), dht=swarm_in_memory.join(client_mode=True))
+        optimizer.begin()
+        train(model, optimizer, 2, batch_size=8)
+        assert optimizer.client_mode
+        assert optimizer.local_epoch == 2
 
     def test_power_sgd_trains(self, make_optimizer: Make) -> None:
         model = TinyModel()
@@ -229,9 +232,9 @@ class TestAlone:
         optimizer.retire()
 
     def test_stepping_aside_and_coming_back(
-        self, make_optimizer: Make, dht: DHT, run_id: str, eventually: Callable[..., None]
+        self, make_optimizer: Make, memory_dht: Any, run_id: str, eventually: Callable[..., None]
     ) -> None:
-        model = TinyModel()
+        dht, model = memory_dht, TinyModel()
         optimizer = make_optimizer(model.parameters())
         optimizer.begin()
         eventually(lambda: len(read_peers(dht, run_id, 10)) == 1)
@@ -251,6 +254,11 @@ class TestAlone:
 
 
 class TestState:
+    @pytest.fixture
+    def make_optimizer(self, make_optimizer_in_memory: Make) -> Make:
+        """Without processes."""
+        return make_optimizer_in_memory
+
     @pytest.mark.parametrize("offload", [False, True])
     def test_there_and_back(self, make_optimizer: Make, offload: bool) -> None:
         def make(model: TinyModel, **kwargs: Any) -> Optimizer:
@@ -311,24 +319,36 @@ class TestState:
         assert state["hivemind"] == {"local_epoch": 0}
 
 
+BAD: list[dict[str, Any]] = [
+    {"grad_averager_factory": lambda **kwargs: None},
+    {"averager_opts": {"no_such_option": 1}},
+    {"tracker_opts": {"no_such_option": 1}},
+    {"run_id": "a.dot"},
+    {"scheduler": lambda optimizer: 1 / 0},
+    {"average_opt_statistics": ("no_such_statistic",)},
+]
+
+
+def test_a_constructor_that_fails_leaves_no_process_alive(make_optimizer: Make) -> None:
+    children = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(Exception):  # noqa: B017, PT011 - its own
+        make_optimizer(TinyModel().parameters(), **BAD[0])
+    assert {c.pid for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE} <= children
+
+
 class TestFailures:
-    @pytest.mark.parametrize(
-        "bad",
-        [
-            {"grad_averager_factory": lambda **kwargs: None},
-            {"averager_opts": {"no_such_option": 1}},
-            {"tracker_opts": {"no_such_option": 1}},
-            {"run_id": "a.dot"},
-            {"scheduler": lambda optimizer: 1 / 0},
-            {"average_opt_statistics": ("no_such_statistic",)},
-        ],
-        ids=lambda bad: next(iter(bad)),
-    )
-    def test_a_constructor_that_fails_leaves_nothing_alive(self, make_optimizer: Make, bad: dict[str, Any]) -> None:
-        children = {child.pid for child in psutil.Process().children()}
+    @pytest.fixture
+    def make_optimizer(self, make_optimizer_in_memory: Make) -> Make:
+        """Without processes."""
+        return make_optimizer_in_memory
+
+    @pytest.mark.parametrize("bad", BAD, ids=lambda bad: next(iter(bad)))
+    def test_a_constructor_that_fails_leaves_nothing_alive(
+        self, make_optimizer: Make, swarm_in_memory: RealTimeSwarm, bad: dict[str, Any]
+    ) -> None:
         with pytest.raises(Exception):  # noqa: B017, PT011 - each has its own
             make_optimizer(TinyModel().parameters(), **bad)
-        assert {c.pid for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE} <= children
+        assert all(one.poll() is not None for one in swarm_in_memory.served)
 
     def test_a_state_that_cannot_be_downloaded_is_an_error_after_some_attempts(
         self, make_optimizer: Make, monkeypatch: pytest.MonkeyPatch
@@ -412,42 +432,51 @@ def counted_downloads(optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch) -> 
     return epochs
 
 
-class TestJoining:
-    @pytest.fixture(autouse=True)
-    def silent_peers_stay(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """On the list, also where the machine is slow and the test takes long."""
-        monkeypatch.setattr(tracker, "SILENCE", 1000.0)
+@pytest.fixture
+def silent_peers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the list, also where the machine is slow and the test takes long."""
+    monkeypatch.setattr(tracker, "SILENCE", 1000.0)
 
-    def test_one_that_joins_takes_the_state_of_those_that_are_there(
-        self, make_optimizer: Make, joining_dht: DHT, dht: DHT
-    ) -> None:
-        model, joiner = TinyModel(), TinyModel()
-        with torch.no_grad():
-            joiner.layer.weight.zero_()
-        adam = partial(torch.optim.Adam, lr=0.1)
-        # a target that nobody reaches while the newcomer loads
-        first = make_optimizer(optimizer=adam(model.parameters()), target_batch_size=10_000)
-        first.begin()
-        train(model, first, 3, batch_size=10_000)
-        assert first.local_epoch == 3
-        second = make_optimizer(optimizer=adam(joiner.parameters()), dht=joining_dht, target_batch_size=10_000)
-        second.begin()
-        assert second.local_epoch == 3
-        for theirs, ours in zip(parameters(model), parameters(joiner), strict=True):
-            assert torch.equal(theirs, ours)
-        assert [float(state["step"]) for state in second.opt.state.values()] == [3.0, 3.0]
-        for theirs, ours in zip(first.opt.state.values(), second.opt.state.values(), strict=True):
-            assert torch.equal(theirs["exp_avg"], ours["exp_avg"])
-        second.shutdown()
+
+@pytest.mark.usefixtures("silent_peers_stay")
+def test_one_that_joins_takes_the_state_of_those_that_are_there(
+    make_optimizer: Make, joining_dht: DHT, dht: DHT
+) -> None:
+    model, joiner = TinyModel(), TinyModel()
+    with torch.no_grad():
+        joiner.layer.weight.zero_()
+    adam = partial(torch.optim.Adam, lr=0.1)
+    # a target that nobody reaches while the newcomer loads
+    first = make_optimizer(optimizer=adam(model.parameters()), target_batch_size=10_000)
+    first.begin()
+    train(model, first, 3, batch_size=10_000)
+    assert first.local_epoch == 3
+    second = make_optimizer(optimizer=adam(joiner.parameters()), dht=joining_dht, target_batch_size=10_000)
+    second.begin()
+    assert second.local_epoch == 3
+    for theirs, ours in zip(parameters(model), parameters(joiner), strict=True):
+        assert torch.equal(theirs, ours)
+    assert [float(state["step"]) for state in second.opt.state.values()] == [3.0, 3.0]
+    for theirs, ours in zip(first.opt.state.values(), second.opt.state.values(), strict=True):
+        assert torch.equal(theirs["exp_avg"], ours["exp_avg"])
+    second.shutdown()
+
+
+@pytest.mark.usefixtures("silent_peers_stay")
+class TestJoining:
+    @pytest.fixture
+    def make_optimizer(self, make_optimizer_in_memory: Make) -> Make:
+        """Without processes."""
+        return make_optimizer_in_memory
 
     def test_it_has_that_state_before_its_first_batch_and_downloads_it_once(
-        self, make_optimizer: Make, joining_dht: DHT, monkeypatch: pytest.MonkeyPatch
+        self, make_optimizer: Make, joining_memory_dht: RealTimeDHT, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model, joiner = TinyModel(), TinyModel()
         with torch.no_grad():
             joiner.layer.weight.zero_()
         begin_at(make_optimizer(model.parameters(), target_batch_size=10_000), 3)
-        second = make_optimizer(joiner.parameters(), dht=joining_dht, target_batch_size=10_000)
+        second = make_optimizer(joiner.parameters(), dht=joining_memory_dht, target_batch_size=10_000)
         downloads = counted_downloads(second, monkeypatch)
         second.begin()
         assert second.local_epoch == 3
@@ -467,10 +496,10 @@ class TestJoining:
         assert not downloads
 
     def test_one_that_a_checkpoint_has_brought_further_keeps_its_state(
-        self, make_optimizer: Make, joining_dht: DHT, monkeypatch: pytest.MonkeyPatch
+        self, make_optimizer: Make, joining_memory_dht: RealTimeDHT, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         begin_at(make_optimizer(TinyModel().parameters(), target_batch_size=10_000), 1)
-        second = make_optimizer(TinyModel().parameters(), dht=joining_dht, target_batch_size=10_000)
+        second = make_optimizer(TinyModel().parameters(), dht=joining_memory_dht, target_batch_size=10_000)
         downloads = counted_downloads(second, monkeypatch)
         begin_at(second, 4)
         assert second.local_epoch == 4
@@ -478,24 +507,24 @@ class TestJoining:
         second.shutdown()
 
     def test_one_that_cannot_have_the_state_does_not_begin(
-        self, make_optimizer: Make, joining_dht: DHT, monkeypatch: pytest.MonkeyPatch
+        self, make_optimizer: Make, joining_memory_dht: RealTimeDHT, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         begin_at(make_optimizer(TinyModel().parameters(), target_batch_size=10_000), 1)
-        second = make_optimizer(torch.nn.Linear(2, 2).parameters(), dht=joining_dht, target_batch_size=10_000)
+        second = make_optimizer(torch.nn.Linear(2, 2).parameters(), dht=joining_memory_dht, target_batch_size=10_000)
         with pytest.raises(SwarmError, match="the state of the swarm does not fit this peer"):
             second.begin()
         assert not second.has_begun
         second.shutdown()
 
     def test_one_that_restores_a_checkpoint_gives_nobody_the_beginning(
-        self, make_optimizer: Make, joining_dht: DHT
+        self, make_optimizer: Make, joining_memory_dht: RealTimeDHT
     ) -> None:
         """Nobody may download its state before the checkpoint is loaded."""
         model = TinyModel()
         first = make_optimizer(model.parameters(), target_batch_size=10_000)
         assert not first.state_averager.allow_state_sharing
         joiner = make_optimizer(
-            TinyModel().parameters(), dht=joining_dht, target_batch_size=10_000, load_state_timeout=5.0
+            TinyModel().parameters(), dht=joining_memory_dht, target_batch_size=10_000, load_state_timeout=5.0
         )
         assert joiner.state_averager.load_state_from_peers(timeout=5.0) is None
         assert joiner.local_epoch == 0

@@ -29,6 +29,12 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture
+def make_optimizer(make_optimizer_in_memory: Make) -> Make:
+    """Without processes."""
+    return make_optimizer_in_memory
+
+
 class Count(SkippedBatches):
     """For batches that are judged when they are brought."""
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from in_memory.real_time import RealTimeDHT
 from tiny import MODES
 from torch import Tensor, nn
 
-from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
 
@@ -22,6 +22,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.5),
 }
 EPOCHS = 5
+
+
+@pytest.fixture
+def make_optimizer(make_optimizer_in_memory: Make) -> Make:
+    """Without processes."""
+    return make_optimizer_in_memory
 
 
 class Branches(nn.Module):
@@ -99,7 +105,7 @@ def test_hooks_of_the_step_see_none(make_optimizer: Make, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "offloaded", "reused"])
-def test_a_successor_knows_what_was_used(make_optimizer: Make, dht: DHT, run_id: str, mode: str) -> None:
+def test_a_successor_knows_what_was_used(make_optimizer: Make, memory_dht: RealTimeDHT, run_id: str, mode: str) -> None:
     model, kind = Branches(), OPTIMIZERS["AdamW"]
     optimizer = make(make_optimizer, model, kind, MODES[mode], target_batch_size=16)
     optimizer.zero_grad()
@@ -107,7 +113,7 @@ def test_a_successor_knows_what_was_used(make_optimizer: Make, dht: DHT, run_id:
     optimizer.step(batch_size=8)
     settings = {key: value for key, value in MODES[mode].items() if key != "offload_optimizer"}
     offload = mode == "offloaded"
-    settings |= {"dht": dht, "run_id": run_id, "target_batch_size": 16, "delay_state_averaging": False}
+    settings |= {"dht": memory_dht, "run_id": run_id, "target_batch_size": 16, "delay_state_averaging": False}
     successor = take_over(release(optimizer), Optimizer, offload=offload, **settings)
     try:
         successor.zero_grad()
@@ -148,16 +154,15 @@ def test_plain_torch_and_the_swarm_go_on_from_each_others_state(make_optimizer: 
     assert_alike(model, before)
 
 
-@pytest.mark.process
 def test_peers_of_which_one_has_used_it_make_the_same_step(
-    make_optimizer: Make, joining_dht: DHT, eventually: Any
+    make_optimizer: Make, joining_memory_dht: RealTimeDHT, eventually: Any
 ) -> None:
     """The mean is over the samples of both, of which one has zeros."""
     models = [Branches(), Branches()]
     options = {"target_batch_size": 16, "matchmaking_time": 5.0}
     optimizers = [
         make(make_optimizer, model, OPTIMIZERS["AdamW"], {}, **options, **more)
-        for model, more in zip(models, ({}, {"dht": joining_dht}), strict=True)
+        for model, more in zip(models, ({}, {"dht": joining_memory_dht}), strict=True)
     ]
     eventually(lambda: all(one.tracker.global_progress.num_peers == 2 for one in optimizers))
     for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):

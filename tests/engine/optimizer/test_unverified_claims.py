@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from hivemind.p2p import PeerID
+from in_memory.real_time import RealTimeDHT
 from set_clock import Clock
 from tiny import TinyModel
 
-from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer import catch_up
 from hivenb.engine.optimizer.catch_up import BEHIND, PAUSE_FOR_SEARCH, VERIFIED_WITHIN, UnverifiedClaims
 from hivenb.engine.optimizer.optimizer import Optimizer
@@ -19,6 +19,12 @@ from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.engine.progress.tracker import ProgressTracker
 
 LIAR, HONEST = (PeerID(os.urandom(32)) for _ in range(2))
+
+
+@pytest.fixture
+def make_optimizer(make_optimizer_in_memory: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """Without processes."""
+    return make_optimizer_in_memory
 
 
 def info(peer: PeerID, epoch: int) -> PeerInfo:
@@ -79,7 +85,7 @@ def test_where_all_have_gone_meanwhile_nobody_is_doubted() -> None:
 
 def test_a_peer_trains_on_beside_one_that_claims_what_nobody_has(
     make_optimizer: Callable[..., Optimizer],
-    joining_dht: DHT,
+    joining_memory_dht: RealTimeDHT,
     run_id: str,
     monkeypatch: pytest.MonkeyPatch,
     eventually: Callable[..., None],
@@ -89,7 +95,7 @@ def test_a_peer_trains_on_beside_one_that_claims_what_nobody_has(
     model = TinyModel()
     optimizer = make_optimizer(model.parameters())
     optimizer.begin()
-    liar = ProgressTracker(joining_dht, run_id, 8, private_key=joining_dht.private_key, start=True)
+    liar = ProgressTracker(joining_memory_dht, run_id, 8, private_key=joining_memory_dht.private_key, start=True)
     try:
         liar.report_local_progress(10**9, 1)
         eventually(lambda: optimizer.tracker.global_epoch == 10**9)
@@ -101,6 +107,8 @@ def test_a_peer_trains_on_beside_one_that_claims_what_nobody_has(
             return optimizer.local_epoch >= 3
 
         eventually(step)
-        assert optimizer.rounds.reasons[str(joining_dht.peer_id)].startswith("reports epoch 1000000000, of which no")
+        assert optimizer.rounds.reasons[str(joining_memory_dht.peer_id)].startswith(
+            "reports epoch 1000000000, of which no"
+        )
     finally:
         liar.shutdown()

@@ -6,7 +6,6 @@ import gc
 import multiprocessing as mp
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
+import forked
+import psutil
 import pytest
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
@@ -23,11 +25,6 @@ from hivenb.engine.process import child as child_process
 from hivenb.engine.process.child import ChildProcess
 
 pytestmark = pytest.mark.process
-
-PREAMBLE = (
-    "import os, sys, time, multiprocessing as mp, subprocess\n"
-    "from hivenb.engine.process import child as child_process\n"
-)
 
 
 class Child(ChildProcess, mp.Process):
@@ -172,66 +169,61 @@ def test_an_interrupt_that_comes_before_the_child_is_settled_does_not_hit_it() -
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
-READS_MEANWHILE = """
-import multiprocessing as mp, os, sys, threading
-from hivenb.engine.process.child import ChildProcess
+def start_one_while_the_input_is_read(given: Connection, told: Connection) -> None:
+    os.dup2(given.fileno(), 0)
+    os.dup2(told.fileno(), 1)
+    given.close()
+    told.close()
+    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115 - as long as the process
 
-class Child(ChildProcess, mp.Process):
-    pass
+    def read() -> None:
+        sys.stdin.readline()
+        began.set()
+        sys.stdin.read()
 
-def read():
-    sys.stdin.readline()
-    began.set()
-    sys.stdin.read()
-
-began = threading.Event()
-reader = threading.Thread(target=read, daemon=True)
-reader.start()
-began.wait()
-while open(f"/proc/self/task/{reader.native_id}/stat").read().rpartition(")")[2].split()[0] != "S":
-    pass
-child = Child(target=lambda: print(repr(sys.stdin.read()), os.read(0, 9), flush=True))
-child.start()
-child.join(20)
-print(child.exitcode, flush=True)
-child.kill()
-"""
+    began = threading.Event()
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    began.wait()
+    while Path(f"/proc/self/task/{reader.native_id}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        pass
+    child = Child(target=lambda: print(repr(sys.stdin.read()), os.read(0, 9), flush=True))
+    child.start()
+    child.join(20)
+    print(child.exitcode, flush=True)
+    child.kill()
 
 
 def test_a_child_starts_while_a_thread_of_its_parent_reads_the_input() -> None:
     """multiprocessing closes it in the child, and waited for ever for that thread, which is in the parent alone."""
-    command = [sys.executable, "-c", READS_MEANWHILE]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdin is not None
-        assert program.stdout is not None
-        program.stdin.write("a line\n")
-        program.stdin.flush()
-        said = [program.stdout.readline(), program.stdout.readline()]
-        program.stdin.close()
-    assert said == ["'' b''\n", "0\n"], "the child has nothing to read, and nor has a program that it starts"
+    (given, giving), (hearing, told) = mp.Pipe(duplex=False), mp.Pipe(duplex=False)
+    program = forked.start(start_one_while_the_input_is_read, given, told)
+    given.close()
+    told.close()
+    os.write(giving.fileno(), b"a line\n")
+    with open(hearing.fileno(), closefd=False) as said:
+        lines = [said.readline(), said.readline()]
+    giving.close()
+    hearing.close()
+    program.join(20)
+    program.kill()
+    assert lines == ["'' b''\n", "0\n"], "the child has nothing to read, and nor has a program that it starts"
 
 
-BLOCKED = (
-    PREAMBLE
-    + """
-import psutil, signal
-from hivemind.utils.mpfuture import MPFuture
+def begin_to_answer() -> None:
+    def is_blocked(status: str) -> bool:
+        (mask,) = (line.split()[1] for line in Path(status).read_text().splitlines() if line.startswith("SigBlk"))
+        return bool(int(mask, 16) >> signal.SIGINT - 1 & 1)
 
-class Child(child_process.ChildProcess, mp.Process):
-    pass
-
-def is_blocked(status):
-    (mask,) = (line.split()[1] for line in open(status) if line.startswith("SigBlk"))
-    return bool(int(mask, 16) >> signal.SIGINT - 1 & 1)
-
-Child()
-(manager,) = psutil.Process().children()
-answers = MPFuture._pipe_waiter_thread.native_id
-print(manager.name(), is_blocked(f"/proc/{manager.pid}/status"), is_blocked(f"/proc/self/task/{answers}/status"))
-"""
-)
+    Child()
+    (manager,) = psutil.Process().children()
+    assert manager.name() == "torch_shm_manager"
+    answers = MPFuture._pipe_waiter_thread
+    assert answers is not None
+    assert is_blocked(f"/proc/{manager.pid}/status")
+    assert is_blocked(f"/proc/self/task/{answers.native_id}/status")
 
 
 def test_what_answers_need_is_out_of_reach_of_interrupts_as_it_starts() -> None:
-    done = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.split() == ["torch_shm_manager", "True", "True"], done.stderr
+    done = forked.run(begin_to_answer)
+    assert done.code == 0, done.err

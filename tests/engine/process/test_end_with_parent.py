@@ -2,64 +2,70 @@
 
 from __future__ import annotations
 
+import multiprocessing as mp
 import os
 import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
 
+import forked
 import psutil
 import pytest
 
-from hivenb.engine.process.child import tied_to_parent
+from hivenb.engine.process.child import ChildProcess, tied_to_parent
 from hivenb.engine.process.known_process import wait_for_exit
 
 pytestmark = pytest.mark.process
 
-PREAMBLE = (
-    "import os, sys, time, multiprocessing as mp, subprocess\n"
-    "from hivenb.engine.process import child as child_process\n"
-)
+
+class Child(ChildProcess, mp.Process):
+    """A process in the way hivemind's are settled."""
+
+
+def have_a_child(told: Connection) -> None:
+    child = Child(target=time.sleep, args=(600,))
+    child.start()
+    told.send(child.pid)
+    time.sleep(600)
+
+
+def have_a_program(told: Connection) -> None:
+    program = subprocess.Popen(tied_to_parent(["/bin/sleep", "600"]))
+    told.send(program.pid)
+    time.sleep(600)
 
 
 @pytest.fixture
-def parent() -> Iterator[Callable[[str], tuple[subprocess.Popen[str], int]]]:
-    """Runs a script that prints the id of a child it has started, and then stays."""
-    started: list[subprocess.Popen[str]] = []
+def parent() -> Iterator[Callable[[Callable[[Connection], None]], tuple[BaseProcess, int]]]:
+    """Runs what tells the id of a child that it has started, and then stays."""
+    started: list[BaseProcess] = []
 
-    def start(script: str) -> tuple[subprocess.Popen[str], int]:
-        process = subprocess.Popen([sys.executable, "-c", PREAMBLE + script], stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdout is not None
-        return process, int(process.stdout.readline())
+    def start(target: Callable[[Connection], None]) -> tuple[BaseProcess, int]:
+        here, there = mp.Pipe()
+        started.append(forked.start(target, there))
+        assert here.poll(60)
+        return started[-1], here.recv()
 
     yield start
     for process in started:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.join()
 
 
-def test_a_child_ends_with_its_parent(parent: Callable[[str], tuple[subprocess.Popen[str], int]]) -> None:
-    process, child = parent(
-        "class Child(child_process.ChildProcess, mp.Process): pass\n"
-        "child = Child(target=time.sleep, args=(600,))\n"
-        "child.start()\n"
-        "print(child.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
+def test_a_child_ends_with_its_parent(parent: Any) -> None:
+    process, child = parent(have_a_child)
     assert not wait_for_exit(child, 0.5), "it ended by itself"
     process.kill()
     assert wait_for_exit(child, 10)
 
 
 def test_a_program_that_is_not_ours_is_in_a_session_of_its_own_and_ends_with_its_parent(
-    parent: Callable[[str], tuple[subprocess.Popen[str], int]], eventually: Callable[..., None]
+    parent: Any, eventually: Callable[..., None]
 ) -> None:
-    process, child = parent(
-        "child = subprocess.Popen(child_process.tied_to_parent(['/bin/sleep', '600']))\n"
-        "print(child.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
+    process, child = parent(have_a_program)
     eventually(lambda: psutil.Process(child).cmdline() == ["/bin/sleep", "600"])
     assert os.getsid(child) == child != os.getsid(process.pid)
     process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -12,14 +13,36 @@ pytestmark = [
     pytest.mark.skipif("musl" in sys.version, reason="it has no malloc_trim, and does without"),
 ]
 
-CODE = """
-import gc, psutil, sys, time
+#: Forked by a process that has imported all and done nothing else: to import takes longer than all that is measured.
+FORKS = """
+import gc, json, os, psutil, resource, sys, threading, time, torch
 from hivenb.engine.process import child as freed_memory
 
+def run(code, arguments):
+    told, telling = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.dup2(telling, 1)
+        exec(code, {**globals(), "arguments": arguments})
+        sys.stdout.flush()
+        for one in threading.enumerate():
+            if one is not threading.main_thread() and not one.daemon:
+                one.join()
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(telling)
+    with open(told) as said:
+        text = said.read()
+    _, status = os.waitpid(pid, 0)
+    return [os.waitstatus_to_exitcode(status), text]
+
+print(json.dumps([run(*one) for one in json.load(sys.stdin)]))
+"""
+
+CODE = """
 def size():
     return psutil.Process().memory_info().rss
 
-how, shape = sys.argv[1:]
+how, shape = arguments
 gc.disable()  # it would look by itself, at some time
 freed_memory.INTERVAL = 0.2
 small = size()
@@ -39,30 +62,9 @@ print((kept - small) / (large - small), (size() - small) / (large - small))
 """
 
 
-def shares_of_what_was_freed(how: str, shape: str) -> tuple[float, float]:
-    """That the process has still: at once, and later."""
-    command = [sys.executable, "-c", CODE, how, shape]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    at_once, later = done.stdout.split()
-    return float(at_once), float(later)
-
-
-@pytest.mark.parametrize("shape", ["blocks", "circles"])
-def test_freed_memory_is_given_back(shape: str) -> None:
-    at_once, later = shares_of_what_was_freed("regularly", shape)
-    assert at_once > 0.8
-    assert later < 0.2
-
-
-@pytest.mark.parametrize("shape", ["blocks", "circles"])
-def test_without_that_it_is_kept(shape: str) -> None:
-    assert shares_of_what_was_freed("never", shape)[1] > 0.8
-
+SHAPES = ("blocks", "circles")
 
 LARGE_BLOCKS = """
-import psutil, torch
-from hivenb.engine.process import child as freed_memory
-
 freed_memory.INTERVAL = 1000.0  # what goes back goes back at once
 freed_memory.give_back_regularly()
 torch.empty(8_000_000, dtype=torch.uint8).fill_(1)  # freed: glibc takes less than this for small from now on
@@ -75,9 +77,6 @@ print((psutil.Process().memory_info().rss - small) / (large - small))
 
 
 MESSAGES = """
-import resource, torch
-from hivenb.engine.process import child as freed_memory
-
 freed_memory.INTERVAL = 1000.0
 freed_memory.give_back_regularly()
 
@@ -92,23 +91,8 @@ for _ in range(1000):
 print(faults() - before)
 """
 
-
-def test_room_for_a_part_of_a_tensor_is_used_again() -> None:
-    told = subprocess.run([sys.executable, "-c", MESSAGES], capture_output=True, text=True, timeout=60, check=True)
-    assert int(told.stdout) < 1000, "new pages for each of a thousand parts: 128 of them"
-
-
-def test_large_blocks_go_back_when_they_are_freed() -> None:
-    command = [sys.executable, "-c", LARGE_BLOCKS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert float(done.stdout) < 0.1
-
-
 BATCHES = """
-import resource, sys, threading, torch
-from hivenb.engine.process import child as freed_memory
-
-if sys.argv[1] == "kept":
+if arguments == ["kept"]:
     freed_memory.keep_for_what_follows()
 
 def faults():
@@ -128,13 +112,47 @@ def train():
 threading.Thread(target=train).start()
 """
 
+CASES = {
+    **{f"{how} {shape}": (CODE, [how, shape]) for how in ("regularly", "never") for shape in SHAPES},
+    "large blocks": (LARGE_BLOCKS, []),
+    "messages": (MESSAGES, []),
+    "batches as they come": (BATCHES, ["as it comes"]),
+    "batches kept": (BATCHES, ["kept"]),
+}
 
-def faults_in_a_batch(how: str) -> float:
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, list[float]]:
+    """What each of the processes has found."""
+    command = [sys.executable, "-c", FORKS]
+    cases = json.dumps(list(CASES.values()))
+    done = subprocess.run(command, input=cases, capture_output=True, text=True, timeout=200, check=True)
+    found = dict(zip(CASES, json.loads(done.stdout), strict=True))
+    assert {code for code, _ in found.values()} == {0}, done.stderr
+    return {name: [float(one) for one in text.split()] for name, (_, text) in found.items()}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_freed_memory_is_given_back(measured: dict[str, list[float]], shape: str) -> None:
+    at_once, later = measured[f"regularly {shape}"]
+    assert at_once > 0.8
+    assert later < 0.2
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_without_that_it_is_kept(measured: dict[str, list[float]], shape: str) -> None:
+    assert measured[f"never {shape}"][1] > 0.8
+
+
+def test_room_for_a_part_of_a_tensor_is_used_again(measured: dict[str, list[float]]) -> None:
+    assert measured["messages"][0] < 1000, "new pages for each of a thousand parts: 128 of them"
+
+
+def test_large_blocks_go_back_when_they_are_freed(measured: dict[str, list[float]]) -> None:
+    assert measured["large blocks"][0] < 0.1
+
+
+def test_the_gradients_of_a_batch_are_where_those_before_have_been(measured: dict[str, list[float]]) -> None:
     """Pages that the system clears for the gradients of each batch, where a thread of its own trains."""
-    command = [sys.executable, "-c", BATCHES, how]
-    return float(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
-
-
-def test_the_gradients_of_a_batch_are_where_those_before_have_been() -> None:
-    assert faults_in_a_batch("as it comes") > 100
-    assert faults_in_a_batch("kept") < 50
+    assert measured["batches as they come"][0] > 100
+    assert measured["batches kept"][0] < 50

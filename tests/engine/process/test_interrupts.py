@@ -28,7 +28,7 @@ def start_threads():
 for number in range(2):
     BackgroundThread(target=start_threads, name=f"starts-{number}").start()
 woken = 0
-while woken < 60:
+while woken < 40:
     begun = time.monotonic()
     try:
         print("asleep", flush=True)

@@ -18,7 +18,6 @@ import pytest
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
-from tiny import LOOPBACK
 
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.process.child import shared_locks_held
@@ -38,16 +37,10 @@ def report(peer: DHT | PeerID, client_mode: bool = False) -> LocalTrainingProgre
     )
 
 
-@pytest.fixture(params=[False, True], ids=["node", "client"])
-def is_client(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.fixture
-def mortal_dht(dht: DHT, is_client: bool) -> Iterator[DHT]:
-    addresses = [str(a) for a in dht.get_visible_maddrs()]
-    network = {"client_mode": True} if is_client else LOOPBACK
-    opened = DHT(start=True, initial_peers=addresses, **network)
+def mortal_client(dht: DHT) -> Iterator[DHT]:
+    """One that nobody can reach: it has to have dialled itself."""
+    opened = DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], client_mode=True)
     yield opened
     if opened.is_alive():
         opened.shutdown()
@@ -64,10 +57,10 @@ def processes(own: DHT) -> list[psutil.Process]:
 
 
 def test_whoever_was_killed_is_gone_until_it_reports_again(
-    dht: DHT, joining_dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
+    dht: DHT, joining_dht: DHT, mortal_client: DHT, eventually: Callable[..., None]
 ) -> None:
-    detector = FailureDetector(dht)
-    reports = [report(joining_dht), report(mortal_dht, client_mode=is_client)]
+    mortal_dht, detector = mortal_client, FailureDetector(dht)
+    reports = [report(joining_dht), report(mortal_dht, client_mode=True)]
     eventually(
         lambda: (
             detector.find_gone(reports, GONE_AFTER) or all(was_reached(detector, o) for o in (joining_dht, mortal_dht))
@@ -76,23 +69,21 @@ def test_whoever_was_killed_is_gone_until_it_reports_again(
     assert detector.find_gone(reports, GONE_AFTER) == frozenset()
     mortal_dht.kill()
     eventually(lambda: detector.find_gone(reports, GONE_AFTER) == {mortal_dht.peer_id.to_bytes()})
-    newer = report(mortal_dht, client_mode=is_client)
+    newer = report(mortal_dht, client_mode=True)
     assert detector.find_gone([report(joining_dht), newer], GONE_AFTER) == frozenset()
     assert detector.find_gone([report(joining_dht)], GONE_AFTER) == frozenset(), "not on the list any more"
 
 
-def test_whoever_does_not_answer_for_long_is_gone(
-    dht: DHT, mortal_dht: DHT, is_client: bool, eventually: Callable[..., None]
-) -> None:
+def test_whoever_does_not_answer_for_long_is_gone(dht: DHT, joining_dht: DHT, eventually: Callable[..., None]) -> None:
     """As when its network is cut: the connection stays."""
-    detector, reports = FailureDetector(dht), [report(mortal_dht, client_mode=is_client)]
-    eventually(lambda: detector.find_gone(reports, GONE_AFTER) or was_reached(detector, mortal_dht))
-    stopped = processes(mortal_dht)
+    detector, reports = FailureDetector(dht), [report(joining_dht)]
+    eventually(lambda: detector.find_gone(reports, GONE_AFTER) or was_reached(detector, joining_dht))
+    stopped = processes(joining_dht)
     with shared_locks_held():
         for process in stopped:
             os.kill(process.pid, signal.SIGSTOP)
     try:
-        eventually(lambda: detector.find_gone(reports, GONE_AFTER) == {mortal_dht.peer_id.to_bytes()})
+        eventually(lambda: detector.find_gone(reports, GONE_AFTER) == {joining_dht.peer_id.to_bytes()})
     finally:
         for process in stopped:
             os.kill(process.pid, signal.SIGCONT)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from hivemind.optim import state_averager as upstream
+from in_memory.real_time import RealTimeDHT
 from torch import nn
 
 from hivenb import compression as codecs
@@ -23,7 +24,7 @@ class Peer:
     :param number: of the peer, from which its parameters, statistics and count follow
     """
 
-    def __init__(self, number: int, dht: DHT, run_id: str, kind: type = TrainingStateAverager, **more: Any):
+    def __init__(self, number: int, dht: Any, run_id: str, kind: type = TrainingStateAverager, **more: Any):
         self.model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         self.norm: Any = self.model[1]
         for name, buffer in more.pop("more", {}).items():
@@ -70,12 +71,22 @@ class Peer:
 
 
 @pytest.fixture
-def make_peer(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peer]]:
-    """Makes the first and the second peer of a run."""
+def make_peer(memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT, run_id: str) -> Iterator[Callable[..., Peer]]:
+    """Makes the first and the second peer of a run, without processes."""
+    yield from _peers([memory_dht, joining_memory_dht], run_id)
+
+
+@pytest.fixture
+def start_peer(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peer]]:
+    """Starts them in processes."""
+    yield from _peers([dht, joining_dht], run_id)
+
+
+def _peers(dhts: Sequence[Any], run_id: str) -> Iterator[Callable[..., Peer]]:
     made: list[Peer] = []
 
     def make(**kwargs: Any) -> Peer:
-        made.append(Peer(len(made), [dht, joining_dht][len(made)], run_id, **kwargs))
+        made.append(Peer(len(made), dhts[len(made)], run_id, **kwargs))
         return made[-1]
 
     yield make
@@ -104,6 +115,12 @@ AVERAGE = (pytest.approx(70000.5), pytest.approx(5e-10), 20)
 @pytest.mark.parametrize("codec", ["none", "float16", "uniform8bit"])
 def test_a_round_averages_statistics_and_takes_the_largest_count(make_peer: Callable[..., Peer], codec: str) -> None:
     peers = [make_peer(compression=codecs.codec(name)) for name in (codec, "none")]
+    average(*peers)
+    assert peers[0].statistics == peers[1].statistics == AVERAGE
+
+
+def test_so_it_does_by_processes(start_peer: Callable[..., Peer]) -> None:
+    peers = [start_peer(compression=codecs.codec("uniform8bit")), start_peer()]
     average(*peers)
     assert peers[0].statistics == peers[1].statistics == AVERAGE
 
@@ -175,10 +192,10 @@ def test_one_that_leaves_its_own_alone_leaves_the_others_alone_too(
 
 
 def test_with_a_peer_of_plain_hivemind_they_are_left_out_and_that_is_said_once(
-    make_peer: Callable[..., Peer], said: Callable[[], list[str]]
+    start_peer: Callable[..., Peer], said: Callable[[], list[str]]
 ) -> None:
-    ours = make_peer()
-    plain = make_peer(kind=upstream.TrainingStateAverager, with_buffers=False)
+    ours = start_peer()
+    plain = start_peer(kind=upstream.TrainingStateAverager, with_buffers=False)
     before = ours.statistics, plain.statistics
     average(ours, plain)
     average(ours, plain)
@@ -201,10 +218,10 @@ class TestDownload:
         assert newcomer.weight == 7.0
 
     def test_from_plain_hivemind_it_keeps_its_own_and_says_so(
-        self, make_peer: Callable[..., Peer], said: Callable[[], list[str]], eventually: Callable[..., None]
+        self, start_peer: Callable[..., Peer], said: Callable[[], list[str]], eventually: Callable[..., None]
     ) -> None:
-        giver = make_peer(kind=upstream.TrainingStateAverager, with_buffers=False, allow_state_sharing=True)
-        newcomer = make_peer()
+        giver = start_peer(kind=upstream.TrainingStateAverager, with_buffers=False, allow_state_sharing=True)
+        newcomer = start_peer()
         giver.fill(7.0)
         giver.averager.local_epoch = 3
         before = newcomer.statistics
@@ -213,10 +230,15 @@ class TestDownload:
         (once,) = said()
         assert "has none that fit this module, which keeps its own" in once
 
-    @pytest.mark.parametrize("kind", [upstream.TrainingStateAverager, TrainingStateAverager])
-    def test_one_without_takes_all_else(
-        self, make_peer: Callable[..., Peer], eventually: Callable[..., None], kind: type
+    def test_one_without_takes_all_else(self, make_peer: Callable[..., Peer], eventually: Callable[..., None]) -> None:
+        self._take_all_else(make_peer, TrainingStateAverager, eventually)
+
+    def test_one_of_plain_hivemind_takes_all_else(
+        self, start_peer: Callable[..., Peer], eventually: Callable[..., None]
     ) -> None:
+        self._take_all_else(start_peer, upstream.TrainingStateAverager, eventually)
+
+    def _take_all_else(self, make_peer: Callable[..., Peer], kind: type, eventually: Callable[..., None]) -> None:
         giver, newcomer = make_peer(allow_state_sharing=True), make_peer(kind=kind, with_buffers=False)
         giver.fill(7.0)
         next(iter(giver.optimizer.state.values()))["momentum_buffer"].fill_(5.0)

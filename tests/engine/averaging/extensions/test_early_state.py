@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from hivemind.averaging.control import AveragingStage
 from hivemind.optim import state_averager as upstream
+from in_memory.real_time import RealTimeDHT
 from torch import nn
 
 from hivenb.engine.averaging.averager import ALONE_AFTER
@@ -35,7 +36,7 @@ class Peer:
     def __init__(
         self,
         number: int,
-        dht: DHT,
+        dht: Any,
         run_id: str,
         kind: type = TrainingStateAverager,
         has_buffers: bool = True,
@@ -85,12 +86,22 @@ class Peer:
 
 
 @pytest.fixture
-def make_peer(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peer]]:
-    """Makes the first and the second peer of a run."""
+def make_peer(memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT, run_id: str) -> Iterator[Callable[..., Peer]]:
+    """Makes the first and the second peer of a run, without processes."""
+    yield from _peers([memory_dht, joining_memory_dht], run_id)
+
+
+@pytest.fixture
+def start_peer(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peer]]:
+    """Starts them in processes."""
+    yield from _peers([dht, joining_dht], run_id)
+
+
+def _peers(dhts: Sequence[Any], run_id: str) -> Iterator[Callable[..., Peer]]:
     made: list[Peer] = []
 
     def make(**kwargs: Any) -> Peer:
-        made.append(Peer(len(made), [dht, joining_dht][len(made)], run_id, **kwargs))
+        made.append(Peer(len(made), dhts[len(made)], run_id, **kwargs))
         return made[-1]
 
     yield make
@@ -149,6 +160,19 @@ def test_without_buffers_it_is_averaged_as_soon_as_all_have_met(
         assert peer.averager.local_epoch == 1
 
 
+def test_so_it_is_by_processes(start_peer: Callable[..., Peer]) -> None:
+    """What is agreed on in their processes is known here."""
+    peers = [start_peer(offload_optimizer=True) for _ in BEFORE]
+    for peer in peers:
+        peer.look_for_others(offers_early=True)
+    for peer in peers:
+        peer.exchange_early()
+    for peer, gradient in zip(peers, GRADIENTS, strict=True):
+        peer.end_epoch()
+        assert peer.value == pytest.approx(1.5 - gradient)
+        assert float(peer.model.running_mean) == pytest.approx(15.0)
+
+
 def test_a_large_state_is_not_exchanged_beside_the_gradients(
     make_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,8 +204,8 @@ def test_with_one_that_does_not_offer_it_is_averaged_after_the_step(make_peer: C
     assert offering.value == other.value == pytest.approx(1.0)
 
 
-def test_with_plain_hivemind_it_is_averaged_after_the_step(make_peer: Callable[..., Peer]) -> None:
-    offering, plain = make_peer(), make_peer(kind=upstream.TrainingStateAverager)
+def test_with_plain_hivemind_it_is_averaged_after_the_step(start_peer: Callable[..., Peer]) -> None:
+    offering, plain = start_peer(), start_peer(kind=upstream.TrainingStateAverager)
     offering.look_for_others(offers_early=True)
     plain.look_for_others()
     offering.exchange_early()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from hivemind.optim import state_averager as upstream
+from in_memory.real_time import RealTimeDHT
 from torch import nn
 
 from hivenb import compression as codecs
@@ -30,7 +31,7 @@ class Peer:
 
     def __init__(
         self,
-        dht: DHT,
+        dht: Any,
         run_id: str,
         value: float = 1.0,
         kind: type = TrainingStateAverager,
@@ -98,12 +99,22 @@ class Peer:
 
 
 @pytest.fixture
-def make_peer(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peer]]:
-    """Makes the first and the second peer of a run."""
+def make_peer(memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT, run_id: str) -> Iterator[Callable[..., Peer]]:
+    """Makes the first and the second peer of a run, without processes."""
+    yield from _peers([memory_dht, joining_memory_dht], run_id)
+
+
+@pytest.fixture
+def start_peer(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peer]]:
+    """Starts them in processes."""
+    yield from _peers([dht, joining_dht], run_id)
+
+
+def _peers(dhts: Sequence[Any], run_id: str) -> Iterator[Callable[..., Peer]]:
     made: list[Peer] = []
 
     def make(*args: Any, **kwargs: Any) -> Peer:
-        made.append(Peer([dht, joining_dht][len(made)], run_id, *args, **kwargs))
+        made.append(Peer(dhts[len(made)], run_id, *args, **kwargs))
         return made[-1]
 
     yield make
@@ -135,6 +146,14 @@ def stepped(anchor: float, pseudo_gradients: list[float]) -> list[float]:
 def test_rounds_step_the_anchors_with_the_mean_over_the_samples(
     make_peer: Callable[..., Peer], codec: str, delta_rule: bool
 ) -> None:
+    step_anchors(make_peer, codec, delta_rule)
+
+
+def test_so_they_do_by_processes(start_peer: Callable[..., Peer]) -> None:
+    step_anchors(start_peer, "uniform8bit", delta_rule=True)
+
+
+def step_anchors(make_peer: Callable[..., Peer], codec: str, delta_rule: bool) -> None:
     settings = {"pseudo_gradient_compression": codecs.codec(codec), "delta_rule_averaging": delta_rule}
     first, second = make_peer(**settings), make_peer(**settings)
     expected = stepped(1.0, [0.25, 0.25])
@@ -257,8 +276,8 @@ def test_a_newcomer_begins_at_the_anchor_with_the_momentum(make_peer: Callable[.
     assert second.momentum == first.momentum != 0
 
 
-def test_with_plain_hivemind_parameters_are_averaged(make_peer: Callable[..., Peer]) -> None:
-    first, plain = make_peer(), make_peer(value=3.0, kind=upstream.TrainingStateAverager)
+def test_with_plain_hivemind_parameters_are_averaged(start_peer: Callable[..., Peer]) -> None:
+    first, plain = start_peer(), start_peer(value=3.0, kind=upstream.TrainingStateAverager)
     first.learn(-0.5, samples=1000)
     average(first, plain)
     assert first.weight == plain.weight == first.anchor == pytest.approx((0.5 + 3.0) / 2, abs=1e-5)

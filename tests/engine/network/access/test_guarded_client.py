@@ -22,7 +22,7 @@ from tiny import LOOPBACK
 
 from hivenb.engine.network.access import guard
 from hivenb.engine.network.access.tokens import Secret, membership_of
-from hivenb.engine.network.daemon import NonRelayingP2P, RelayingP2P, TiedP2P
+from hivenb.engine.network.daemon import NonRelayingP2P, Relaying, RelayingP2P, TiedP2P
 from hivenb.engine.network.dht import DHT, reachable_addresses
 from hivenb.engine.network.reachability import RELAYED_BYTES
 from hivenb.errors import NotInvitedError
@@ -219,6 +219,9 @@ def join(other: DHT | hivemind.DHT, **kwargs: Any) -> DHT:
 @pytest.mark.process
 def test_who_may_join_and_what_the_others_are_told(opened: Any) -> None:
     first = opened(DHT(start=True, secret=SECRET, **LOOPBACK))
+    command = daemon_of(first).cmdline()
+    assert "-relayService=0" in command
+    assert not any(SECRET.reveal() in argument for argument in command)
     member = opened(join(first, secret=SECRET.reveal()))
     first.store("greeting", "hello", expiration_time=time.time() + 60)
     assert member.get("greeting", latest=True).value == "hello"
@@ -236,7 +239,9 @@ def test_one_with_a_secret_does_not_take_an_open_swarm_for_its_own(opened: Any) 
     plain = opened(hivemind.DHT(start=True, host_maddrs=LOOPBACK["host_maddrs"]))
     with pytest.raises(NotInvitedError, match=r"have no credential for the swarm.*plain hivemind"):
         join(plain, secret=SECRET)
-    assert opened(join(plain)).is_usable
+    open_to_all = opened(join(plain))
+    assert open_to_all.is_usable
+    assert "-relayService=0" not in daemon_of(open_to_all).cmdline()
 
 
 def average(averagers: list[hivemind.DecentralizedAverager]) -> list[Any]:
@@ -283,41 +288,46 @@ async def downloaded(addresses: list[str], secret: Secret | None) -> list[Any]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("part", ["process", "daemon"])
-def test_a_dht_that_is_started_anew_has_its_secret_still(opened: Any, eventually: Any, part: str) -> None:
+def test_a_dht_that_is_started_anew_has_its_secret_still(opened: Any, eventually: Any) -> None:
     first = opened(DHT(start=True, secret=SECRET, **LOOPBACK))
     second = opened(join(first, secret=SECRET))
-    eventually(lambda: first._neighbours.connected)
-    before = first.pid
-    daemon = next(child.pid for child in psutil.Process(before).children() if child.name() == "p2pd")
-    os.kill(daemon if part == "daemon" else before, signal.SIGKILL)
-    eventually(lambda: first.pid not in (before, None))
+    for part in ("process", "daemon"):
+        eventually(lambda: first._neighbours.connected)
+        before = first.pid
+        os.kill(before if part == "process" else daemon_of(first).pid, signal.SIGKILL)
+        eventually(lambda before=before: first.pid not in (before, None))
 
-    def reads() -> Any:
-        with suppress(Exception):  # what was asked while it was started anew
-            second.store("again", "here", expiration_time=time.time() + 60)
-            return first.get("again", latest=True)
-        return None
+        def reads(key: str = f"after that of the {part}") -> Any:
+            with suppress(Exception):  # what was asked while it was started anew
+                second.store(key, "here", expiration_time=time.time() + 60)
+                return first.get(key, latest=True)
+            return None
 
-    eventually(reads)
-    with pytest.raises(NotInvitedError, match="no secret was given"):
-        join(first)
+        eventually(reads)
+        with pytest.raises(NotInvitedError, match="no secret was given"):
+            join(first)
+
+
+def daemon_of(dht: hivemind.DHT) -> psutil.Process:
+    return next(child for child in psutil.Process(dht.pid).children() if child.name() == "p2pd")
 
 
 # -- relays -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
-    ("kwargs", "relays"),
-    [({}, True), ({"secret": SECRET}, False), ({"secret": SECRET, "relay_service": True}, True)],
-    ids=["open", "private", "private, asked to"],
+    ("secret", "asked_to", "relaying"),
+    [
+        (None, None, Relaying.A_LITTLE),
+        (None, False, Relaying.NOTHING),
+        (None, True, Relaying.ALL),
+        (SECRET, None, Relaying.NOTHING),
+        (SECRET, True, Relaying.ALL),
+    ],
 )
-def test_who_relays_for_strangers(opened: Any, kwargs: dict[str, Any], relays: bool) -> None:
-    dht = opened(DHT(start=True, **LOOPBACK, **kwargs))
-    (command,) = [child.cmdline() for child in psutil.Process(dht.pid).children() if child.name() == "p2pd"]
-    assert ("-relayService=0" in command) is not relays
-    assert not any(SECRET.reveal() in argument for argument in command)
+def test_who_relays_for_strangers(secret: Secret | None, asked_to: bool | None, relaying: Relaying) -> None:
+    dht = DHT(start=False, secret=secret, relay_service=asked_to, **LOOPBACK)
+    assert dht._admission.relaying is relaying
 
 
 def test_what_is_added_is_an_argument_of_the_daemon() -> None:
