@@ -19,7 +19,6 @@ from unittest.mock import patch
 import torch
 from hivemind.averaging.averager import _background_thread_fetch_current_state
 from hivemind.averaging.control import StepControl
-from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.compression import serialization
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, MSGPackSerializer
@@ -32,6 +31,7 @@ from hivenb.engine.process.child import prepare_answers
 from in_memory.clock import OwningLoop, spawn
 from in_memory.network import Network
 from in_memory.records import InMemoryDHT, SharedRecords
+from in_memory.serving import begin_serving
 
 #: Seconds that anything may take which is not waited for on purpose.
 PATIENCE = 30.0
@@ -118,18 +118,10 @@ class _Served:
     # -- in the loop --------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        # as hivemind/averaging/averager.py:_run_internal begins
         own = self._averager
-        own._p2p = await own.dht.replicate_p2p()
-        if not own.client_mode:
-            await own.add_p2p_handlers(own._p2p, namespace=own.prefix)
-        own._matchmaking = Matchmaking(
-            own._p2p, own.schema_hash, own.dht, client_mode=own.client_mode, **own.matchmaking_kwargs
-        )
+        await begin_serving(own)
         if not own.client_mode:
             spawn(self.tasks, own._declare_for_download_periodically())
-        own._state_updated, own._pending_groups_registered = asyncio.Event(), asyncio.Event()
-        own._pending_groups_registered.set()
         own._ready.set_result(None)
 
     async def _end(self) -> None:

@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import torch
 from hivemind.averaging.control import AveragingStage, StepControl
-from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture
 
@@ -29,6 +28,7 @@ from hivenb.swarm.agreement.host import Hosting
 from in_memory.clock import VirtualLoop, spawn, told_by
 from in_memory.network import Network
 from in_memory.records import InMemoryDHT, SharedRecords
+from in_memory.serving import begin_serving
 
 # as in each averager's process
 bound_this_process()
@@ -103,19 +103,7 @@ class InMemoryPeer:
         self._swarm.to_close.append(made._inner_pipe)
         if isinstance(made, GradientAverager):
             self._swarm.to_close += [made._round_reports._in, made._round_reports._out]
-        await self.do(self._serve())
-
-    async def _serve(self) -> None:
-        # as hivemind/averaging/averager.py:_run_internal begins
-        own = self.averager
-        own._p2p = await self.dht.replicate_p2p()
-        if not own.client_mode:
-            await own.add_p2p_handlers(own._p2p, namespace=own.prefix)
-        own._matchmaking = Matchmaking(
-            own._p2p, own.schema_hash, own.dht, client_mode=own.client_mode, **own.matchmaking_kwargs
-        )
-        own._state_updated, own._pending_groups_registered = asyncio.Event(), asyncio.Event()
-        own._pending_groups_registered.set()
+        await self.do(begin_serving(made))
 
     async def search(
         self,
