@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -87,6 +88,31 @@ def interrupts_are_heard() -> None:
     that starts it: processes inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shows what a program has said that a test ran, and that failed: its output was captured."""
+    report = yield
+    failed = call.excinfo and call.excinfo.value
+    if isinstance(failed, subprocess.CalledProcessError | subprocess.TimeoutExpired):
+        for name, said in (("stdout", failed.stdout), ("stderr", failed.stderr)):
+            text = said.decode(errors="replace") if isinstance(said, bytes) else said
+            report.sections += [(f"{name} of the program", text)] if text else []
+    return report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_children_left_by_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails the last test of a file that leaves a process behind, of a fixture for all or started after a test's end.
+
+    Later tests would have to live with it: they count the processes that there are.
+    """
+    if any(item.path == request.path and item.get_closest_marker("process") for item in request.session.items):
+        with processes.none_left():
+            yield
+    else:
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -53,7 +53,7 @@ class FakeAverager:
         self.told: list[SampleReports] = []
         self.round_reports: list[RoundReport] = []
         self.exchanged_early: list[FakeRound] = []
-        self.was_made_ready, self.may_begin_early = 0, True
+        self.was_made_ready, self.may_begin_early, self.seconds_of_round = 0, True, 0.0
         self.waited, self.pending_updates = 0, set[str]()
 
     def schedule_step(self, gather: int, timeout: float, offers_early: bool = False) -> FakeRound:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 from concurrent.futures import InvalidStateError
 from typing import Any, cast
 
@@ -28,6 +29,9 @@ class Round(StepControl):
 
     #: whether training waits for it, though it has no trigger yet: it was to begin by itself, or now
     is_due = False
+
+    #: when this peer let it begin after its step, by ``time.monotonic``; ``None`` if it has not
+    let_begin_at: float | None = None
 
     #: whether it was given up since this peer has left, or all others have
     is_deserted = False
@@ -68,6 +72,7 @@ class Round(StepControl):
         """Let it begin when it has a group; without effect where it may already, or was given up."""
         with self._lock_cancelling:
             if not self.done() and self._trigger is not None and not self._trigger.done():
+                self.let_begin_at = time.monotonic()
                 super().allow_allreduce()
 
     def desert(self) -> None:

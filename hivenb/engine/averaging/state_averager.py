@@ -438,6 +438,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         self._early.offer(offers_early)
         control = super().schedule_step(*args, **kwargs)
         control.offers_early = offers_early
+        control.add_done_callback(self._early.note_end)
         if offers_early and self._early.at_once:
             control.begins_early = self.begin_early(int(control.epoch))
         return control
@@ -538,6 +539,11 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     def may_begin_early(self) -> bool:
         """Whether its rounds may begin before the step: beside the gradients, not those of large models."""
         return self._early.suits(self.numbers_in_state)
+
+    @property
+    def seconds_of_round(self) -> float:
+        """What a round of the state takes after the step; 0 as long as that is not known."""
+        return self._early.seconds_after_step
 
     def be_ready_early(self) -> None:
         """Know what to exchange in a round that is about to be scheduled, and may begin as soon as it has a group."""

@@ -244,6 +244,9 @@ def is_excluded(
 #: Seconds there and back from which on an exchange less is worth that peers differ by what one step makes of a codec.
 LONG_LINE = 0.03
 
+#: Seconds of a round of the state from which on that holds whatever the line is: it is narrow, or the state large.
+LONG_ROUND = 0.25
+
 #: Seconds for which gradients wait for the group of the state. Whoever has just come may look for it in vain.
 MET_WITHIN = 2.0
 
@@ -395,11 +398,11 @@ class AgreedRounds:
     def _may_average_state_early(self) -> bool:
         """Whether the state can be averaged before the step: it is there by then, and all make the same step.
 
-        Not on short lines: a difference between peers, such as what a codec makes of the gradients, then stays for an
-        epoch, and there is next to nothing to be gained.
+        Not on short lines that carry it at once: a difference between peers, such as what a codec makes of the
+        gradients, then stays for an epoch, and there is next to nothing to be gained.
         """
         own = self._participant
-        if own.tracker.list.round_trip < LONG_LINE:
+        if own.tracker.list.round_trip < LONG_LINE and own.state_averager.seconds_of_round < LONG_ROUND:
             return False
         if not own.state_averager.may_begin_early:
             return False

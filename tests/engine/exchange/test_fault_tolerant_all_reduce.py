@@ -28,7 +28,7 @@ def dhts(dht: DHT) -> Iterator[list[DHT]]:
         made = []
         for _ in range(3):
             made.append(DHT(start=True, initial_peers=[str(a) for a in dht.get_visible_maddrs()], **LOOPBACK))
-            ended.callback(lambda own=made[-1]: own.is_alive() and own.shutdown())
+            ended.callback(made[-1].shutdown)
         yield made
 
 

@@ -41,7 +41,7 @@ def open_dht() -> Iterator[Open]:
 
         def open_one(others: list[DHT]) -> DHT:
             made = _open(others)
-            opened.callback(lambda: made.shutdown() if made.is_alive() else None)
+            opened.callback(made.shutdown)
             return made
 
         yield open_one

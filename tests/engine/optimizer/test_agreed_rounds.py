@@ -295,10 +295,11 @@ class TestTheStateBeforeTheStep:
         assert self.offers_of(own) == [offers]
         assert own.state_averager.was_made_ready == offers
 
-    def test_is_not_offered_where_lines_are_short(self) -> None:
+    @pytest.mark.parametrize(("seconds", "offers"), [(0.2, False), (0.3, True)])
+    def test_is_offered_on_a_short_line_if_a_round_takes_its_time(self, seconds: float, offers: bool) -> None:
         own = participant()
-        own.tracker.list.round_trip = 0.01
-        assert self.offers_of(own) == [False]
+        own.tracker.list.round_trip, own.state_averager.seconds_of_round = 0.01, seconds
+        assert self.offers_of(own) == [offers]
 
     def test_is_not_offered_where_its_bytes_would_delay_the_gradients(self) -> None:
         own = participant()

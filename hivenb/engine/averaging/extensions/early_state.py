@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,9 @@ from hivenb.errors import ProcessEndedError
 
 #: Seconds between two looks whether a round is over that has not said whether it began early.
 _LOOK_AGAIN = 0.1
+
+#: Rounds after which the quickest one is not of a busy moment.
+_ENOUGH = 3
 
 #: Numbers of a state that is exchanged beside the gradients, at most. With more of them, the bytes take longer than the
 #: round trip that this saves, and on a slow line the one would keep the other waiting.
@@ -42,6 +46,8 @@ class EarlyRounds(Extension):
         self.at_once = at_once
         #: a round that may have begun early, and the seconds that it may take
         self._pending: tuple[Round, float] | None = None
+        #: seconds of the latest rounds that were held after their step
+        self._seconds: deque[float] = deque(maxlen=_ENOUGH)
         # for both processes
         self._offers = torch.zeros(1, dtype=torch.bool).share_memory_()
 
@@ -53,6 +59,16 @@ class EarlyRounds(Extension):
         :param numbers: gives how many there are in what is exchanged
         """
         return self.at_once or numbers() <= MOST_BESIDE_GRADIENTS
+
+    def note_end(self, control: Round) -> None:
+        """Know how long a round has taken, if it was held after its step. From any thread."""
+        if control.let_begin_at is not None and not control.cancelled() and control.exception() is None:
+            self._seconds.append(time.monotonic() - control.let_begin_at)
+
+    @property
+    def seconds_after_step(self) -> float:
+        """What a round after the step takes, by the quickest of the latest ones; 0 as long as that is not known."""
+        return min(self._seconds) if len(self._seconds) == _ENOUGH else 0.0
 
     def offer(self, offers: bool) -> None:
         """Say whether this peer may hold the round that is scheduled next before its step, if the others may."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -158,6 +159,33 @@ def test_without_buffers_it_is_averaged_as_soon_as_all_have_met(
         peer.end_epoch()
         assert peer.value == pytest.approx(1.5 - gradient)
         assert peer.averager.local_epoch == 1
+
+
+def test_what_rounds_after_the_step_take_is_known_by_the_quickest_of_the_latest(
+    make_peer: Callable[..., Peer], eventually: Callable[..., None]
+) -> None:
+    peers = [make_peer(has_buffers=False) for _ in BEFORE]
+
+    def meet(exchange: Callable[[Peer], None]) -> None:
+        for peer in peers:
+            peer.look_for_others()
+        at_the_same_time(*(partial(exchange, peer) for peer in peers))
+
+    def dawdle(peer: Peer) -> None:
+        if peer is peers[1]:
+            eventually(lambda: peers[0].round.let_begin_at is not None)
+            time.sleep(0.3)
+        peer.end_epoch()
+
+    for _ in range(2):
+        meet(dawdle)
+    meet(lambda peer: peer.round.cancel())  # which says nothing of the line
+    assert [peer.averager.seconds_of_round for peer in peers] == [0.0, 0.0]
+    meet(dawdle)
+    eventually(lambda: peers[0].averager.seconds_of_round > 0)
+    assert peers[0].averager.seconds_of_round >= 0.3, "each of the three has waited for the other peer"
+    meet(Peer.end_epoch)
+    eventually(lambda: peers[0].averager.seconds_of_round < 0.3)
 
 
 def test_so_it_is_by_processes(start_peer: Callable[..., Peer]) -> None:
