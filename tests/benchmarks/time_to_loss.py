@@ -183,10 +183,14 @@ class Row:
 
 
 class Follows(Callback):
-    """Waits for the others, lets each batch take its time, and keeps what the optimizer makes until training ends."""
+    """Waits for the others, lets each batch take its time, and keeps what the optimizer makes until training ends.
 
-    def __init__(self, strategy: HivemindStrategy, case: Case):
-        self._strategy, self._case = strategy, case
+    :param line_up: tells that this peer sees all others, and returns when all do: whoever began before would have ended
+      a short epoch, alone, by the time that the last one begins
+    """
+
+    def __init__(self, strategy: HivemindStrategy, case: Case, line_up: Callable[[], object]):
+        self._strategy, self._case, self._line_up = strategy, case, line_up
         self._began, self._batch_began, self._computed = 0.0, 0.0, 0.0
         self._epoch_ended: dict[int, float] = {}
         self._steps = 0
@@ -201,10 +205,11 @@ class Follows(Callback):
             if time.monotonic() > end:
                 raise TimeoutError(f"saw {self._strategy.num_peers} of {self._case.peers} peers within {PATIENCE} s")
             time.sleep(0.02)
-        self._batch_began = time.monotonic()
         if not self._began:
-            self._began = self._batch_began
+            self._line_up()
+            self._began = time.monotonic()
             self._keep(model)
+        self._batch_began = time.monotonic()
 
     def on_after_backward(self, trainer: Trainer, model: LightningModule) -> None:
         time.sleep(max(0.0, self._case.pace - (time.monotonic() - self._batch_began)))
@@ -276,7 +281,12 @@ def learning(connection: Any, initial_peers: Sequence[str], work: Work, count: i
     connection.send(("addresses", [str(address) for address in strategy.dht.get_visible_maddrs()]))
     task = subject.task(case.seed)
     task.train.generator.manual_seed(100 * case.seed + count)
-    follows = Follows(strategy, case)
+
+    def line_up() -> None:
+        connection.send(("lined up", None))
+        connection.recv()
+
+    follows = Follows(strategy, case, line_up)
     # the order of the data stays as it was made here, so that it is the same in each mode
     trainer = Trainer(strategy=strategy, max_epochs=-1, callbacks=[follows], use_distributed_sampler=False, **QUIET)
     trainer.fit(task.model, task.train)
@@ -298,6 +308,10 @@ def measure(case: Case) -> Row:
         for number, place in enumerate(hosts, start=1):
             peers.append(start(work.at(place), peers, learning, number))
             peers[-1].wait_for("addresses")
+        for peer in peers:
+            peer.wait_for("lined up")
+        for peer in peers:
+            peer.tell("begin")
         patience = PATIENCE + case.updates * (case.epoch + 15)
         for peer in peers:
             peer.wait_until(lambda peer=peer: "told" in peer.said, "its end", patience)
