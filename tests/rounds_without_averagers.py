@@ -53,10 +53,12 @@ class FakeAverager:
         self.told: list[SampleReports] = []
         self.round_reports: list[RoundReport] = []
         self.exchanged_early: list[FakeRound] = []
-        self.was_made_ready, self.may_begin_early, self.seconds_of_round = 0, True, 0.0
+        self.was_made_ready, self.may_begin_early, self.rounds_take_long = 0, True, False
         self.waited, self.pending_updates = 0, set[str]()
 
-    def schedule_step(self, gather: int, timeout: float, offers_early: bool = False) -> FakeRound:
+    def schedule_step(
+        self, gather: int, timeout: float, offers_early: bool = False, is_waited_for: bool = True
+    ) -> FakeRound:
         self.scheduled.append(FakeRound(epoch=gather))
         self.scheduled[-1].offers_early = offers_early
         return self.scheduled[-1]

@@ -18,7 +18,8 @@ import hivemind.utils.asyncio
 import torch
 from hivemind.utils import MPFuture
 
-from hivenb.engine.process.child import give_back_regularly, redirect_output, settle_as_child
+from hivenb.engine.process.child import redirect_output, settle_as_child
+from hivenb.engine.process.freed_memory import give_back_regularly
 from hivenb.options.options import Options
 from hivenb.peers.fork_server import unpack
 from hivenb.peers.peer_recipe import PeerRecipe

@@ -24,10 +24,11 @@ from hivenb.engine.network.access.tokens import InviteKey, Secret, as_secret
 from hivenb.engine.network.addresses import PUBLIC, read_maddrs, with_ipv6
 from hivenb.engine.network.dht import DHT, reachable_addresses
 from hivenb.engine.optimizer.checkpoint import find_obstacle
+from hivenb.engine.process.shared_memory import require_shared_memory
 from hivenb.errors import OptionsError, SwarmError, TrainingError
 from hivenb.options.options import DEFAULT_RUN_ID, FIELDS, Options, did_you_mean
 from hivenb.swarm.invite import Invite, check_together, invite_from_environment, read_invite
-from hivenb.system.environment import detect, require_shared_memory
+from hivenb.system.environment import detect
 
 #: Why a module that steps by hand is not trained so.
 SUMS_BY_HAND = (

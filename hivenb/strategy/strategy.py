@@ -22,7 +22,7 @@ from hivenb.engine.optimizer.handover import give_back
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.scheduled_rounds import EpochReport
 from hivenb.engine.optimizer.skipped_batches import scaler_for
-from hivenb.engine.process.child import give_freed_memory_back, keep_for_what_follows
+from hivenb.engine.process.freed_memory import give_freed_memory_back, keep_for_what_follows
 from hivenb.errors import HivenbError, SwarmError
 from hivenb.options.options import Options
 from hivenb.strategy.callbacks import FirstCallback

@@ -128,26 +128,6 @@ def require_linux(platform: str | None = None) -> None:
     )
 
 
-def require_shared_memory(needed: int, folder: str = "/dev/shm") -> None:
-    """Stop with a clear sentence where processes cannot share as much memory; they would be killed when they do.
-
-    :param needed: bytes
-    :param folder: where the system keeps what processes share
-    :raises PlatformError: if there is less
-    """
-    try:
-        room = os.statvfs(folder)
-    except OSError:
-        return  # it is kept elsewhere
-    free, whole = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
-    if needed <= free:
-        return
-    raise PlatformError(
-        f"{folder} has {free / 2**20:,.0f} of its {whole / 2**20:,.0f} MB left, and this model needs "
-        f"{needed / 2**20:,.0f} MB of it, which a peer shares with its averagers. {PlatformError.MORE_SHARED_MEMORY}"
-    )
-
-
 def notebook(name: str = "01_quickstart") -> Path:
     """Return the path of one of hivenb's notebooks, from a source checkout or from an installed package.
 

@@ -62,7 +62,7 @@ class MarksPanel:
         for number, one in advice.items():
             if one.rule not in self._rows:
                 self._rows[one.rule] = AdviceRow(self._take_back, "Take back")
-            self._rows[one.rule].show(one, f"<div>{number}: {safe(one.text)}</div>{note(in_words(one.changes))}")
+            self._rows[one.rule].show(one, f"<div>{number}: back to</div>{note(in_words(one.changes))}")
         rules = [one.rule for one in advice.values()]
         if rules != self._undone:
             self._undone = rules

@@ -136,18 +136,3 @@ def test_unknown_notebook_names_those_there_are(package):
     (package / "notebooks" / "a.ipynb").touch()
     with pytest.raises(HivenbError, match=r"no notebook 'tour'; there are: a, b"):
         environment.notebook("tour")
-
-
-@pytest.mark.parametrize(("needed", "is_refused"), [(30 * 2**20, False), (50 * 2**20, True)])
-def test_too_little_shared_memory_is_said(monkeypatch: pytest.MonkeyPatch, needed: int, is_refused: bool) -> None:
-    room = SimpleNamespace(f_frsize=4096, f_blocks=64 * 2**20 // 4096, f_bavail=40 * 2**20 // 4096)
-    monkeypatch.setattr(environment.os, "statvfs", lambda folder: room)
-    if not is_refused:
-        environment.require_shared_memory(needed)
-        return
-    with pytest.raises(PlatformError, match=r"/dev/shm has 40 of its 64 MB left, and this model needs 50 MB.*shm-size"):
-        environment.require_shared_memory(needed)
-
-
-def test_where_there_is_no_such_folder_nothing_is_refused() -> None:
-    environment.require_shared_memory(2**60, "/nowhere")

@@ -56,7 +56,7 @@ from hivenb.engine.network.streams import (
     with_end,
 )
 from hivenb.engine.network.values import bound_this_process
-from hivenb.engine.process.child import give_back_regularly
+from hivenb.engine.process.freed_memory import give_back_regularly
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.watched import WatchedProcess, shut_down_on_error
 from hivenb.engine.trust.aggregation import NORM_BOUND, Gathered, SampleReports

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import InvalidStateError
 from typing import Any, cast
 
-from hivemind.averaging.control import StepControl
+from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.utils import MPFuture
 
 
@@ -30,7 +30,7 @@ class Round(StepControl):
     #: whether training waits for it, though it has no trigger yet: it was to begin by itself, or now
     is_due = False
 
-    #: when this peer let it begin after its step, by ``time.monotonic``; ``None`` if it has not
+    #: when this peer let its group begin, by ``time.monotonic``; ``None`` if it has not, or had none then
     let_begin_at: float | None = None
 
     #: whether it was given up since this peer has left, or all others have
@@ -72,7 +72,8 @@ class Round(StepControl):
         """Let it begin when it has a group; without effect where it may already, or was given up."""
         with self._lock_cancelling:
             if not self.done() and self._trigger is not None and not self._trigger.done():
-                self.let_begin_at = time.monotonic()
+                if self.stage is AveragingStage.AWAITING_TRIGGER:
+                    self.let_begin_at = time.monotonic()
                 super().allow_allreduce()
 
     def desert(self) -> None:

@@ -429,16 +429,18 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
     # -- steps and rounds, on the thread that trains --------------------------------------------------------------
 
-    def schedule_step(self, *args: Any, offers_early: bool = False, **kwargs: Any) -> Any:
+    def schedule_step(self, *args: Any, is_waited_for: bool = True, offers_early: bool = False, **kwargs: Any) -> Any:
         """As hivemind's.
 
+        :param is_waited_for: whether training stands still while it is held after its step
         :param offers_early: whether this peer may hold the round before its step, if the others may. Unless there are
           buffers, it begins as soon as its group has met, for which :meth:`be_ready_early` is to be called before
         """
         self._early.offer(offers_early)
         control = super().schedule_step(*args, **kwargs)
         control.offers_early = offers_early
-        control.add_done_callback(self._early.note_end)
+        if is_waited_for:
+            control.add_done_callback(self._early.note_end)
         if offers_early and self._early.at_once:
             control.begins_early = self.begin_early(int(control.epoch))
         return control
@@ -541,9 +543,9 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         return self._early.suits(self.numbers_in_state)
 
     @property
-    def seconds_of_round(self) -> float:
-        """What a round of the state takes after the step; 0 as long as that is not known."""
-        return self._early.seconds_after_step
+    def rounds_take_long(self) -> bool:
+        """Whether its rounds took so long after the step of late that it is worth to hold them before."""
+        return self._early.rounds_take_long
 
     def be_ready_early(self) -> None:
         """Know what to exchange in a round that is about to be scheduled, and may begin as soon as it has a group."""
@@ -589,6 +591,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         if has_begun(control, timeout):
             self._take_over_early(control, timeout)
         elif step.get("averaging_round") and not control.done():
+            self._early.note_in_vain()
             return step | {"averaging_control": control}
         else:
             control.cancel()

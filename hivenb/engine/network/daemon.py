@@ -35,7 +35,7 @@ from hivenb.engine.network.access.identity import identity_file, same_ports
 from hivenb.engine.network.access.tokens import Membership
 from hivenb.engine.network.addresses import is_loopback
 from hivenb.engine.network.node import caller
-from hivenb.engine.network.reachability import RELAY_ARGUMENTS
+from hivenb.engine.network.relays import RELAY_ARGUMENTS
 from hivenb.engine.process.child import tied_to_parent
 from hivenb.engine.process.socket_folder import socket_folder
 

@@ -52,8 +52,9 @@ from hivenb.engine.network.daemon import (
     start_daemon,
 )
 from hivenb.engine.network.node import Node, find_lost_peers
-from hivenb.engine.network.reachability import Way, WayFound, answer_who_asks, keep_place, start_reachable, start_relay
+from hivenb.engine.network.reachability import Way, WayFound, answer_who_asks, start_reachable
 from hivenb.engine.network.records import Kind, RunRecords, SignatureValidator
+from hivenb.engine.network.relays import keep_place, start_relay
 from hivenb.engine.network.values import bound_this_process
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.known_process import wait_for_exit

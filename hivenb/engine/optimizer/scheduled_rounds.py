@@ -244,9 +244,6 @@ def is_excluded(
 #: Seconds there and back from which on an exchange less is worth that peers differ by what one step makes of a codec.
 LONG_LINE = 0.03
 
-#: Seconds of a round of the state from which on that holds whatever the line is: it is narrow, or the state large.
-LONG_ROUND = 0.25
-
 #: Seconds for which gradients wait for the group of the state. Whoever has just come may look for it in vain.
 MET_WITHIN = 2.0
 
@@ -392,23 +389,28 @@ class AgreedRounds:
             offers = self._may_average_state_early
             if offers:
                 own.state_averager.be_ready_early()
-            self._schedule(self.state, own.state_averager, next_epoch, offers_early=offers)
+            kwargs = {"offers_early": offers, "is_waited_for": not self._averages_in_background}
+            self._schedule(self.state, own.state_averager, next_epoch, **kwargs)
+
+    @property
+    def _averages_in_background(self) -> bool:
+        own = self._participant
+        return own.delay_grad_averaging or own.delay_optimizer_step or own.delay_state_averaging
 
     @property
     def _may_average_state_early(self) -> bool:
         """Whether the state can be averaged before the step: it is there by then, and all make the same step.
 
-        Not on short lines that carry it at once: a difference between peers, such as what a codec makes of the
-        gradients, then stays for an epoch, and there is next to nothing to be gained.
+        Not where the round after it takes next to no time, on a short and wide line: a difference between peers, such
+        as what a codec makes of the gradients, then stays for an epoch.
         """
         own = self._participant
-        if own.tracker.list.round_trip < LONG_LINE and own.state_averager.seconds_of_round < LONG_ROUND:
+        if own.tracker.list.round_trip < LONG_LINE and not own.state_averager.rounds_take_long:
             return False
         if not own.state_averager.may_begin_early:
             return False
-        is_delayed = own.delay_grad_averaging or own.delay_optimizer_step or own.delay_state_averaging
         is_in_several_groups = own.state_averager.group_size_is_fixed
-        return not (is_delayed or own.use_local_updates or own.auxiliary or is_in_several_groups)
+        return not (self._averages_in_background or own.use_local_updates or own.auxiliary or is_in_several_groups)
 
     def _schedule(self, agreed: AgreedRound, averager: Any, epoch: int, **kwargs: Any) -> None:
         timeout = self._participant.averaging_timeout

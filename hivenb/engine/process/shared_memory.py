@@ -26,6 +26,26 @@ def require_locks() -> None:
         ) from e
 
 
+def require_shared_memory(needed: int, folder: str = FOLDER) -> None:
+    """Stop with a clear sentence where processes cannot share as much memory; they would be killed when they do.
+
+    :param needed: bytes
+    :param folder: where the system keeps what processes share
+    :raises PlatformError: if there is less
+    """
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return  # it is kept elsewhere
+    free, whole = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    if needed <= free:
+        return
+    raise PlatformError(
+        f"{folder} has {free / 2**20:,.0f} of its {whole / 2**20:,.0f} MB left, and this model needs "
+        f"{needed / 2**20:,.0f} MB of it, which a peer shares with its averagers. {PlatformError.MORE_SHARED_MEMORY}"
+    )
+
+
 def too_little(error: Exception) -> PlatformError:
     """What to say when torch gets no shared memory.
 

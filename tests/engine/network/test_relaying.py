@@ -10,10 +10,10 @@ import pytest
 from hivemind.p2p import P2PDaemonError
 from tiny import LOOPBACK
 
-from hivenb.engine.network import reachability
+from hivenb.engine.network import relays
 from hivenb.engine.network.daemon import NonRelayingP2P, RelayingP2P
 from hivenb.engine.network.dht import DHT
-from hivenb.engine.network.reachability import RELAYED_BYTES, start_relay
+from hivenb.engine.network.relays import RELAYED_BYTES, start_relay
 
 pytestmark = pytest.mark.process
 
@@ -21,8 +21,8 @@ FORCED = {**LOOPBACK, "force_reachability": "public"}
 
 
 async def limit_of(p2p: Any) -> int | None:
-    addresses = reachability._on_this_machine(map(str, await p2p.get_visible_maddrs()))
-    return await reachability._limit_of(p2p.peer_id, addresses)
+    addresses = relays._on_this_machine(map(str, await p2p.get_visible_maddrs()))
+    return await relays._limit_of(p2p.peer_id, addresses)
 
 
 def test_a_relay_passes_on_what_a_training_sends_however_its_daemon_came_up() -> None:
@@ -43,7 +43,7 @@ def test_a_relay_passes_on_what_a_training_sends_however_its_daemon_came_up() ->
 
 
 def test_a_daemon_that_never_does_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "_MOST_STARTS", 2)
+    monkeypatch.setattr(relays, "_MOST_STARTS", 2)
 
     async def start() -> tuple[Any, Any]:
         return await NonRelayingP2P.create(**LOOPBACK), None  # which passes on a little all the same

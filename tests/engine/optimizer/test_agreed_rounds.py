@@ -295,11 +295,11 @@ class TestTheStateBeforeTheStep:
         assert self.offers_of(own) == [offers]
         assert own.state_averager.was_made_ready == offers
 
-    @pytest.mark.parametrize(("seconds", "offers"), [(0.2, False), (0.3, True)])
-    def test_is_offered_on_a_short_line_if_a_round_takes_its_time(self, seconds: float, offers: bool) -> None:
+    @pytest.mark.parametrize("take_long", [False, True])
+    def test_is_offered_on_a_short_line_if_rounds_take_long(self, take_long: bool) -> None:
         own = participant()
-        own.tracker.list.round_trip, own.state_averager.seconds_of_round = 0.01, seconds
-        assert self.offers_of(own) == [offers]
+        own.tracker.list.round_trip, own.state_averager.rounds_take_long = 0.01, take_long
+        assert self.offers_of(own) == [take_long]
 
     def test_is_not_offered_where_its_bytes_would_delay_the_gradients(self) -> None:
         own = participant()

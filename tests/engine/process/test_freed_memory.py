@@ -16,7 +16,7 @@ pytestmark = [
 #: Forked by a process that has imported all and done nothing else: to import takes longer than all that is measured.
 FORKS = """
 import gc, json, os, psutil, resource, sys, threading, time, torch
-from hivenb.engine.process import child as freed_memory
+from hivenb.engine.process import freed_memory
 
 def run(code, arguments):
     told, telling = os.pipe()

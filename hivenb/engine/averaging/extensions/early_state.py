@@ -28,7 +28,11 @@ from hivenb.errors import ProcessEndedError
 #: Seconds between two looks whether a round is over that has not said whether it began early.
 _LOOK_AGAIN = 0.1
 
-#: Rounds after which the quickest one is not of a busy moment.
+#: Seconds of a round after the step from which on it is worth to hold it before. Peers then differ for an epoch by what
+#: their steps made of a codec, and what the module changes meanwhile is kept in memory.
+LONG_ROUND = 0.25
+
+#: Rounds of which the quickest one is not of a busy moment.
 _ENOUGH = 3
 
 #: Numbers of a state that is exchanged beside the gradients, at most. With more of them, the bytes take longer than the
@@ -61,14 +65,21 @@ class EarlyRounds(Extension):
         return self.at_once or numbers() <= MOST_BESIDE_GRADIENTS
 
     def note_end(self, control: Round) -> None:
-        """Know how long a round has taken, if it was held after its step. From any thread."""
+        """Know how long a round has taken whose group was let begin after its step. From any thread."""
         if control.let_begin_at is not None and not control.cancelled() and control.exception() is None:
             self._seconds.append(time.monotonic() - control.let_begin_at)
 
+    def note_in_vain(self) -> None:
+        """Know that a group has not held its round before the step: a peer that is late at steps makes all others wait.
+
+        They would offer it each time, and be ready for nothing.
+        """
+        self._seconds.clear()
+
     @property
-    def seconds_after_step(self) -> float:
-        """What a round after the step takes, by the quickest of the latest ones; 0 as long as that is not known."""
-        return min(self._seconds) if len(self._seconds) == _ENOUGH else 0.0
+    def rounds_take_long(self) -> bool:
+        """Whether a round that can begin with its group took long after the step of late, whatever the line is."""
+        return self.at_once and len(self._seconds) == _ENOUGH and min(self._seconds) >= LONG_ROUND
 
     def offer(self, offers: bool) -> None:
         """Say whether this peer may hold the round that is scheduled next before its step, if the others may."""

@@ -19,6 +19,7 @@ from torch import nn
 from hivenb.engine.averaging.averager import ALONE_AFTER
 from hivenb.engine.averaging.extensions import early_state
 from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
+from hivenb.engine.averaging.extensions.early_state import LONG_ROUND
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.engine.matchmaking.matchmaking import ExpectedPeers
 from hivenb.engine.network.dht import DHT
@@ -64,7 +65,7 @@ class Peer:
         signal.signal(signal.SIGINT, handlers)  # which plain hivemind has set to be ignored
 
     def look_for_others(self, **kwargs: Any) -> Any:
-        if kwargs:
+        if kwargs.get("offers_early"):
             self.averager.be_ready_early()
         self.round = self.averager.schedule_step(gather=1, timeout=PATIENCE, **kwargs)
         return self.round
@@ -161,31 +162,63 @@ def test_without_buffers_it_is_averaged_as_soon_as_all_have_met(
         assert peer.averager.local_epoch == 1
 
 
-def test_what_rounds_after_the_step_take_is_known_by_the_quickest_of_the_latest(
-    make_peer: Callable[..., Peer], eventually: Callable[..., None]
-) -> None:
-    peers = [make_peer(has_buffers=False) for _ in BEFORE]
+class TestHowLongRoundsTake:
+    """After the step, by the quickest of the latest three."""
 
-    def meet(exchange: Callable[[Peer], None]) -> None:
+    @staticmethod
+    def meet(peers: Sequence[Peer], eventually: Callable[..., None], late: float = 0.0, **kwargs: Any) -> None:
+        """Hold a round after the step, in which the second peer comes so many seconds late."""
+        for peer in peers:
+            peer.look_for_others(**kwargs)
+        eventually(lambda: all(peer.round.stage is AveragingStage.AWAITING_TRIGGER for peer in peers))
+
+        def dawdle(peer: Peer) -> None:
+            if late and peer is peers[1]:
+                eventually(lambda: peers[0].round.let_begin_at is not None)
+                time.sleep(late)
+            peer.end_epoch()
+
+        at_the_same_time(*(partial(dawdle, peer) for peer in peers))
+
+    def test_three_that_took_long_make_a_long_one(
+        self, make_peer: Callable[..., Peer], eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        peers = [make_peer(has_buffers=False) for _ in BEFORE]
+        meet = partial(self.meet, peers, eventually)
+        for _ in range(2):
+            meet(late=2 * LONG_ROUND)
         for peer in peers:
             peer.look_for_others()
-        at_the_same_time(*(partial(exchange, peer) for peer in peers))
+            peer.round.cancel()  # which says nothing of the line
+        meet(late=2 * LONG_ROUND, is_waited_for=False)
+        assert not peers[0].averager.rounds_take_long
+        meet(late=2 * LONG_ROUND)
+        eventually(lambda: peers[0].averager.rounds_take_long)
+        monkeypatch.setattr(early_state, "LONG_ROUND", 60.0)
+        assert not peers[0].averager.rounds_take_long
 
-    def dawdle(peer: Peer) -> None:
-        if peer is peers[1]:
-            eventually(lambda: peers[0].round.let_begin_at is not None)
-            time.sleep(0.3)
-        peer.end_epoch()
+    def test_with_buffers_they_may_take_as_long_as_they_like(
+        self, make_peer: Callable[..., Peer], eventually: Callable[..., None]
+    ) -> None:
+        """They would travel beside the gradients, and make these take longer by as much."""
+        peers = [make_peer() for _ in BEFORE]
+        for _ in range(3):
+            self.meet(peers, eventually, late=2 * LONG_ROUND)
+        assert not peers[0].averager.rounds_take_long
 
-    for _ in range(2):
-        meet(dawdle)
-    meet(lambda peer: peer.round.cancel())  # which says nothing of the line
-    assert [peer.averager.seconds_of_round for peer in peers] == [0.0, 0.0]
-    meet(dawdle)
-    eventually(lambda: peers[0].averager.seconds_of_round > 0)
-    assert peers[0].averager.seconds_of_round >= 0.3, "each of the three has waited for the other peer"
-    meet(Peer.end_epoch)
-    eventually(lambda: peers[0].averager.seconds_of_round < 0.3)
+    def test_who_offers_in_vain_does_so_no_more(
+        self, make_peer: Callable[..., Peer], eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(early_state, "LONG_ROUND", 0.0)
+        peers = [make_peer(has_buffers=False) for _ in BEFORE]
+        for _ in range(3):
+            self.meet(peers, eventually)
+        eventually(lambda: all(peer.averager.rounds_take_long for peer in peers))
+        peers[0].look_for_others(offers_early=True)
+        peers[1].look_for_others()
+        peers[0].exchange_early()
+        at_the_same_time(*(peer.end_epoch for peer in peers))
+        assert [peer.averager.rounds_take_long for peer in peers] == [False, True]
 
 
 def test_so_it_is_by_processes(start_peer: Callable[..., Peer]) -> None:

@@ -24,7 +24,7 @@ from hivenb.engine.network.access import guard
 from hivenb.engine.network.access.tokens import Secret, membership_of
 from hivenb.engine.network.daemon import NonRelayingP2P, Relaying, RelayingP2P, TiedP2P
 from hivenb.engine.network.dht import DHT, reachable_addresses
-from hivenb.engine.network.reachability import RELAYED_BYTES
+from hivenb.engine.network.relays import RELAYED_BYTES
 from hivenb.errors import NotInvitedError
 
 SECRET, OTHER = Secret.random(), Secret.random()

@@ -18,7 +18,7 @@ from tiny import LOOPBACK
 from hivenb.engine.network.access import guard
 from hivenb.engine.network.access.tokens import Secret
 from hivenb.engine.network.dht import DHT
-from hivenb.engine.network.reachability import _ask_for_place
+from hivenb.engine.network.relays import _ask_for_place
 
 pytestmark = pytest.mark.process
 
