@@ -32,13 +32,14 @@ def test_a_waiting_round_is_not_garbage_in_an_averager():
         keep_tasks_alive()
         return await survives_a_collection()
 
+    others = set(_background_tasks)  # of swarms in memory, whose loops were closed with tasks that wait
     for new_loop in (uvloop.new_event_loop, asyncio.new_event_loop):
         loop = new_loop()
         try:
             assert loop.run_until_complete(main())
         finally:
             loop.close()
-    assert not _background_tasks
+    assert _background_tasks <= others
 
 
 def test_without_our_help_it_is():
