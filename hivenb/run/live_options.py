@@ -49,9 +49,9 @@ class OptionsChange:
     is_shared: bool = False
     is_followed: bool = False
     #: what of them waits for an epoch to come, by name
-    rest: dict[str, Any] = field(default_factory=dict)
+    rest: dict[str, Any] = field(default_factory=dict, init=False)
     #: set when they are in force, or with why they were refused. Only the training thread may not wait for it
-    outcome: Future[None] = field(default_factory=Future)
+    outcome: Future[None] = field(default_factory=Future, init=False)
 
 
 # -- run options -----------------------------------------------------------------------------------------------------
