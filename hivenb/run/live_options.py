@@ -210,7 +210,8 @@ class RunOptions:
 
     def leave(self) -> None:
         """Let somebody else be host; to be called when training has ended. What was asked for counts at once."""
-        hosting, self.hosting, self._strategy = self.hosting, None, None
+        hosting, self.hosting = self.hosting, None
+        self._strategy = None  # what is asked for from now on is for the next start
         if hosting is not None:
             hosting.leave()
         for change in self._waiting():
