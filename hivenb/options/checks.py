@@ -52,14 +52,6 @@ def checked(values: Mapping[str, Any], declared: Declared) -> dict[str, Any]:
     return found
 
 
-def notes_on(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """What people should know of options that work, each with what helps.
-
-    :param values: of all options, checked, by name
-    """
-    return tuple(text for note in NOTES for text in note.says(*(values[name] for name in note.of)))
-
-
 def _needed(name: str, values: Mapping[str, Any], declared: Declared) -> dict[str, bool]:
     """What is on as needed, and needed by an option that is on."""
     needed: dict[str, bool] = {}

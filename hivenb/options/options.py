@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hivenb._signatures import OwnSignature, keywords_of, unchanged, with_keywords
 from hivenb.errors import OptionsError
 from hivenb.options.as_code import describe, strategy_script
-from hivenb.options.checks import checked, notes_on
+from hivenb.options.checks import NOTES, checked
 from hivenb.options.declarations import Declaration, Option, Place, TakesEffect, declared_in, prerequisites
 from hivenb.options.kinds import (
     AGGREGATIONS,
@@ -574,7 +574,7 @@ class Options:
     @property
     def notes(self) -> tuple[str, ...]:
         """What people should know of these options, which work, each with what helps; mostly nothing."""
-        return notes_on(vars(self))
+        return tuple(text for note in NOTES for text in note.says(*(getattr(self, name) for name in note.of)))
 
     def to_strategy_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for `hivenb.HivemindStrategy`: what is not the default, codecs as objects.

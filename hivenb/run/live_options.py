@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from hivenb.run.status import RunState
 from hivenb.strategy.live_changes import check_change
 
 if TYPE_CHECKING:
+    from hivenb.engine.optimizer.optimizer import Optimizer
     from hivenb.engine.progress.peer_reports import PeerInfo
     from hivenb.figures.history import History
     from hivenb.peers.followed_run import Followers
@@ -32,33 +34,24 @@ if TYPE_CHECKING:
 # One change of a run's options, from when it is asked for until it is in force or refused.
 
 
+@dataclass(eq=False)
 class OptionsChange:
     """Options that were asked for, and what became of them.
 
     :param options: all of them
     :param shared: the part of them that all peers need alike
     :param is_shared: whether they change that part
+    :param is_followed: whether they are those of the run of which this one is a local peer
     """
 
-    def __init__(self, options: Options, shared: Shared, is_shared: bool):
-        self.options, self.shared, self.is_shared = options, shared, is_shared
-        #: what of them waits for an epoch to come, by name
-        self.rest: dict[str, Any] = {}
-        self.error: Exception | None = None
-        self._is_settled = threading.Event()
-
-    def settle(self) -> None:
-        """They are in force, or refused."""
-        self._is_settled.set()
-
-    def wait(self) -> None:
-        """Wait until they are in force; not to be called where the training thread is kept from its work.
-
-        :raises Exception: why they were refused
-        """
-        self._is_settled.wait()
-        if self.error is not None:
-            raise self.error
+    options: Options
+    shared: Shared
+    is_shared: bool = False
+    is_followed: bool = False
+    #: what of them waits for an epoch to come, by name
+    rest: dict[str, Any] = field(default_factory=dict, init=False)
+    #: set when they are in force, or with why they were refused. Only the training thread may not wait for it
+    outcome: Future[None] = field(default_factory=Future, init=False)
 
 
 # -- run options -----------------------------------------------------------------------------------------------------
@@ -102,7 +95,7 @@ class RunOptions:
         if changes := self._changes[-1:]:
             return changes[0].options
         plan = self._plan
-        if plan is None or self.pending_epoch is None or self._refused is not None:
+        if plan is None or plan.newest == self._shared or self._refused is not None:
             return None
         try:
             return with_shared_part(self._in_force, plan.newest, self._offered)
@@ -138,9 +131,9 @@ class RunOptions:
             self.error = None
             change = OptionsChange(new, wanted, is_shared)
             self._changes += (change,)
-            self._stage.hand_in(partial(self._settling, self._carry_out, change))
+            self._stage.hand_in(partial(self._carry_out, change))
         if wait:
-            change.wait()
+            change.outcome.result()
         return new
 
     def follow(self, options: Options) -> None:
@@ -155,10 +148,9 @@ class RunOptions:
             if not self._stage.state.is_active:
                 self._put_in_force(options)
                 return
-            change = OptionsChange(options, shared_part(options), is_shared=False)
-            self._stage.hand_in(partial(self._settling, self._obey, change))
-        change.wait()
-        self._step_if_due()
+            change = OptionsChange(options, shared_part(options), is_followed=True)
+            self._stage.hand_in(partial(self._carry_out, change))
+        change.outcome.result()
 
     def rename(self, run_id: str) -> None:
         """Have another name in the DHT, before training begins."""
@@ -187,7 +179,7 @@ class RunOptions:
                 options = with_shared_part(self._in_force, agreed, self._offered)
             except OptionsError as e:
                 raise OptionsError(f"this peer cannot train with what its swarm has agreed on: {e}") from e
-            self._go_on_with(options)
+            self._put_in_force(options)
             logger.info(
                 f"This peer trains with the swarm's {', '.join(labels_of(own, agreed))} instead of its own: "
                 f"{hosting.not_host_reason or 'it was decided meanwhile'}"
@@ -219,6 +211,7 @@ class RunOptions:
     def leave(self) -> None:
         """Let somebody else be host; to be called when training has ended. What was asked for counts at once."""
         hosting, self.hosting = self.hosting, None
+        self._strategy = None  # what is asked for from now on is for the next start
         if hosting is not None:
             hosting.leave()
         for change in self._waiting():
@@ -231,46 +224,42 @@ class RunOptions:
 
     # -- on the training thread, between two batches --------------------------------------------------------------
 
-    def _settling(self, carry_out: Callable[[OptionsChange], None], change: OptionsChange) -> None:
-        """Carry a change out. Nobody waits for it in vain where that ends the run, as ``sys.exit()`` does."""
-        try:
-            carry_out(change)
-        except BaseException as e:
-            self._settle(change, e if isinstance(e, Exception) else TrainingError(in_words(e)))
-            raise
-
     def _carry_out(self, change: OptionsChange) -> None:
-        hosting, before = self.hosting, self._shared
+        """Put options that were asked for in force, or as much of them as counts by now, and let it be known."""
+        before = self._shared
         try:
-            if hosting is None or (not change.is_shared and change.shared == before):
-                self._go_on_with(change.options)
-            elif not change.is_shared:
-                self._go_on_with(self._as_now(change))
-            else:
-                self._check_host(labels_of(before, change.shared))
-                if hosting.is_alone:
-                    hosting.decide_at_once(change.shared, self._epoch)
-                    self._go_on_with(change.options)
-                else:
-                    hosting.decide(change.shared, self._epoch, self._seconds_left)
-                    self._go_on_with(self._as_now(change))
-        except Exception as e:  # surfaces in apply() and in the panel
+            self._put_in_force(self._as_now(change))
+        except Exception as e:  # surfaces in apply(), in follow() and in the panel
             change.rest = {}
-            if change.is_shared:
-                self._take_back(before)
-            self._settle(change, e)
-            return
-        if not change.rest:
-            self._settle(change)
-        self._step_if_due()
-
-    def _obey(self, change: OptionsChange) -> None:
-        try:
-            self._go_on_with(self._as_agreed(change.options))
-        except Exception as e:  # surfaces in follow()
-            self._settle(change, e)
+            try:
+                if change.is_shared:
+                    self._take_back(before)
+            finally:
+                self._settle(change, e)
+        except BaseException as e:  # ends the run, as sys.exit() does: nobody may wait in vain
+            self._settle(change, TrainingError(in_words(e)))
+            raise
         else:
-            self._settle(change)
+            if not change.rest:
+                self._settle(change)
+            self._step_if_due()
+
+    def _as_now(self, change: OptionsChange) -> Options:
+        """As much of a change as counts by now. As the host, decide first when the rest of it does."""
+        hosting = self.hosting
+        if hosting is None:
+            return change.options
+        if change.is_followed:
+            return self._as_agreed(change, hosting)
+        if change.is_shared:
+            self._check_host(labels_of(self._shared, change.shared))
+            if hosting.is_alone:
+                hosting.decide_at_once(change.shared, self._epoch)
+                return change.options
+            hosting.decide(change.shared, self._epoch, self._seconds_left)
+        elif change.shared == self._shared:
+            return change.options
+        return self._without_rest(change)
 
     def _take_step(self) -> None:
         """Go on with what the host has decided, if it counts by now."""
@@ -281,9 +270,9 @@ class RunOptions:
         ours = [change for change in waiting if change.shared == wanted]
         try:
             if ours:
-                self._go_on_with(before.replace(**ours[-1].rest))
+                self._put_in_force(before.replace(**ours[-1].rest))
             elif wanted != shared:
-                self._go_on_with(with_shared_part(before, wanted, self._offered))
+                self._put_in_force(with_shared_part(before, wanted, self._offered))
         except Exception as e:  # surfaces in apply() and in the panel
             self._refused = (wanted, before)
             for change in ours:
@@ -306,17 +295,6 @@ class RunOptions:
         if hosting.plan.newest != shared:
             hosting.decide_at_once(shared, self._epoch)
 
-    def _go_on_with(self, options: Options) -> None:
-        if options == self._in_force:
-            return
-        self._followers.check(options)
-        if self._strategy is not None:
-            self._strategy.change_options(options)
-        if self._stage.state in (RunState.TRAINING, RunState.PAUSED):
-            self._followers.tell(options)
-        with self._stage.changed:
-            self._put_in_force(options)
-
     # -- what counts ----------------------------------------------------------------------------------------------
 
     @property
@@ -325,15 +303,20 @@ class RunOptions:
         return None if hosting is None else hosting.plan
 
     @property
+    def _optimizer(self) -> Optimizer | None:
+        strategy = self._strategy
+        return None if strategy is None else strategy.optimizer
+
+    @property
     def _epoch(self) -> int:
         """That this peer has reached."""
-        optimizer = None if self._strategy is None else self._strategy.optimizer
+        optimizer = self._optimizer
         return 0 if optimizer is None else optimizer.local_epoch
 
     @property
     def _seconds_left(self) -> float | None:
         """Until that is over, if it can be told."""
-        optimizer = None if self._strategy is None else self._strategy.optimizer
+        optimizer = self._optimizer
         return None if optimizer is None else seconds_left(optimizer.tracker.global_progress)
 
     def _wanted(self) -> Shared | None:
@@ -356,7 +339,7 @@ class RunOptions:
     def _waiting(self) -> list[OptionsChange]:
         return [change for change in self._changes if change.rest]
 
-    def _as_now(self, change: OptionsChange) -> Options:
+    def _without_rest(self, change: OptionsChange) -> Options:
         """As much of a change as goes with what all peers agree on for the present; the rest of it waits."""
         try:
             now = self._with_present(change.options)
@@ -372,17 +355,18 @@ class RunOptions:
     def _with_present(self, options: Options) -> Options:
         return with_shared_part(options, self._shared, self._in_force)
 
-    def _as_agreed(self, options: Options) -> Options:
-        hosting, plan = self.hosting, self._plan
-        if hosting is None or plan is None:
-            return options
-        if plan.newest == shared_part(options):
+    def _as_agreed(self, change: OptionsChange, hosting: Hosting) -> Options:
+        """Options that are in force where they come from, as they count here."""
+        plan = hosting.plan
+        if plan is None:
+            return change.options
+        if plan.newest == change.shared:
             hosting.take_early()  # where they come from, that epoch has begun
-            return options
+            return change.options
         try:
-            return self._with_present(options)
+            return self._with_present(change.options)
         except OptionsError:  # where they come from, they are all in force
-            return options
+            return change.options
 
     def _check_host(self, labels: Sequence[str]) -> None:
         reason = self.not_host_reason
@@ -395,18 +379,35 @@ class RunOptions:
     # -- the outcome ----------------------------------------------------------------------------------------------
 
     def _settle(self, change: OptionsChange, error: Exception | None = None) -> None:
-        if error is not None:
-            change.error = self.error = error
-            self._history.mark("option", f"options not changed: {type(error).__name__}")
         with self._stage.changed:
             self._changes = tuple(one for one in self._changes if one is not change)
-        change.settle()
+            if change.outcome.done():  # the monitor and the training thread may find the end of it at once
+                return
+            if error is None:
+                change.outcome.set_result(None)
+                return
+            self.error = error
+            self._history.mark("option", f"options not changed: {type(error).__name__}")
+            change.outcome.set_exception(error)
 
     def _put_in_force(self, options: Options) -> None:
-        for name, values in self._in_force.difference(options).items():
-            before, after = map(FIELDS[name].words, values)
-            # one that is on as needed may be called off, or left to itself, without anything to see
-            if before != after and self._stage.state is not RunState.READY:
-                change = OptionChange(name, *values)
-                self._history.mark("option", f"{FIELDS[name].label}: {after}", change=change)
-        self._in_force, self._shared = options, shared_part(options)
+        """Go on with other options, if they are others; while nothing trains, the next start begins with them.
+
+        :raises Exception: whatever goes wrong with them; the old ones stay
+        """
+        changes = self._in_force.difference(options)
+        if not changes:
+            return
+        if self._strategy is not None:
+            self._followers.check(options)
+            self._strategy.change_options(options)
+            if self._stage.state in (RunState.TRAINING, RunState.PAUSED):
+                self._followers.tell(options)
+        with self._stage.changed:
+            for name, values in changes.items():
+                before, after = map(FIELDS[name].words, values)
+                # one that is on as needed may be called off, or left to itself, without anything to see
+                if before != after and self._stage.state is not RunState.READY:
+                    change = OptionChange(name, *values)
+                    self._history.mark("option", f"{FIELDS[name].label}: {after}", change=change)
+            self._in_force, self._shared = options, shared_part(options)

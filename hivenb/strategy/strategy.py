@@ -416,12 +416,13 @@ class HivemindStrategy(OneDeviceStrategy):
         optimizer, error = reconfigured(self._optimizer, before, options, differing, self._make_optimizer)
         if error is None:
             self.options = options
-            self._say_notes(besides=before.notes)
         elif put_scheduler_back is not None:
             put_scheduler_back(optimizer)
-        self._go_on_with(optimizer)
+        if optimizer is not self._optimizer or "scheduler_fn" in differing:
+            self._go_on_with(optimizer)
         if error is not None:
             raise error
+        self._say_notes(besides=before.notes)
 
     def roll_back(self, epoch: int | None = None) -> int:
         """Return to the state that was kept last, between two batches.

@@ -66,3 +66,12 @@ def test_what_is_refused_ends_the_waiting_and_not_the_run(stage: Stage) -> None:
     thread.join(10)
     assert [str(error) for error in raised] == ["not like this"]
     assert options.error is raised[0]
+
+
+def test_what_is_asked_for_too_late_is_for_the_next_start(stage: Stage) -> None:
+    thread, raised, options = waiting(stage, fail)
+    options.leave()
+    stage.do_tasks()
+    thread.join(10)
+    assert raised == []
+    assert options.in_force.matchmaking_time == 10.0

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hivemind.optim import state_averager as upstream
-from in_memory.real_time import RealTimeDHT
 from torch import nn
 
 from hivenb import compression as codecs
 from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
-from hivenb.engine.network.dht import DHT
 
 
 class Peer:
@@ -68,31 +66,6 @@ class Peer:
     def statistics(self) -> tuple[float, float, int]:
         norm = self.norm
         return float(norm.running_mean[0]), float(norm.running_var[0]), int(norm.num_batches_tracked)
-
-
-@pytest.fixture
-def make_peer(memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT, run_id: str) -> Iterator[Callable[..., Peer]]:
-    """Makes the first and the second peer of a run, without processes."""
-    yield from _peers([memory_dht, joining_memory_dht], run_id)
-
-
-@pytest.fixture
-def start_peer(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peer]]:
-    """Starts them in processes."""
-    yield from _peers([dht, joining_dht], run_id)
-
-
-def _peers(dhts: Sequence[Any], run_id: str) -> Iterator[Callable[..., Peer]]:
-    made: list[Peer] = []
-
-    def make(**kwargs: Any) -> Peer:
-        made.append(Peer(len(made), dhts[len(made)], run_id, **kwargs))
-        return made[-1]
-
-    yield make
-    for peer in made:
-        if peer.averager.is_alive():
-            peer.averager.shutdown()
 
 
 @pytest.fixture

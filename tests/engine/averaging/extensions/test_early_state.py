@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 import torch
 from hivemind.averaging.control import AveragingStage
 from hivemind.optim import state_averager as upstream
-from in_memory.real_time import RealTimeDHT
 from torch import nn
 
 from hivenb.engine.averaging.averager import ALONE_AFTER
@@ -22,7 +21,6 @@ from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
 from hivenb.engine.averaging.extensions.early_state import LONG_ROUND
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.engine.matchmaking.matchmaking import ExpectedPeers
-from hivenb.engine.network.dht import DHT
 
 #: The parameters of two peers before the step, and the gradients of each: averaged before it, they are 1.5 less these;
 #: after it, 1.5 less the mean of these.
@@ -85,30 +83,6 @@ class Peer:
     @property
     def value(self) -> float:
         return float(self.parameter[0])
-
-
-@pytest.fixture
-def make_peer(memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT, run_id: str) -> Iterator[Callable[..., Peer]]:
-    """Makes the first and the second peer of a run, without processes."""
-    yield from _peers([memory_dht, joining_memory_dht], run_id)
-
-
-@pytest.fixture
-def start_peer(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peer]]:
-    """Starts them in processes."""
-    yield from _peers([dht, joining_dht], run_id)
-
-
-def _peers(dhts: Sequence[Any], run_id: str) -> Iterator[Callable[..., Peer]]:
-    made: list[Peer] = []
-
-    def make(**kwargs: Any) -> Peer:
-        made.append(Peer(len(made), dhts[len(made)], run_id, **kwargs))
-        return made[-1]
-
-    yield make
-    for peer in made:
-        peer.averager.shutdown()
 
 
 def at_the_same_time(*calls: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +12,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from hivemind.optim import state_averager as upstream
-from in_memory.real_time import RealTimeDHT
 from torch import nn
 
 from hivenb import compression as codecs
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
-from hivenb.engine.network.dht import DHT
 
 NESTEROV = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 
@@ -25,12 +23,14 @@ NESTEROV = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 class Peer:
     """A model of one tensor, and an averager of its state with an outer optimizer.
 
+    :param number: of the peer; at first, one is as the other
     :param value: of all its parameters
     :param tensors: of the model
     """
 
     def __init__(
         self,
+        number: int,
         dht: Any,
         run_id: str,
         value: float = 1.0,
@@ -96,31 +96,6 @@ class Peer:
     @property
     def momentum(self) -> float:
         return self.averager.outer.moments[0].mean().item()
-
-
-@pytest.fixture
-def make_peer(memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT, run_id: str) -> Iterator[Callable[..., Peer]]:
-    """Makes the first and the second peer of a run, without processes."""
-    yield from _peers([memory_dht, joining_memory_dht], run_id)
-
-
-@pytest.fixture
-def start_peer(dht: DHT, joining_dht: DHT, run_id: str) -> Iterator[Callable[..., Peer]]:
-    """Starts them in processes."""
-    yield from _peers([dht, joining_dht], run_id)
-
-
-def _peers(dhts: Sequence[Any], run_id: str) -> Iterator[Callable[..., Peer]]:
-    made: list[Peer] = []
-
-    def make(*args: Any, **kwargs: Any) -> Peer:
-        made.append(Peer(dhts[len(made)], run_id, *args, **kwargs))
-        return made[-1]
-
-    yield make
-    for peer in made:
-        if peer.averager.is_alive():
-            peer.averager.shutdown()
 
 
 def average(*peers: Peer) -> None:
