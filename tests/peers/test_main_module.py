@@ -50,6 +50,7 @@ class Model(LightningModule):
         self.layer = torch.nn.Linear(config.width, 2)
     def training_step(self, batch, batch_idx):
         assert isinstance(self.hparams.config, Config)
+        time.sleep(0.05)
         return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -138,7 +139,10 @@ def test_what_is_pickled_by_name_is_there_where_the_script_has_a_guard(tmp_path:
     assert runs == ["__main__", "__mp_main__"]
 
 
-def test_what_is_pickled_by_name_without_a_guard_is_an_error_that_says_what_to_write(tmp_path: Path) -> None:
+def test_what_is_pickled_by_name_without_a_guard_is_an_error_that_says_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "1")  # a server of the script's own would import all once more
     unguarded = TRAIN.replace("run.start()", "").replace("Model(Config())", "model")
     code, output, runs = run_script(
         tmp_path, MODEL + BY_NAME + "\nmodel = Model(Config())\nmodel.one = ONE\n" + unguarded
