@@ -139,10 +139,7 @@ def test_what_is_pickled_by_name_is_there_where_the_script_has_a_guard(tmp_path:
     assert runs == ["__main__", "__mp_main__"]
 
 
-def test_what_is_pickled_by_name_without_a_guard_is_an_error_that_says_what_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VARIABLE, "1")  # a server of the script's own would import all once more
+def test_what_is_pickled_by_name_without_a_guard_is_an_error_that_says_what_to_write(tmp_path: Path) -> None:
     unguarded = TRAIN.replace("run.start()", "").replace("Model(Config())", "model")
     code, output, runs = run_script(
         tmp_path, MODEL + BY_NAME + "\nmodel = Model(Config())\nmodel.one = ONE\n" + unguarded
