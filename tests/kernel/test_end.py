@@ -34,9 +34,15 @@ HAS_A_SERVER = "kernel"
 COPIED = f"import os; os.environ[{VARIABLE!r}] = '1'"
 
 
-# That its whole group is killed leaves less to end than that it is killed alone.
+# That its whole group is killed leaves less to end than that it is killed alone; one with a copy is killed below, too.
 @pytest.mark.parametrize(
-    "how", [HAS_A_SERVER, "copied kernel", pytest.param("group", marks=pytest.mark.long), "shutdown"]
+    "how",
+    [
+        HAS_A_SERVER,
+        pytest.param("copied kernel", marks=pytest.mark.long),
+        pytest.param("group", marks=pytest.mark.long),
+        "shutdown",
+    ],
 )
 def test_nothing_outlives_the_kernel(kernel, how):
     if how != HAS_A_SERVER:
