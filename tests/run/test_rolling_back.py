@@ -104,6 +104,8 @@ def together() -> Iterator[list[TrainingRun]]:
             assert runs[0].wait(epochs=1, timeout=PATIENCE)
             runs.append(run_of(second, "together", **options))
             runs.append(run_of(third, "together", **{**options, "snapshot_every": None}))
+            for run in runs:  # all its processes are there before the first test counts them
+                assert run.wait(epochs=1, timeout=PATIENCE)
             yield runs
         finally:
             for run in runs:
