@@ -11,7 +11,7 @@ from pathlib import Path
 import forked
 import pytest
 
-from hivenb.peers.fork_server import VARIABLE
+from hivenb.peers.fork_server import VARIABLE, start_server
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,7 +58,7 @@ def run_code(folder: str, code: str) -> None:
 
 
 def run_forked(folder: Path, code: str) -> str:
-    """What it prints, in a process that has imported what it needs: nobody trains on just to wait for that."""
+    """What it prints, in a process that has imported what it needs."""
     ended = forked.run(run_code, str(folder), code, seconds=PATIENCE)
     assert ended.code == 0, ended.out + ended.err
     return ended.out
@@ -67,6 +67,7 @@ def run_forked(folder: Path, code: str) -> str:
 def test_the_notebook_runs_and_a_friend_joins(tmp_path: Path) -> None:
     notebook, friend, _ = snippets()
     assert '"hivenb://..."' in friend
+    start_server()  # which imports what the friend needs while the host does, not while three peers train
     script = tmp_path / "notebook.py"
     script.write_text(notebook + HOST.format(patience=PATIENCE))
     # local peers are forked from a copy, as on Binder: a server of their own would import all once more
