@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
-from hivenb.peers.fork_server import VARIABLE
+from hivenb.peers.fork_server import VARIABLE, start_server
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,14 +39,6 @@ run.stop()
 swarm.close()
 """
 
-#: The friend's kernel has imported what it needs when the invite comes: nobody trains on just to wait for that.
-BEFORE = """
-import hivenb
-from hivenb import tasks
-hivenb.Swarm, hivenb.TrainingRun, tasks.digits()
-invite = input()
-"""
-
 FRIEND = """
 run.wait(epochs=2)
 swarm.close()
@@ -59,38 +52,40 @@ def snippets() -> tuple[str, str, str]:
     return notebook, friend, script
 
 
-def started(tmp_path: Path, name: str, code: str) -> subprocess.Popen[str]:
-    (tmp_path / f"{name}.py").write_text(code)
-    pipe = subprocess.PIPE
-    streams = {"stdin": pipe, "stdout": pipe, "stderr": subprocess.STDOUT}
-    # local peers are forked from a copy, as on Binder: a server of their own would import all once more
-    env = {**os.environ, VARIABLE: "1"}
-    return subprocess.Popen([sys.executable, f"{name}.py"], cwd=tmp_path, env=env, text=True, **streams)
+def run_code(folder: str, code: str) -> None:
+    os.chdir(folder)
+    exec(compile(code, "snippet", "exec"), {"__name__": "__main__"})
+
+
+def run_forked(folder: Path, code: str) -> str:
+    """What it prints, in a process that has imported what it needs."""
+    ended = forked.run(run_code, str(folder), code, seconds=PATIENCE)
+    assert ended.code == 0, ended.out + ended.err
+    return ended.out
 
 
 def test_the_notebook_runs_and_a_friend_joins(tmp_path: Path) -> None:
     notebook, friend, _ = snippets()
     assert '"hivenb://..."' in friend
-    host = started(tmp_path, "notebook", notebook + HOST.format(patience=PATIENCE))
-    guest = started(tmp_path, "friend", BEFORE + friend.replace('"hivenb://..."', "invite") + FRIEND)
+    start_server()  # which imports what the friend needs while the host does, not while three peers train
+    script = tmp_path / "notebook.py"
+    script.write_text(notebook + HOST.format(patience=PATIENCE))
+    # local peers are forked from a copy, as on Binder: a server of their own would import all once more
+    env, streams = {**os.environ, VARIABLE: "1"}, {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    host = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, env=env, text=True, **streams)
     try:
         lines = iter(host.stdout.readline, "")
         said = []
         invite = next(line.split()[1] for line in lines if said.append(line) or line.startswith("INVITE"))
-        guest.stdin.write(f"{invite}\n")
-        guest.stdin.flush()
+        run_forked(tmp_path, friend.replace("hivenb://...", invite) + FRIEND)
         assert "FRIENDS 1 COPY DigitsModel" in host.communicate(timeout=2 * PATIENCE)[0], "".join(said)
-        told, _ = guest.communicate(timeout=PATIENCE)
-        assert (host.returncode, guest.returncode) == (0, 0), told
+        assert host.returncode == 0
     finally:
-        for one in (host, guest):
-            one.kill()
-            one.wait()
+        host.kill()
+        host.wait()
 
 
 def test_the_script_runs(tmp_path: Path) -> None:
     _, _, script = snippets()
-    done = started(tmp_path, "script", script + "\nprint('STEPS', strategy.last_epoch_report.epoch)\n")
-    said, _ = done.communicate(timeout=PATIENCE)
-    assert done.returncode == 0, said
+    said = run_forked(tmp_path, script + "\nprint('STEPS', strategy.last_epoch_report.epoch)\n")
     assert int(re.findall(r"^STEPS (\d+)$", said, re.MULTILINE)[0]) >= 5

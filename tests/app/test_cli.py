@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
+import multiprocessing as mp
 import os
 import re
 import signal
@@ -14,10 +16,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-import lightning
+import forked
 import psutil
 import pytest
 import torch
@@ -27,7 +31,7 @@ from hivenb.app import cli
 from hivenb.app.lab import open_lab, own_copy
 from hivenb.errors import HivenbError, MissingDependencyError
 from hivenb.peers.fork_server import VARIABLE
-from hivenb.tasks import digits
+from hivenb.tasks import TASKS, DigitsModel, Task, digits
 from hivenb.view.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,20 +43,12 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.enviro
 class Command:
     """A command in a session of its own, whose output is read as it comes."""
 
-    def __init__(self, arguments: list[str], folder: Path, env: dict[str, str] | None = None):
-        self.process = subprocess.Popen(
-            arguments,
-            cwd=folder,
-            env=env or ENVIRONMENT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    def __init__(self, process: subprocess.Popen[str] | BaseProcess, output: TextIO):
+        self.process = process
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._ended = False
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read, args=(output,), daemon=True).start()
 
     @property
     def output(self) -> str:
@@ -69,7 +65,7 @@ class Command:
     def wait(self, timeout: float) -> int:
         with self._news:
             assert self._news.wait_for(lambda: self._ended, timeout), f"still running:\n{self.output}"
-        return self.process.wait(timeout)
+        return self._exit_code(timeout)
 
     def interrupt(self) -> None:
         """What Ctrl-C in a terminal does: a signal to all processes of the foreground."""
@@ -81,14 +77,21 @@ class Command:
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.kill()  # it may have had no session of its own yet
+        self._exit_code(10)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._news:
-                self.lines.append(line)
-                self._news.notify_all()
+    def _exit_code(self, timeout: float) -> int | None:
+        if isinstance(self.process, subprocess.Popen):
+            return self.process.wait(timeout)
+        self.process.join(timeout)
+        return self.process.exitcode
+
+    def _read(self, output: TextIO) -> None:
+        with output:
+            for line in output:
+                with self._news:
+                    self.lines.append(line)
+                    self._news.notify_all()
         with self._news:
             self._ended = True
             self._news.notify_all()
@@ -96,22 +99,66 @@ class Command:
 
 @contextlib.contextmanager
 def running(arguments: list[str], folder: Path, env: dict[str, str] | None = None) -> Iterator[Command]:
-    command = Command(arguments, folder, env)
+    process = subprocess.Popen(
+        arguments,
+        cwd=folder,
+        env=env or ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    command = Command(process, process.stdout)
     try:
         yield command
     finally:
         command.end()
 
 
+@contextlib.contextmanager
+def running_forked(arguments: list[str], folder: Path, env: dict[str, str] | None = None) -> Iterator[Command]:
+    """``hivenb`` with these arguments, in a process forked from one that has imported all; an interpreter does so anew.
+
+    Its digits are unhurried ones.
+    """
+    here, there = mp.Pipe(duplex=False)
+    process = forked.start(_run_command, there, arguments, str(folder), env or {})
+    there.close()
+    with here:
+        command = Command(process, open(os.dup(here.fileno())))  # noqa: SIM115 - by its reader, at its end
+    try:
+        yield command
+    finally:
+        command.end()
+
+
+def _run_command(output: Connection, arguments: list[str], folder: str, env: dict[str, str]) -> None:
+    os.setsid()
+    os.chdir(folder)
+    os.environ.update(env)
+    for number in (1, 2):
+        os.dup2(output.fileno(), number)
+    output.close()
+    sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115 - to its end
+    TASKS["digits"] = unhurried_digits
+    sys.exit(cli.main(arguments))
+
+
 def gone(processes: list[psutil.Process], timeout: float) -> bool:
     return not psutil.wait_procs(processes, timeout)[1]
 
 
-class Unhurried(lightning.Callback):
+class UnhurriedDigits(DigitsModel):
     """Leaves the cores to whoever joins meanwhile."""
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        time.sleep(0.1)
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        time.sleep(0.05)
+        return super().training_step(batch, batch_idx)
+
+
+def unhurried_digits() -> Task:
+    return dataclasses.replace(digits(), model=UnhurriedDigits(hidden=8, blocks=1))
 
 
 @pytest.fixture
@@ -153,14 +200,15 @@ def test_the_demo_trains_with_two_peers_and_leaves_figures_and_a_picture(tmp_pat
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_others_join_the_demo_and_ctrl_c_ends_it(tmp_path, capsys, threads_of_torch):
+def test_others_join_the_demo_and_ctrl_c_ends_it(tmp_path, capsys, threads_of_torch, monkeypatch):
+    monkeypatch.setitem(TASKS, "digits", unhurried_digits)
     # its peer is forked from a copy; those of the demo above, from a server, which imports all once more
-    arguments, env = ["demo", "--peers", "1", "--epochs", "100000", "--png", "out.png"], {**ENVIRONMENT, VARIABLE: "1"}
-    with running([*HIVENB, *arguments], tmp_path, env) as demo:
+    arguments, env = ["demo", "--peers", "1", "--epochs", "100000", "--png", "out.png"], {VARIABLE: "1"}
+    with running_forked(arguments, tmp_path, env) as demo:
         invite = demo.wait_for(r"hivenb join (hivenb://\S+) --task digits", 90)[1]
         demo.wait_for(r"training +swarm epoch [1-9]", 90)
 
-        # in this process, which has imported all that they need; the next test runs the command
+        # in this process, for what it returns and says; the next test runs the command
         assert cli.main(["join", invite, "--task", "text"]) == 1
         refused = capsys.readouterr()
         assert "hivenb: " in refused.err
@@ -185,12 +233,11 @@ def test_others_join_the_demo_and_ctrl_c_ends_it(tmp_path, capsys, threads_of_to
 @pytest.mark.slow
 def test_who_joins_by_an_invite_takes_part_in_the_run_that_it_is_of(swarm, tmp_path, eventually):
     """One of a notebook, whose run has the default name: it is in no invite."""
-    task = digits()
+    task = unhurried_digits()
     options = hivenb.Options(target_batch_size=task.target_batch_size)
-    settings = {"swarm": swarm, "options": options, "accelerator": "cpu", "callbacks": [Unhurried()]}
-    run = hivenb.TrainingRun(task.model, task.train, **settings)
+    run = hivenb.TrainingRun(task.model, task.train, swarm=swarm, options=options, accelerator="cpu")
     run.start()
-    with running([*HIVENB, "join", swarm.invite, "--name", "Ann"], tmp_path) as guest:
+    with running_forked(["join", swarm.invite, "--name", "Ann"], tmp_path) as guest:
         guest.wait_for("joined the swarm; training digits in the run 'lightning_run'", 90)
         eventually(lambda: run.status.num_peers == 2 and "Ann" in [one.name for one in run.members], 60)
         guest.interrupt()
@@ -291,8 +338,6 @@ def test_help_imports_nothing_heavy_and_version_tells_all(tmp_path):
 
 
 def test_the_names_of_the_tasks_are_those_that_there_are():
-    from hivenb.tasks import TASKS
-
     assert tuple(TASKS) == cli.TASKS
 
 

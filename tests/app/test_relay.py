@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from app.test_cli import HIVENB, gone, running
+from app.test_cli import HIVENB, gone, running, running_forked
 
 import hivenb
 from hivenb.app.relay import RelaySettings, _is_public, connected_to, open_relay, secret_in
@@ -85,8 +85,8 @@ def a_port() -> int:
 @pytest.mark.process
 def test_a_relay_is_the_same_one_again_and_who_is_out_stays_out(tmp_path: Path) -> None:
     settings = RelaySettings(tmp_path / "relay", a_port())
-    arguments = [*HIVENB, "relay", "--port", str(settings.port), "--folder", str(settings.folder)]
-    with running(arguments, tmp_path) as relay:
+    arguments = ["relay", "--port", str(settings.port), "--folder", str(settings.folder)]
+    with running_forked(arguments, tmp_path) as relay:
         invite = relay.wait_for(r"hivenb://\S+", 90)[0]
         (peer,) = {address.rpartition("/p2p/")[2] for address in read_invite(invite).addresses}
         with hivenb.Swarm.join(invite, "guest") as guest:

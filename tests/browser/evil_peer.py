@@ -1,12 +1,10 @@
-"""A peer that trains as others do, and calls itself something that is to run in a page; ends with its standard input.
-
-python evil_peer.py INVITE RUN_ID
-"""
+"""A peer that trains as others do, and calls itself something that is to run in a page; ends when it is told to."""
 
 from __future__ import annotations
 
-import sys
+import os
 import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 import lightning
@@ -27,7 +25,14 @@ class Unhurried(lightning.Callback):
         time.sleep(0.05)
 
 
-def main(invite: str, run_id: str) -> None:
+def main(told: Connection, invite: str, run_id: str, log: str) -> None:
+    """Train until told to end.
+
+    :param told: a word on it ends the peer
+    :param log: a file for what it says
+    """
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
     public_names.clean = lambda name: name  # it tells others its name as it is; they have to clean it
     task = tasks.digits(hidden=8, blocks=1)
@@ -35,9 +40,5 @@ def main(invite: str, run_id: str) -> None:
     with hivenb.Swarm.join(invite, "evil", public_name=NAME) as swarm:
         run = hivenb.TrainingRun(task.model, task.train, swarm=swarm, options=options, callbacks=[Unhurried()])
         run.start()
-        sys.stdin.read()
+        told.recv()
         run.stop()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -7,11 +7,11 @@ and as the error on which the run ends, is such text of ten thousand characters.
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
+import multiprocessing as mp
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import pytest
 
 from hivenb.view.log_panel import MAX_LETTERS
@@ -77,16 +77,14 @@ def evil(folder: Path) -> Iterator[None]:
     """That peer, as long as this lasts."""
     invite = folder / "invite.txt"
     wait_for(lambda: invite.exists() and invite.read_text(), 90, "the first cell did not run")
-    command = [sys.executable, evil_peer.__file__, invite.read_text(), EVIL]
-    with (folder / "evil.log").open("wb") as log, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log) as peer:
+    ours, theirs = mp.Pipe()
+    peer = forked.start(evil_peer.main, theirs, invite.read_text(), EVIL, str(folder / "evil.log"))
+    theirs.close()
+    with ours:
         try:
             yield
         finally:
-            peer.stdin.close()
-            try:
-                peer.wait(30)
-            except subprocess.TimeoutExpired:
-                peer.kill()
+            forked.end(ours, peer)
 
 
 def is_harmless(dashboard) -> None:

@@ -20,11 +20,12 @@ swarm
 """
 
 RUN = """
-class Model(tiny.TinyModel):  # of this notebook alone
+class Model(tiny.PacedModel):  # of this notebook alone
     pass
 
-run = hivenb.TrainingRun(Model(), (tiny.loader(), tiny.loader(seed=1)), swarm=swarm, accelerator="cpu",
-                         options=hivenb.Options(target_batch_size=64, matchmaking_time=2.0, verbose=True))
+data = tiny.loader(256, tiny.LARGE_BATCH), tiny.loader(seed=1)
+run = hivenb.TrainingRun(tiny.in_large_batches(Model()), data, swarm=swarm, accelerator="cpu",
+                         options=hivenb.Options(target_batch_size=256, matchmaking_time=2.0, verbose=True))
 run
 """
 
@@ -96,14 +97,15 @@ def test_background_work_writes_into_no_cell(kernel):
     kernel.run("import hivenb, tiny, lightning, warnings, sys, threading, os, time")
     kernel.run(
         """
-class Loud(tiny.TinyModel):
+class Loud(tiny.PacedModel):
     def configure_optimizers(self):
         warnings.warn("a warning of the background")
         lightning.pytorch.utilities.rank_zero_info("some information of the background")
         return super().configure_optimizers()
 swarm = hivenb.Swarm()
-run = hivenb.TrainingRun(Loud(), (tiny.loader(), tiny.loader(seed=1)), swarm=swarm, accelerator="cpu",
-                         options=hivenb.Options(target_batch_size=64, matchmaking_time=2.0, verbose=True))
+data = tiny.loader(256, tiny.LARGE_BATCH), tiny.loader(seed=1)
+run = hivenb.TrainingRun(tiny.in_large_batches(Loud()), data, swarm=swarm, accelerator="cpu",
+                         options=hivenb.Options(target_batch_size=256, matchmaking_time=2.0, verbose=True))
 peers = swarm.add_local_peers(1, run)
 """
     )

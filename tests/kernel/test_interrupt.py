@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SWARM = """
 import time, hivenb, tiny
 swarm = hivenb.Swarm()
-run = hivenb.TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, accelerator="cpu",
-                         options=hivenb.Options(target_batch_size=32, matchmaking_time=2.0))
+run = hivenb.TrainingRun(tiny.in_large_batches(tiny.PacedModel()), tiny.large_batches(), swarm=swarm, accelerator="cpu",
+                         options=hivenb.Options(target_batch_size=256, matchmaking_time=2.0))
 """
 
 

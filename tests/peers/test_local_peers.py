@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -225,7 +226,10 @@ def test_a_peer_that_fails_at_the_start_says_why_and_leaves_nothing(run, swarm):
 
 
 def scheduled_model(folder: Path) -> lightning.LightningModule:
-    """One whose rate follows the length of the training, and which writes down what that is; a run's is slow."""
+    """One whose rate follows the length of the training, and which writes down what that is.
+
+    A run's is slow, and waits for the peer's first batch.
+    """
     run_pid = os.getpid()
 
     class Scheduled(lightning.LightningModule):
@@ -234,7 +238,11 @@ def scheduled_model(folder: Path) -> lightning.LightningModule:
             self.layer = nn.Linear(4, 2)
 
         def training_step(self, batch, batch_idx):
-            threading.Event().wait(0.4 if os.getpid() == run_pid else 0.02)
+            is_run, end = os.getpid() == run_pid, time.monotonic() + PATIENCE
+            while is_run and not any(one.name != str(run_pid) for one in folder.iterdir()):
+                assert time.monotonic() < end, "the peer does not train"
+                time.sleep(0.05)
+            time.sleep(0.1 if is_run else 0.02)
             return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
 
         def on_train_batch_end(self, *args):

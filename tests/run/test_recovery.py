@@ -90,6 +90,10 @@ class Groups:
         return met[0]
 
 
+#: An epoch of a run that is alone is this short: it has nobody to meet.
+ALONE = {"target_batch_size": 128}
+
+
 def run_of(swarm: hivenb.Swarm, chosen: Options) -> TrainingRun:
     model = in_large_batches(PacedModel())
     return TrainingRun(model, large_batches(), swarm=swarm, options=chosen, accelerator="cpu")
@@ -165,13 +169,7 @@ def test_where_it_cannot_be_started_anew_the_run_says_what_has_ended_and_can_be_
     swarm, monkeypatch, part, delays
 ):
     monkeypatch.setattr(watched, "MOST_RESTARTS", 0)
-    run = TrainingRun(
-        in_large_batches(PacedModel()),
-        large_batches(),
-        swarm=swarm,
-        options=options(f"fails-{part}", **delays),
-        accelerator="cpu",
-    )
+    run = run_of(swarm, options(f"fails-{part}", **ALONE, **delays))
     run.start()
     assert run.wait(epochs=1, timeout=PATIENCE)
     pid_of, title = PARTS[part]
@@ -191,9 +189,7 @@ def test_where_it_cannot_be_started_anew_the_run_says_what_has_ended_and_can_be_
 
 
 def test_what_ends_while_the_run_is_paused_is_started_anew_when_it_goes_on(swarm, eventually):
-    run = TrainingRun(
-        in_large_batches(PacedModel()), large_batches(), swarm=swarm, options=options("paused"), accelerator="cpu"
-    )
+    run = run_of(swarm, options("paused", **ALONE))
     run.start()
     run.wait(epochs=1, timeout=PATIENCE)
     run.pause()

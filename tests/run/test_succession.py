@@ -28,13 +28,17 @@ def home():
         yield swarm
 
 
+#: An epoch of a run that is alone is this short: it has nobody to meet.
+ALONE = {"target": 128}
+
+
 @pytest.fixture
 def make(home):
     runs: list[TrainingRun] = []
 
-    def make_run(name: str, model=None, **kwargs) -> TrainingRun:
+    def make_run(name: str, model=None, target: int = 512, **kwargs) -> TrainingRun:
         # epochs of about a second: each costs all peers two rounds
-        options = Options(target_batch_size=512, run_id=name, matchmaking_time=2.0)
+        options = Options(target_batch_size=target, run_id=name, matchmaking_time=2.0)
         model = tiny.in_large_batches(tiny.PacedModel() if model is None else model)
         runs.append(TrainingRun(model, tiny.large_batches(), swarm=home, options=options, accelerator="cpu", **kwargs))
         return runs[-1]
@@ -62,10 +66,10 @@ def marks(run: TrainingRun) -> list[str]:
     ("same_model", "name"), [(False, "again"), (True, "same")], ids=["cells run again", "one cell run again"]
 )
 def test_a_new_run_of_a_name_takes_the_place_of_the_old_one(make, same_model, name):
-    old = make(name)
+    old = make(name, **ALONE)
     old.start()
     assert old.wait(epochs=2, timeout=PATIENCE)
-    new = make(name, old.model if same_model else None)
+    new = make(name, old.model if same_model else None, **ALONE)
     as_what = "" if same_model else " as 'again-2', a new run that begins with the weights of its own PacedModel"
     new.start()
     assert new.wait(epochs=2, timeout=PATIENCE)
@@ -138,8 +142,9 @@ class Still(tiny.PacedModel):
 )
 def test_a_new_model_begins_anew_unless_the_state_of_the_run_is_wanted(make, home, eventually, way, resumes):
     name = f"{way.replace(' ', '-')}-{resumes}"
-    old = make(name, Still(1.0))
     count = 1 if way == "stopped" else 2
+    size = ALONE if count == 1 else {}
+    old = make(name, Still(1.0), **size)
     if count == 2:
         home.add_local_peers(1, old)
     old.start()
@@ -147,7 +152,7 @@ def test_a_new_model_begins_anew_unless_the_state_of_the_run_is_wanted(make, hom
     assert old.wait(epochs=2, timeout=PATIENCE)
     if way != "training":
         old.stop(keep_local_peers=way == "peers kept")
-    new = make(name, Still(2.0), resume=resumes)
+    new = make(name, Still(2.0), resume=resumes, **size)
     new.start()
     eventually(lambda: len(new.peers()) == count and new.history.snapshot().last("group_size") == count, PATIENCE)
     assert new.wait(epochs=1, timeout=PATIENCE)
@@ -161,11 +166,11 @@ def test_a_new_model_begins_anew_unless_the_state_of_the_run_is_wanted(make, hom
 
 
 def test_what_does_not_fit_cannot_be_resumed(make):
-    old = make("misfit")
+    old = make("misfit", **ALONE)
     old.start()
     assert old.wait(epochs=1, timeout=PATIENCE)
     old.stop()
-    new = make("misfit", WiderModel(), resume=True)
+    new = make("misfit", WiderModel(), **ALONE, resume=True)
     new.start()
     with pytest.raises(TrainingError, match=r"'misfit' cannot be resumed: more is \(3,\) here and not there in what"):
         new.wait(timeout=PATIENCE)
@@ -213,7 +218,7 @@ class Follower:
 
 
 def test_options_that_local_peers_cannot_follow_change_nothing(make):
-    run, lock, follower = make("locked"), threading.Lock(), Follower()
+    run, lock, follower = make("locked", **ALONE), threading.Lock(), Follower()
     run.followers.add(follower)
     run.start()
     assert run.wait(epochs=1, timeout=PATIENCE)
@@ -245,7 +250,7 @@ def test_two_runs_never_share_a_model(make):
     first = make("first")
     first.start()
     assert first.wait(steps=2, timeout=PATIENCE)
-    second = make("second", first.model)
+    second = make("second", first.model, **ALONE)
     with pytest.raises(TrainingError, match=r"'first' .* trains this very PacedModel .*copy\.deepcopy"):
         second.start()
     assert second.status.state is RunState.READY

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
-import subprocess
-import sys
+import signal
 import threading
 import time
 
+import forked
 import lightning
 import pytest
 import tiny
@@ -716,15 +717,13 @@ def test_the_main_thread_stays_free(make):
 
 # -- interrupts ---------------------------------------------------------------------------------------------------
 
-INTERRUPTED = """
-import os, signal, threading, time
-import hivenb, tiny
-from hivenb.training import TrainingRun
 
-def main():
+def wait_and_be_interrupted() -> None:
+    """As a person does: in a session of its own, by what Ctrl-C in its terminal does."""
+    os.setsid()
     with hivenb.Swarm() as swarm:
-        run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, accelerator="cpu",
-                          options=hivenb.Options(target_batch_size=32))
+        options = Options(target_batch_size=32)
+        run = TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, accelerator="cpu", options=options)
         run.start()
         assert run.wait(epochs=1, timeout=60)
         for _ in range(3):
@@ -744,23 +743,10 @@ def main():
         run.wait(timeout=60)
         print(run.status.state.value)
 
-if __name__ == "__main__":
-    main()
-"""
-
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_an_interrupt_ends_the_waiting_and_not_the_training(tmp_path):
-    script = tmp_path / "interrupted.py"
-    script.write_text(INTERRUPTED)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        start_new_session=True,
-        env={"PYTHONPATH": ":".join(sys.path), "PATH": ""},
-    )
-    assert done.stderr == ""
-    assert done.stdout.splitlines() == ["interrupted True", "training True"] * 3 + ["interrupted stopped"]
+def test_an_interrupt_ends_the_waiting_and_not_the_training():
+    done = forked.run(wait_and_be_interrupted, seconds=120.0)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == ["interrupted True", "training True"] * 3 + ["interrupted stopped"]

@@ -31,6 +31,13 @@ RUN_ID = "bans"
 Join = Callable[..., hivenb.Swarm]
 
 
+@pytest.fixture(scope="module")
+def host() -> Iterator[hivenb.Swarm]:
+    """One for all tests that ban nobody."""
+    with hivenb.Swarm("host") as opened:
+        yield opened
+
+
 @pytest.fixture
 def join() -> Iterator[Join]:
     with ExitStack() as stack:
@@ -41,15 +48,15 @@ def seconds_from_now(swarm: hivenb.Swarm, seconds: float) -> str:
     return swarm.invite_for(hours=seconds / 3600)
 
 
-def start(swarm: hivenb.Swarm, name: str = RUN_ID) -> hivenb.TrainingRun:
+def start(swarm: hivenb.Swarm, name: str = RUN_ID, slower: float = 1.0) -> hivenb.TrainingRun:
+    """Start a run.
+
+    :param slower: so many times as long is an epoch: where time has to pass, it costs less
+    """
     options = hivenb.Options(target_batch_size=640, matchmaking_time=2.0, averaging_timeout=10.0, run_id=name)
-    run = hivenb.TrainingRun(
-        tiny.in_large_batches(tiny.PacedModel()),
-        tiny.large_batches(),
-        swarm=swarm,
-        options=options,
-        accelerator="cpu",
-    )
+    model = tiny.in_large_batches(tiny.PacedModel())
+    model.pace *= slower
+    run = hivenb.TrainingRun(model, tiny.large_batches(), swarm=swarm, options=options, accelerator="cpu")
     run.start()
     return run
 
@@ -92,18 +99,18 @@ async def states_of(swarms: list[hivenb.Swarm], key: InviteKey) -> list[int]:
 
 @pytest.mark.process
 class TestInvites:
-    def test_who_may_give_one_that_expires(self, swarm: hivenb.Swarm, join: Join) -> None:
-        invite = read_invite(swarm.invite_for(hours=2))
-        assert invite.addresses == swarm.addresses
+    def test_who_may_give_one_that_expires(self, host: hivenb.Swarm, join: Join) -> None:
+        invite = read_invite(host.invite_for(hours=2))
+        assert invite.addresses == host.addresses
         assert invite.key is not None
         assert 7190 < invite.key.expires - time.time() <= 7201
-        guest = join(swarm.invite, "guest")
+        guest = join(host.invite, "guest")
         assert not guest.can_ban
         with pytest.raises(SwarmError, match="only the peer that opened the swarm, or knows its secret, decides"):
             guest.invite_for(hours=2)
         for wrong in (0, -1, float("nan"), float("inf"), "2", None, True):
             with pytest.raises(SwarmError, match="more than 0 and up to"):
-                swarm.invite_for(hours=wrong)  # type: ignore[arg-type]
+                host.invite_for(hours=wrong)  # type: ignore[arg-type]
         with hivenb.Swarm("open", private=False) as everybodys:
             for ask in (partial(everybodys.invite_for, 1), partial(everybodys.ban, STRANGE)):
                 with pytest.raises(SwarmError, match="open to all, and nobody decides"):
@@ -137,24 +144,24 @@ class TestInvites:
             for run in runs:
                 run.stop()
 
-    def test_it_names_a_run_that_trains_or_will(self, swarm: hivenb.Swarm) -> None:
+    def test_it_names_a_run_that_trains_or_will(self, host: hivenb.Swarm) -> None:
         class Fails(tiny.TinyModel):
             def training_step(self, batch: Any, batch_idx: int) -> Any:
                 raise ValueError("on purpose")
 
         settings = hivenb.Options(target_batch_size=64, run_id="fails")
-        trains = start(swarm)
-        fails = hivenb.TrainingRun(Fails(), tiny.loader(), swarm=swarm, options=settings, accelerator="cpu")
-        assert swarm.newest_run_id == RUN_ID, "the other one has not begun"
+        trains = start(host)
+        fails = hivenb.TrainingRun(Fails(), tiny.loader(), swarm=host, options=settings, accelerator="cpu")
+        assert host.newest_run_id == RUN_ID, "the other one has not begun"
         fails.start()
         with pytest.raises(ValueError, match="on purpose"):
             fails.wait(timeout=60)
-        assert swarm.newest_run_id == RUN_ID
+        assert host.newest_run_id == RUN_ID
         trains.stop()
-        assert read_invite(swarm.invite).run_id == RUN_ID
+        assert read_invite(host.invite).run_id == RUN_ID
 
-    def test_nobody_comes_in_by_one_that_has_expired(self, swarm: hivenb.Swarm) -> None:
-        invite = seconds_from_now(swarm, 0.1)
+    def test_nobody_comes_in_by_one_that_has_expired(self, host: hivenb.Swarm) -> None:
+        invite = seconds_from_now(host, 0.1)
         time.sleep(1.5)
         with pytest.raises(NotInvitedError, match=r"was good until \d{4}-.* and has expired; ask for a new invite"):
             hivenb.Swarm.join(invite, "late")
@@ -165,7 +172,7 @@ class TestInvites:
     ) -> None:
         expires = time.time() + 30
         short, stays = join(seconds_from_now(swarm, 30), "short"), join(swarm.invite, "stays")
-        runs = [start(swarm), start(stays), start(short)]
+        runs = [start(one, slower=3.0) for one in (swarm, stays, short)]
         try:
             eventually(lambda: all(group(run) == 3 for run in runs), expires - time.time())
             assert record_of(swarm, short)
@@ -183,16 +190,16 @@ class TestInvites:
 
 @pytest.mark.process
 class TestBans:
-    def test_who_may_show_it_and_to_whom(self, swarm: hivenb.Swarm, join: Join) -> None:
-        guest = join(swarm.invite, "guest")
+    def test_who_may_show_it_and_to_whom(self, host: hivenb.Swarm, join: Join) -> None:
+        guest = join(host.invite, "guest")
         with pytest.raises(SwarmError, match="only the peer that opened the swarm, or knows its secret"):
-            guest.ban(swarm.peer_id)
+            guest.ban(host.peer_id)
         with pytest.raises(SwarmError, match="cannot ban itself"):
-            swarm.ban(swarm.peer_id)
+            host.ban(host.peer_id)
         for wrong in ("", "Ann", STRANGE[:-1], "<script>"):
             with pytest.raises(SwarmError, match="no peer's id"):
-                swarm.ban(wrong)
-        assert swarm.banned == ()
+                host.ban(wrong)
+        assert host.banned == ()
 
     @pytest.mark.timeout(300)
     def test_who_is_shown_it_gets_nothing_from_anybody(self, swarm: hivenb.Swarm, join: Join, eventually: Any) -> None:
