@@ -65,23 +65,19 @@ def swarm() -> Iterator[hivenb.Swarm]:
         yield opened
 
 
-def run_of(swarm: hivenb.Swarm, name: str, is_large: bool = False, **options: Any) -> TrainingRun:
-    defaults = {"target_batch_size": 32, "snapshot_every": 5, "matchmaking_time": 1.0, "averaging_timeout": 20.0}
-    chosen = Options(**{**defaults, "run_id": f"rollback-{name}", **options})
-    model = tiny.in_large_batches(Ruinable()) if is_large else Ruinable()
-    data = tiny.large_batches(shuffle=True) if is_large else tiny.loader(shuffle=True)
-    run = TrainingRun(model, data, swarm=swarm, options=chosen, accelerator="cpu")
-    run.start()
-    return run
-
-
 @pytest.fixture
 def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., TrainingRun]]:
-    """Starts runs of one name; they end with the test."""
+    """Starts runs of one name, each in a swarm of its own if wished; they end with the test."""
     runs: list[TrainingRun] = []
 
-    def make(swarm: hivenb.Swarm, **options: Any) -> TrainingRun:
-        runs.append(run_of(swarm, re.sub(r"\W", "-", request.node.name), **options))
+    def make(swarm: hivenb.Swarm, is_large: bool = False, **options: Any) -> TrainingRun:
+        defaults = {"target_batch_size": 32, "snapshot_every": 5, "matchmaking_time": 1.0, "averaging_timeout": 20.0}
+        name = re.sub(r"\W", "-", request.node.name)
+        chosen = Options(**{**defaults, "run_id": f"rollback-{name}", **options})
+        model = tiny.in_large_batches(Ruinable()) if is_large else Ruinable()
+        data = tiny.large_batches(shuffle=True) if is_large else tiny.loader(shuffle=True)
+        runs.append(TrainingRun(model, data, swarm=swarm, options=chosen, accelerator="cpu"))
+        runs[-1].start()
         return runs[-1]
 
     yield make
@@ -89,9 +85,9 @@ def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., TrainingRun]
         run.stop()
 
 
-@pytest.fixture(scope="module")
-def together() -> Iterator[list[TrainingRun]]:
-    """Each in a swarm of its own. All return by themselves; the first two keep states, and the third keeps none."""
+@pytest.fixture
+def three_runs(start, eventually) -> Iterator[list[TrainingRun]]:
+    """All return by themselves; the first two have kept the same state, and the third keeps none."""
     with (
         hivenb.Swarm("first") as first,
         hivenb.Swarm("second", initial_peers=first.invite) as second,
@@ -99,27 +95,17 @@ def together() -> Iterator[list[TrainingRun]]:
     ):
         # an epoch a second: each costs all peers two rounds
         options = {"target_batch_size": 1200, "snapshot_every": 2, "auto_roll_back": True, "is_large": True}
-        runs = [run_of(first, "together", **options)]
-        try:
-            assert runs[0].wait(epochs=1, timeout=PATIENCE)
-            runs.append(run_of(second, "together", **options))
-            runs.append(run_of(third, "together", **{**options, "snapshot_every": None}))
-            for run in runs:  # all its processes are there before the first test counts them
-                assert run.wait(epochs=1, timeout=PATIENCE)
-            yield runs
-        finally:
-            for run in runs:
-                run.stop()
-
-
-@pytest.fixture
-def three_runs(together: list[TrainingRun], eventually: Callable[..., None]) -> list[TrainingRun]:
-    """Those, once they know what losses are usual, and the first two have kept the same state."""
-    for run in together:
-        eventually(lambda run=run: run.status.num_peers == 3 and run.status.step > 40, PATIENCE)
-    first, second = together[:2]
-    eventually(lambda: 0 < (first.snapshot_epoch or 0) == second.snapshot_epoch, PATIENCE)
-    return together
+        runs = [start(first, **options)]
+        eventually(lambda: runs[0].status.epoch > 0, PATIENCE)
+        runs += [start(second, **options), start(third, **{**options, "snapshot_every": None})]
+        for run in runs:
+            eventually(lambda run=run: run.status.num_peers == 3 and run.status.step > 40, PATIENCE)
+        eventually(
+            lambda: (runs[1].snapshot_epoch or 0) > 0 and runs[0].snapshot_epoch == runs[1].snapshot_epoch, PATIENCE
+        )
+        yield runs
+        for run in runs:
+            run.stop()
 
 
 def returns(run: TrainingRun) -> list[str]:
@@ -198,10 +184,10 @@ def test_all_peers_return_together_and_one_without_that_state_downloads_it(three
     runs = three_runs
     with pytest.raises(TrainingError, match="cannot roll the run back"):
         runs[1].roll_back()
-    returned, before = len(returns(runs[0])), [run.status.epoch for run in runs]
+    before = [run.status.epoch for run in runs]
     for run in runs:  # all in one epoch, as an average would have done
         run.model.ruin_from, run.model.ruin = max(before) + 2, factor
-    eventually(lambda: len(returns(runs[0])) > returned, PATIENCE)
+    eventually(lambda: returns(runs[0]), PATIENCE)
     for run, epoch in zip(runs, before, strict=True):
         assert run.wait(epochs=3, timeout=PATIENCE)
         assert run.model.is_well
@@ -215,15 +201,14 @@ def test_peers_that_reach_the_epoch_of_a_return_before_anybody_has_returned_do_s
     monkeypatch.setattr("hivenb.run.rollback.NOTICE", 1000.0)  # nobody is the first before that epoch
     # as if it had downloaded the state of that epoch from a peer that has not returned yet
     monkeypatch.setattr(runs[1].strategy.rollback, "note_epoch", lambda report: None)
-    returned, ruined_from = [len(returns(run)) for run in runs], max(run.status.epoch for run in runs) + 2
+    ruined_from = max(run.status.epoch for run in runs) + 2
     for run in runs:
         run.model.ruin_from, run.model.ruin = ruined_from, 1e3
-    eventually(lambda: len(returns(runs[0])) > returned[0], PATIENCE)
+    eventually(lambda: returns(runs[0]), PATIENCE)
     for run in runs:
         assert run.wait(epochs=3, timeout=PATIENCE)
         assert run.model.is_well
-    again = [len(returns(run)) > before for run, before in zip(runs, returned, strict=True)]
-    assert again == [True, True, False]
+    assert [bool(returns(run)) for run in runs] == [True, True, False]
     eventually(lambda: runs[0].strategy.last_epoch_report.group_size == 3, PATIENCE)
     for run in runs:
         run.stop()

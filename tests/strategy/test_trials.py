@@ -291,7 +291,7 @@ class Waiting(Tuned):
 
 @pytest.mark.timeout(300)
 def test_others_train_on_and_are_joined_again(start_peer: Start, tmp_path: Path) -> None:
-    other = start_peer(0, {"epochs": None, "target": 64, "strategy": {"run_id": "tried"}})
+    other = start_peer(0, {"epochs": None, "target": 16, "strategy": {"run_id": "tried"}})
     other.wait_for_epoch(1)
     model, finder = Waiting(), InBetween(steps_per_trial=2, max_trials=2)
     model.others = other
@@ -308,7 +308,7 @@ def test_others_train_on_and_are_joined_again(start_peer: Start, tmp_path: Path)
                 trainer.should_stop = True
 
     with hivenb.Swarm("tried out", initial_peers=other.addresses) as swarm:
-        chosen = HivemindStrategy(64, dht=swarm.dht, run_id="tried", matchmaking_time=3.0)
+        chosen = HivemindStrategy(16, dht=swarm.dht, run_id="tried", matchmaking_time=3.0)
         trainer(chosen, tmp_path, finder, Meets(), max_epochs=-1, max_time={"seconds": PATIENCE}).fit(model)
     assert joined.is_set()
     during = [report.failed for report in other.reports()]
@@ -319,7 +319,7 @@ def test_others_train_on_and_are_joined_again(start_peer: Start, tmp_path: Path)
 
 @pytest.mark.timeout(300)
 def test_who_joins_has_the_rate_of_the_others_whatever_it_has_found(start_peer: Start, tmp_path: Path) -> None:
-    other = start_peer(0, {"epochs": None, "target": 64, "strategy": {"run_id": "rate"}})
+    other = start_peer(0, {"epochs": None, "target": 16, "strategy": {"run_id": "rate"}})
     other.wait_for_epoch(1)
     rates = []
 
@@ -328,7 +328,7 @@ def test_who_joins_has_the_rate_of_the_others_whatever_it_has_found(start_peer: 
             rates.append(trainer.strategy.optimizer.opt.param_groups[0]["lr"])
 
     with hivenb.Swarm("joined", initial_peers=other.addresses) as swarm:
-        chosen = HivemindStrategy(64, dht=swarm.dht, run_id="rate", matchmaking_time=3.0)
+        chosen = HivemindStrategy(16, dht=swarm.dht, run_id="rate", matchmaking_time=3.0)
         model = Tuned()
         # to stop early is for a model that has all to learn: of one taken over, four times the loss is little
         trainer(chosen, tmp_path, of_rate(early_stop_threshold=None), Rates()).fit(model)
