@@ -76,6 +76,8 @@ def _redirected(target: Callable[..., None], args: Sequence[Any], out: Path, err
 def _begin(target: Callable[..., None], *args: Any) -> None:
     # the server holds back interrupts, and processes that it forks would make others in the same way
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # where a shell has the tests in its background, what it starts ignores them
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     mp.set_start_method("fork", force=True)
     # a sibling that is killed while it holds one of these would stop all others for good
     MPFuture.reset_backend()
