@@ -251,7 +251,7 @@ class Options:
         metadata=Declaration(
             kind=Seconds(takes_none=True),
             label="chunk timeout",
-            help="A peer silent for so long is left out of the round; the matchmaking time, or 5 s, unless given.",
+            help="A peer silent for so long is left out; the matchmaking time, 5 s at least, unless given.",
             group="rounds",
             takes_effect=TakesEffect.IN_PLACE,
             place=Place("rounds", 3),

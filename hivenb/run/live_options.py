@@ -50,7 +50,7 @@ class OptionsChange:
     is_followed: bool = False
     #: what of them waits for an epoch to come, by name
     rest: dict[str, Any] = field(default_factory=dict, init=False)
-    #: set when they are in force, or with why they were refused. Only the training thread may not wait for it
+    #: set, by the training thread or when that has ended, once they are in force, or with why they were refused
     outcome: Future[None] = field(default_factory=Future, init=False)
 
 

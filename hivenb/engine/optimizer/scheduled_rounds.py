@@ -394,6 +394,7 @@ class AgreedRounds:
 
     @property
     def _averages_in_background(self) -> bool:
+        """Whether training goes on while a round of the state is held."""
         own = self._participant
         return own.delay_grad_averaging or own.delay_optimizer_step or own.delay_state_averaging
 

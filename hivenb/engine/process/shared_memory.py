@@ -34,15 +34,14 @@ def require_shared_memory(needed: int, folder: str = FOLDER) -> None:
     :raises PlatformError: if there is less
     """
     try:
-        room = os.statvfs(folder)
+        free, whole = _megabytes(os.statvfs(folder))
     except OSError:
         return  # it is kept elsewhere
-    free, whole = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
-    if needed <= free:
+    if needed / 2**20 <= free:
         return
     raise PlatformError(
-        f"{folder} has {free / 2**20:,.0f} of its {whole / 2**20:,.0f} MB left, and this model needs "
-        f"{needed / 2**20:,.0f} MB of it, which a peer shares with its averagers. {PlatformError.MORE_SHARED_MEMORY}"
+        f"{folder} has {free:,.0f} of its {whole:,.0f} MB left, and this model needs {needed / 2**20:,.0f} MB of it, "
+        f"which a peer shares with its averagers. {PlatformError.MORE_SHARED_MEMORY}"
     )
 
 
@@ -65,5 +64,10 @@ def _state() -> str:
         return "it is read-only"
     if not os.access(FOLDER, os.W_OK):
         return "this user may not write there"
-    free, whole = (blocks * room.f_frsize / 2**20 for blocks in (room.f_bavail, room.f_blocks))
+    free, whole = _megabytes(room)
     return f"it has {free:,.1f} of its {whole:,.1f} MB left"
+
+
+def _megabytes(room: os.statvfs_result) -> tuple[float, float]:
+    """How many MB of a file system are free, and how many it has."""
+    return room.f_bavail * room.f_frsize / 2**20, room.f_blocks * room.f_frsize / 2**20

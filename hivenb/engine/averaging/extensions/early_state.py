@@ -6,8 +6,9 @@ Nothing changes them in an epoch, so that they are exchanged as soon as the grou
 buffers change with each batch: where there are some, all is exchanged when the epoch is over, beside the gradients, or
 after the step if it is large.
 
-A group does so if all in it have offered that. Otherwise, with a helper, a peer of plain hivemind or one that averages
-in the background, the round is held after the step, as hivemind does.
+A peer offers that on a long line, and where rounds after the step take long: on a narrow line, or with a large state. A
+group does so if all in it have offered. Otherwise, with a helper, a peer of plain hivemind or one that averages in the
+background, the round is held after the step, as hivemind does.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ class EarlyRounds(Extension):
             self._seconds.append(time.monotonic() - control.let_begin_at)
 
     def note_in_vain(self) -> None:
-        """Know that a group has not held its round before the step: a peer that is late at steps makes all others wait.
+        """Know that a group has not held the round before the step that this peer had offered.
 
-        They would offer it each time, and be ready for nothing.
+        The line may be wide, and the rounds long since another peer is late at its steps and does not offer: this peer
+        would copy its state in each epoch, for nothing.
         """
         self._seconds.clear()
 
