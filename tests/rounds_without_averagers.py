@@ -47,6 +47,7 @@ class FakeAverager:
         self.group_size_is_fixed = self.averaging_in_progress = self.has_retired = self.finds_nobody = False
         self.finished_averaging_round = threading.Event()
         self.scheduled: list[FakeRound] = []
+        self.is_waited_for: bool | None = None
         self.expected: list[ExpectedPeers] = []
         self.given_up: list[float] = []
         self.given_up_if_alone: list[float] = []
@@ -60,7 +61,7 @@ class FakeAverager:
         self, gather: int, timeout: float, offers_early: bool = False, is_waited_for: bool = True
     ) -> FakeRound:
         self.scheduled.append(FakeRound(epoch=gather))
-        self.scheduled[-1].offers_early = offers_early
+        self.scheduled[-1].offers_early, self.is_waited_for = offers_early, is_waited_for
         return self.scheduled[-1]
 
     @property

@@ -301,6 +301,13 @@ class TestTheStateBeforeTheStep:
         own.tracker.list.round_trip, own.state_averager.rounds_take_long = 0.01, take_long
         assert self.offers_of(own) == [take_long]
 
+    @pytest.mark.parametrize("delay", ["delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging"])
+    def test_a_round_in_the_background_says_nothing_of_what_one_takes_that_is_waited_for(self, delay: str) -> None:
+        for is_delayed in (True, False):
+            own = participant(**{delay: is_delayed})
+            self.offers_of(own)
+            assert own.state_averager.is_waited_for is not is_delayed
+
     def test_is_not_offered_where_its_bytes_would_delay_the_gradients(self) -> None:
         own = participant()
         own.state_averager.may_begin_early = False

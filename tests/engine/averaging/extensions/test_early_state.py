@@ -171,6 +171,13 @@ class TestHowLongRoundsTake:
         monkeypatch.setattr(early_state, "LONG_ROUND", 60.0)
         assert not peers[0].averager.rounds_take_long
 
+    def test_the_search_for_a_group_does_not_count(self, make_peer: Callable[..., Peer]) -> None:
+        peer = make_peer(has_buffers=False)
+        control = peer.look_for_others()
+        control.allow_allreduce()
+        assert control.let_begin_at is None
+        control.cancel()
+
     def test_with_buffers_they_may_take_as_long_as_they_like(
         self, make_peer: Callable[..., Peer], eventually: Callable[..., None]
     ) -> None:
