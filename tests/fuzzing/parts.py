@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,7 @@ from fuzzing.averager_without_process import (
 from fuzzing.target import Choices, Target
 from fuzzing.tensors import made_of
 from hivenb.engine.exchange.all_gather import AllGather
+from hivenb.engine.exchange.part_messages import PartMessage
 from hivenb.engine.network.streams import STREAMS
 
 GROUP = b"group-of-this-input"
@@ -60,6 +62,17 @@ def a_part(choices: Choices, length: int, code: int) -> averaging_pb2.AveragingD
         with contextlib.suppress(DecodeError):
             message.ParseFromString(choices.raw(64) if choices.number(2) else b"")
     return message
+
+
+def arriving(messages: Iterable[averaging_pb2.AveragingData]) -> AsyncIterator[PartMessage]:
+    """Messages as they arrive."""
+
+    def one(message: averaging_pb2.AveragingData) -> PartMessage:
+        received = PartMessage()
+        received.ParseFromString(message.SerializeToString())
+        return received
+
+    return stream(map(one, messages))
 
 
 def dealt(choices: Choices, parts: list[Any], streams: int) -> list[list[Any]]:
@@ -97,7 +110,7 @@ async def _serve(choices: Choices) -> None:
         good = [a_part(nothing_wrong, length, 0 if n else start) for n, length in enumerate(lengths)]
         streams = 1 + choices.number(min(STREAMS, count)) if choices.now_and_then() else 1
         answering = [
-            asyncio.create_task(_answered(own.rpc_aggregate_part(stream(sent), context(peer))))
+            asyncio.create_task(_answered(own.rpc_aggregate_part(arriving(sent), context(peer))))
             for peer, sent in ((GOOD, good), *((EVIL, one) for one in dealt(choices, evil, streams)))
         ]
         await runner.average_into([tensor], 1.0)
@@ -138,7 +151,7 @@ async def _send(choices: Choices) -> None:
         sent = [part async for part in parts]
         lengths = [len(part.tensor_part.buffer) // 4 for part in sent]
         replies = [a_part(choices, lengths[n % len(lengths)], averaging_pb2.AVERAGED_PART) for n in range(count)]
-        return stream(replies)
+        return arriving(replies)
 
     stub = SimpleNamespace(rpc_aggregate_part=answer)
     with own._register_allreduce_group(group):
@@ -172,7 +185,7 @@ async def _exchange(choices: Choices) -> None:
     async def answer(parts: Any) -> Any:
         taken = [part async for part in parts]
         count = choices.number(2 + len(taken)) if choices.now_and_then() else len(taken)
-        return stream([a_part(choices, 32, averaging_pb2.AVERAGED_PART) for _ in range(count)])
+        return arriving([a_part(choices, 32, averaging_pb2.AVERAGED_PART) for _ in range(count)])
 
     with own._register_allreduce_group(group):
         runner = runner_of(own, group, [tensor], **settings)
@@ -184,7 +197,7 @@ async def _exchange(choices: Choices) -> None:
         count = 1 + choices.number(1 + len(runner.parts_for_local_averaging)) if choices.now_and_then() else 3
         start = averaging_pb2.PART_FOR_AVERAGING
         sent = [a_part(choices, 32, 0 if number else start) for number in range(count)]
-        answering = asyncio.create_task(_answered(own.rpc_aggregate_part(stream(sent), context(EVIL))))
+        answering = asyncio.create_task(_answered(own.rpc_aggregate_part(arriving(sent), context(EVIL))))
         await runner.average_into([tensor], 1.0)
         answering.cancel()  # the evil one goes away
         await runner._ending
@@ -195,7 +208,37 @@ def feed_pair(data: bytes) -> None:
     run(_exchange(Choices(data)))
 
 
+def feed_part_bytes(data: bytes) -> None:
+    """Read bytes as protobuf does, or refuse them as it does; and read again what was read, as hivenb would send it."""
+    message, whole = PartMessage(), averaging_pb2.AveragingData()
+    try:
+        whole.ParseFromString(data)
+    except DecodeError:
+        try:
+            message.ParseFromString(data)
+        except DecodeError:
+            return
+        raise AssertionError("protobuf does not read that") from None
+    message.ParseFromString(data)
+    assert as_protobuf(message) == whole
+    again = PartMessage()
+    again.ParseFromString(message.SerializeToString())
+    assert as_protobuf(again) == whole
+    whole.ParseFromString(message.SerializeToString())
+    assert as_protobuf(message) == whole
+
+
+def as_protobuf(message: PartMessage) -> averaging_pb2.AveragingData:
+    """The same as a message of protobuf; what has no numbers has none either."""
+    whole = averaging_pb2.AveragingData()
+    whole.CopyFrom(message.head)
+    if message.tensor_part.buffer:
+        whole.tensor_part.buffer = bytes(message.tensor_part.buffer)
+    return whole
+
+
 TARGETS = [
+    Target("part-bytes", "the bytes of a message with a part, as protobuf reads them", feed_part_bytes),
     Target("parts", "parts that a member of the group sends to be averaged", feed_parts),
     Target("pair", "what the other one of a pair sends, and answers", feed_pair),
     Target("averages", "what a member of the group gives back as averages", feed_averages),

@@ -381,8 +381,8 @@ class OtherShape(GradientAverager):
 
         async def reshaped(peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
             async for message in generate(peer_index):
-                message.tensor_part.CopyFrom(serialize_torch_tensor(torch.ones(7)))
-                yield message
+                message.head.tensor_part.CopyFrom(serialize_torch_tensor(torch.ones(7)))
+                yield message.head
 
         runner._generate_input_for_peer = reshaped
         return runner

@@ -40,7 +40,8 @@ from hivenb.engine.averaging.extensions.extension import Exchange, Extension, Gr
 from hivenb.engine.averaging.round import Round
 from hivenb.engine.averaging.staging import Staging
 from hivenb.engine.exchange import codecs
-from hivenb.engine.exchange.all_reduce import CutUncompressed, GroupExchange, RoundTerms
+from hivenb.engine.exchange.all_reduce import GroupExchange, PartCodec, RoundTerms
+from hivenb.engine.exchange.part_messages import PartMessage
 from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.matchmaking import matchmaking
 from hivenb.engine.matchmaking.group_records import marked, of_upstream
@@ -614,7 +615,6 @@ class Averager(WatchedProcess, DecentralizedAverager):
     def _runner_of(
         self, group: GroupInfo, exchange: Exchange, terms: RoundTerms, **settings: Any
     ) -> FaultTolerantRunner:
-        codec = CutUncompressed(exchange.compression, self.role) if terms.are_of_ours else exchange.compression
         return self._exchange.runner(
             self._matchmaking,
             exchange.tensors,
@@ -626,7 +626,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
             group_id=group.group_id,
             ordered_peer_ids=group.peer_ids,
             phase=exchange.phase,
-            compression=codec,
+            compression=PartCodec(exchange.compression, self.role, terms.are_of_ours),
             weight=exchange.weight,
             tensor_infos=exchange.infos,
             weights_are_samples=exchange.weights_are_samples,
@@ -634,8 +634,8 @@ class Averager(WatchedProcess, DecentralizedAverager):
         )
 
     async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        self, stream: AsyncIterator[PartMessage], context: P2PContext
+    ) -> AsyncIterator[PartMessage]:
         # hivemind/averaging/averager.py:rpc_aggregate_part turns away whoever is quicker than this peer if the round
         # before the present one has ended since that was agreed on: with rounds in the background, as good as always
         request = await anext(stream)
@@ -652,7 +652,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
             if not takes_part or not self._matchmaking.is_looking_for_group:
                 # it has left the group, maybe before it learned that it was in one
                 await self._decline(request.group_id, context.remote_id)
-                yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+                yield PartMessage(code=averaging_pb2.BAD_GROUP_ID)
                 return
             await self._pending_groups_registered.wait()
         if (group := self._running_groups.get(request.group_id)) is not None:

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from hivemind.averaging.allreduce import AveragingMode
-from hivemind.averaging.partition import AllreduceException, BannedException
-from hivemind.compression import deserialize_torch_tensor
+from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor
+from hivemind.utils.asyncio import aiter_with_timeout
 
+from hivenb.engine.exchange.part_messages import PartMessage
 from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.trust.aggregation import RefusedPart
 
@@ -31,7 +31,7 @@ from hivenb.engine.trust.aggregation import RefusedPart
 MOST_NUMBERS = 1 << 20
 
 #: In place of an average, which each makes itself.
-_TAKEN = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART)
+_TAKEN = PartMessage(code=averaging_pb2.AVERAGED_PART)
 
 
 def suits_all_gather(fractions: Sequence[float], tensors: Sequence[torch.Tensor], are_of_ours: bool) -> bool:
@@ -111,27 +111,11 @@ class AllGather(FaultTolerantRunner):
         if taken != count:
             raise AllreduceException(f"{self._other} took {taken} parts of {count}")
 
-    async def _copies(self) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _copies(self) -> AsyncIterator[PartMessage]:
         self.tensor_part_container._inputs_consumed_by_peer[self._own_index] = False  # they are for the other one, too
         async for message in self._generate_input_for_peer(self._own_index):
             self._copied.release()
             yield message
 
-    async def _accumulate_parts_streaming(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        number = 0
-        try:
-            async for part, weight in amap_in_executor(
-                lambda message: (deserialize_torch_tensor(message.tensor_part), message.weight),
-                stream,
-                max_prefetch=self.tensor_part_container.prefetch,
-            ):
-                await self.tensor_part_reducer.accumulate_part(sender_index, number, part, weight=weight)
-                number += 1
-                yield _TAKEN
-        except BannedException:  # it has kept this peer waiting
-            pass
-        finally:
-            if number != self.tensor_part_reducer.num_parts:
-                await self._ban_sender(self.sender_peer_ids[sender_index])
+    async def _answer(self, part: torch.Tensor, average: torch.Tensor, kind: int) -> PartMessage:
+        return _TAKEN

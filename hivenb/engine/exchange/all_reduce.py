@@ -18,6 +18,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from hivenb.engine.exchange.all_gather import AllGather, suits_all_gather
+from hivenb.engine.exchange.part_messages import encoded
 from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.exchange.sending import SendingRate
 from hivenb.engine.matchmaking.group_records import is_helper, is_marked
@@ -124,30 +125,29 @@ def _one_each(senders: Sequence[PeerID]) -> list[float]:
 
 
 # -- tensor parts ----------------------------------------------------------------------------------------------------
-#
-# Cuts tensors alike in a group of hivenb's peers, whatever codec each of them has chosen.
-#
-# hivemind cuts each tensor into parts of 512 KiB *after* compression (``averaging/partition.py``,
-# ``TensorPartContainer``), so where it cuts depends on the codec. Peers with different codecs then expect different
-# parts of each other, and every round with a tensor of more than 131,072 numbers fails.
 
 
-class CutUncompressed(CompressionBase):
-    """Another codec, all but the estimate by which tensors are cut. For a group of hivenb's peers alone.
+class PartCodec(CompressionBase):
+    """Another codec, as the parts of a round are cut and encoded by it.
+
+    hivemind cuts each tensor into parts of 512 KiB *after* compression (``averaging/partition.py``,
+    ``TensorPartContainer``), so where it cuts depends on the codec. Peers with different codecs then expect different
+    parts of each other, and every round with a tensor of more than 131,072 numbers fails.
 
     :param role: of the tensors that have none
+    :param are_of_ours: whether the group has no peer of plain hivemind; tensors are then cut as without a codec
     """
 
-    def __init__(self, codec: CompressionBase, role: TensorRole):
-        self._codec, self._role = codec, role
+    def __init__(self, codec: CompressionBase, role: TensorRole, are_of_ours: bool):
+        self._codec, self._role, self._are_of_ours = codec, role, are_of_ours
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> Any:
-        if info.role is TensorRole.UNSPECIFIED:
+        if self._are_of_ours and info.role is TensorRole.UNSPECIFIED:
             info = dataclasses.replace(info, role=self._role)
-        return self._codec.compress(tensor, info, allow_inplace=allow_inplace)
+        return encoded(self._codec, tensor, info)
 
     def extract(self, serialized_tensor: Any) -> torch.Tensor:
         return self._codec.extract(serialized_tensor)
 
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        return 1.0
+        return 1.0 if self._are_of_ours else self._codec.estimate_compression_ratio(info)

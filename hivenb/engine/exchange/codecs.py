@@ -77,11 +77,21 @@ class _CheckedPlain(NoCompression):
 
     def extract(self, serialized_tensor: Any) -> torch.Tensor:
         check_message(serialized_tensor)
+        if isinstance(serialized_tensor.buffer, memoryview) and serialized_tensor.dtype != "bfloat16":
+            # nobody changes what has arrived; hivemind makes a copy of it
+            numbers = np.frombuffer(serialized_tensor.buffer, dtype=np.dtype(serialized_tensor.dtype))
+            return torch.as_tensor(numbers).reshape(tuple(serialized_tensor.size))
         return super().extract(serialized_tensor)
 
 
 class Float16Compression(_PlainWhenBetter, upstream_floating.Float16Compression):
     """Half precision: 2 bytes per parameter; values beyond +-65504 are clipped."""
+
+    def _decode(self, serialized_tensor: Any) -> torch.Tensor:
+        # floating.py:35 lets numpy convert the numbers, which takes it twelve times as long as torch
+        halves = torch.as_tensor(np.frombuffer(serialized_tensor.buffer, dtype=np.float16))
+        values = halves.to(getattr(torch, serialized_tensor.dtype)).reshape(tuple(serialized_tensor.size))
+        return values.requires_grad_(serialized_tensor.requires_grad)
 
 
 class ScaledFloat16Compression(_PlainWhenBetter, upstream_floating.ScaledFloat16Compression):
@@ -277,6 +287,11 @@ _DECODERS: dict[int, CompressionBase] = {
     **{codec_class.compression_type: codec_class() for codec_class in _CORRECTED.values()},
     _CheckedPlain.compression_type: _CheckedPlain(),
 }
+
+
+def codec_of(kind: int) -> CompressionBase:
+    """What encodes an answer to a message with a codec of that kind."""
+    return _DECODERS[kind]
 
 
 def corrected(compression: CompressionBase) -> CompressionBase:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
+from hivemind.compression.adaptive import AdaptiveCompressionBase
 
 from hivenb.engine.trust.aggregation import NO_WEIGHT
 
@@ -23,7 +24,7 @@ class ExactKey:
     takes_largest: bool = False
 
 
-class SendsExactly(CompressionBase):
+class SendsExactly(AdaptiveCompressionBase):
     """Another codec, of which tensors with an :class:`ExactKey` know nothing.
 
     Half precision ends at 65,504, and eight bits share one range: a variance may be beyond the one, and a count is not
@@ -35,17 +36,11 @@ class SendsExactly(CompressionBase):
     def __init__(self, codec: CompressionBase):
         self.codec = codec
 
-    def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> Any:
-        return self._codec_of(info).compress(tensor, info, allow_inplace=allow_inplace)
+    def choose_compression(self, info: CompressionInfo) -> CompressionBase:
+        return _UNCOMPRESSED if isinstance(info.key, ExactKey) else self.codec
 
     def extract(self, serialized_tensor: Any) -> torch.Tensor:
         return self.codec.extract(serialized_tensor)
-
-    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        return self._codec_of(info).estimate_compression_ratio(info)
-
-    def _codec_of(self, info: CompressionInfo) -> CompressionBase:
-        return _UNCOMPRESSED if isinstance(info.key, ExactKey) else self.codec
 
 
 class LargestOfAll:

@@ -60,8 +60,8 @@ class WeightedSum:
         """Take a sender's part in, with its weight."""
         has_weight = alpha > NO_WEIGHT
         if has_weight and not self._has_weight:
-            self._sum.zero_()
-        if has_weight or not self._has_weight:
+            torch.mul(part.to(self._sum.dtype), alpha, out=self._sum)
+        elif has_weight or not self._has_weight:
             self._sum.add_(part, alpha=alpha)
         self._has_weight |= has_weight
 

@@ -13,12 +13,16 @@ from typing import Any
 
 import torch
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
+from hivemind.averaging.partition import BannedException
+from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.p2p import P2PContext, P2PDaemonError, PeerID, StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
-from hivemind.utils.asyncio import achain, as_aiter
+from hivemind.utils.asyncio import achain, amap_in_executor, as_aiter
 
+from hivenb.engine.exchange.codecs import codec_of
 from hivenb.engine.exchange.exact_tensors import ExactKey
+from hivenb.engine.exchange.part_messages import PartMessage, encoded
 from hivenb.engine.exchange.reducer import FaultTolerantReducer, PartRules
 from hivenb.engine.exchange.sending import FairSending
 from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking
@@ -144,9 +148,18 @@ class FaultTolerantRunner(AllReduceRunner):
         if self.peer_id not in self.sender_peer_ids:
             await anext(differences, None)  # there are none
             return
-        for tensor in tensors:
+        for tensor, count in zip(tensors, self.tensor_part_container.num_parts_by_tensor, strict=True):
             # integers say something, and go all the way
-            tensor.add_(await anext(differences), alpha=alpha if tensor.is_floating_point() else 1)
+            step = alpha if tensor.is_floating_point() else 1
+            if tensor.is_contiguous():
+                numbers, start = tensor.view(-1), 0
+                for _ in range(count):
+                    difference = await anext(differences)
+                    numbers[start : start + len(difference)].add_(difference, alpha=step)
+                    start += len(difference)
+            else:
+                parts = [await anext(differences) for _ in range(count)]
+                tensor.add_(torch.cat(parts).reshape(tensor.shape), alpha=step)
         # what is left, such as closing streams, takes its time where somebody has gone; the round is over
         self._ending = asyncio.create_task(_exhaust(differences))
 
@@ -207,11 +220,14 @@ class FaultTolerantRunner(AllReduceRunner):
         """Nothing more is exchanged with a peer."""
         self._fair_sending.leave(peer_id)
 
-    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[PartMessage]:
+        # Replaces hivemind/averaging/allreduce.py, whose messages are copied twice more
         receiver = self.ordered_peer_ids[peer_index]
-        async for message in super()._generate_input_for_peer(peer_index):
+        begins: dict[str, Any] = {"code": averaging_pb2.PART_FOR_AVERAGING, "group_id": self.group_id}
+        async for part in self.tensor_part_container.iterate_input_parts_for(peer_index):
             await self._fair_sending.turn_of(receiver)
-            yield message
+            yield PartMessage(part, weight=self.weight, **begins)
+            begins = {}
         self._fair_sending.leave(receiver)
 
     async def _exchange_with(self, peer_id: PeerID) -> None:
@@ -253,8 +269,8 @@ class FaultTolerantRunner(AllReduceRunner):
         return True
 
     async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        self, stream: AsyncIterator[PartMessage], context: P2PContext
+    ) -> AsyncIterator[PartMessage]:
         sender = context.remote_id
         begins = await anext(stream)
         number, count = place_of(begins)
@@ -263,7 +279,7 @@ class FaultTolerantRunner(AllReduceRunner):
         if not self._expects(sender, number, count):
             if sender not in self.banned_senders:  # else it may try anew what has failed
                 self._refuse(sender, "it sent its parts more than once")
-            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            yield PartMessage(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
         if count == 1:
             self._undivided.add(sender)
@@ -275,6 +291,38 @@ class FaultTolerantRunner(AllReduceRunner):
         answers = joined.serve(number, parts)
         async for message in left_open(answers, CLOSED_WITHIN, partial(joined.is_whole, number)):
             yield message
+
+    async def _accumulate_parts_streaming(
+        self, stream: AsyncIterator[PartMessage], sender_index: int
+    ) -> AsyncIterator[PartMessage]:
+        # Replaces hivemind/averaging/allreduce.py, whose answers are copied twice more
+        number = 0
+        try:
+            parts = amap_in_executor(_decoded, stream, max_prefetch=self.tensor_part_container.prefetch)
+            async for part, weight, kind in parts:
+                average = await self.tensor_part_reducer.accumulate_part(sender_index, number, part, weight=weight)
+                number += 1
+                yield await self._answer(part, average, kind)
+        except BannedException:  # it has kept this peer waiting
+            pass
+        finally:
+            if number != self.tensor_part_reducer.num_parts:
+                await self._ban_sender(self.sender_peer_ids[sender_index])
+
+    async def _answer(self, part: torch.Tensor, average: torch.Tensor, kind: int) -> PartMessage:
+        """What a sender gets for its part: how far the average is from it.
+
+        :param kind: of the codec with which the part came
+        """
+
+        def answer() -> PartMessage:
+            difference = average - part
+            return PartMessage(
+                encoded(codec_of(kind), difference, CompressionInfo.from_tensor(difference)),
+                code=averaging_pb2.AVERAGED_PART,
+            )
+
+        return await asyncio.get_running_loop().run_in_executor(None, answer)
 
     def _expects(self, sender: PeerID, number: int, count: int) -> bool:
         """Whether a stream is a sender's only one, or one of several that is to come; what it sends counts once."""
@@ -293,6 +341,11 @@ class FaultTolerantRunner(AllReduceRunner):
         await super()._ban_sender(peer_id)
         if self.active_senders | self.banned_senders >= set(self.sender_peer_ids):
             self.all_senders_started.set()  # nobody is left to be waited for
+
+
+def _decoded(message: PartMessage) -> tuple[torch.Tensor, float, int]:
+    """A part, the weight of its sender, and the kind of its codec."""
+    return deserialize_torch_tensor(message.tensor_part), message.weight, message.tensor_part.compression
 
 
 async def _exhaust(differences: AsyncIterator[torch.Tensor]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -146,6 +146,18 @@ class CheckedParts(TensorPartContainer):
     def register_failed_reducer(self, peer_index: int) -> None:
         self._trusted.add(peer_index)  # what comes are zeros
         super().register_failed_reducer(peer_index)
+
+    async def iterate_output_tensors(self) -> AsyncIterator[torch.Tensor]:
+        """The parts of all tensors, in their order; hivemind makes a copy of each tensor of them."""
+        for peer_index, count in enumerate(self.num_parts_by_peer):
+            parts, are_there = self._output_parts_by_peer[peer_index], self._output_part_available[peer_index]
+            for _ in range(count):
+                while not parts:
+                    are_there.clear()
+                    await are_there.wait()
+                    if self.finished.is_set():
+                        raise AllreduceException("the exchange has ended before all averages were there")
+                yield parts.popleft()
 
     def finalize(self) -> None:
         # hivemind warns of averages that have not come, in percent of all numbers; from whom, the round's outcome tells
