@@ -73,9 +73,9 @@ def encoded(codec: CompressionBase, tensor: torch.Tensor, info: CompressionInfo)
 
     :param codec: any, also one that chooses another one
     """
-    while isinstance(codec, AdaptiveCompressionBase):
+    while isinstance(codec, AdaptiveCompressionBase) and _is_hiveminds(codec, AdaptiveCompressionBase):
         codec = codec.choose_compression(info)
-    if type(codec).compress is not NoCompression.compress or tensor.dtype == torch.bfloat16:
+    if not _is_hiveminds(codec, NoCompression) or tensor.dtype == torch.bfloat16:
         return TensorPart.of(codec.compress(tensor, info))
     header = runtime_pb2.Tensor(
         compression=codec.compression_type,
@@ -84,6 +84,11 @@ def encoded(codec: CompressionBase, tensor: torch.Tensor, info: CompressionInfo)
         requires_grad=tensor.requires_grad,
     )
     return TensorPart(header, tensor.detach().numpy().tobytes())
+
+
+def _is_hiveminds(codec: CompressionBase, kind: type[CompressionBase]) -> bool:
+    """Whether a codec encodes as a class of hivemind's does; users may have one of their own."""
+    return type(codec).compress is kind.compress
 
 
 def _field_of_head(name: str) -> Any:

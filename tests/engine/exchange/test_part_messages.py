@@ -103,6 +103,26 @@ def test_a_codec_that_chooses_is_asked() -> None:
     assert [len(encoded(exactly, large, info(large, key)).buffer) for key in (0, ExactKey())] == [20, 40]
 
 
+class Doubled(compression.NoCompression):
+    """A codec of a user's."""
+
+    def compress(self, tensor: torch.Tensor, info: Any, allow_inplace: bool = False) -> Any:
+        return super().compress(2 * tensor, info, allow_inplace)
+
+
+class DoubledBySize(compression.SizeAdaptiveCompression):
+    """Another one."""
+
+    def compress(self, tensor: torch.Tensor, info: Any, allow_inplace: bool = False) -> Any:
+        return super().compress(2 * tensor, info, allow_inplace)
+
+
+@pytest.mark.parametrize("codec", [Doubled(), DoubledBySize(10, less=PLAIN, greater_equal=PLAIN)])
+def test_a_codec_of_a_user_encodes_as_it_says(codec: Any) -> None:
+    tensor = torch.ones(4)
+    assert encoded(codec, tensor, info(tensor)).buffer == (2 * tensor).numpy().tobytes()
+
+
 def test_fields_change_until_a_message_is_sent() -> None:
     message = PartMessage(encoded(PLAIN, torch.ones(3), info(torch.ones(3))), weight=1.0)
     message.code, message.group_id, message.peer_id = averaging_pb2.AVERAGED_PART, b"another", b"\0\1"
