@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler, Reduc
 
 import hivenb
 from hivenb.engine.averaging.torch_state import group_settings
+from hivenb.engine.optimizer.checkpoint import EpochSchedulers
 from hivenb.strategy import HivemindStrategy
 from strategy.against_torch import CASES, TwoGroups, by_torch
 
@@ -306,6 +307,58 @@ def test_a_change_in_the_middle_keeps_the_schedule(swarm: hivenb.Swarm, name: st
     assert group_settings(chosen.optimizer.opt) == reference.settings
     for one, other in zip(parameters(model), reference.parameters, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_schedule_moves_through_epochs_that_others_have_made() -> None:
+    """As that of a newcomer does, whose optimizer has made no step: torch is not to warn of it."""
+    optimizer = torch.optim.SGD(TinyModel().parameters(), lr=0.08)
+    schedule = EpochSchedulers([(ExponentialLR(optimizer, 0.5), 1, None)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+class Change(Callback):
+    """Changes options after the second batch, and notes what Lightning had been shown and has been shown then.
+
+    :param changes: of the options
+    """
+
+    def __init__(self, **changes: Any):
+        self._changes = changes
+        self.shown: list[tuple[Any, Any, Any]] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            chosen = trainer.strategy
+            self._note(chosen)
+            chosen.change_options(chosen.options.replace(**self._changes))
+            self._note(chosen)
+
+    def _note(self, chosen: HivemindStrategy) -> None:
+        self.shown.append((chosen.optimizers, chosen.optimizers[0], chosen.lr_scheduler_configs))
+
+
+@pytest.mark.parametrize(
+    ("changes", "stay"),
+    [
+        ({"matchmaking_time": 1.0}, (True, True, True)),
+        ({"scheduler_fn": halving}, (False, True, False)),
+        ({"offload_optimizer": True}, (False, False, False)),
+    ],
+    ids=["nothing that Lightning knows", "another schedule", "another optimizer"],
+)
+def test_lightning_is_shown_again_what_has_changed_and_nothing_else(
+    swarm: hivenb.Swarm, changes: dict[str, Any], stay: tuple[bool, ...]
+) -> None:
+    change = Change(**changes)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*lr_scheduler.step")  # torch's, of what it takes for a wrong order
+        trainer(strategy(swarm), max_epochs=1, callbacks=[change]).fit(TinyModel(), loader(64, 16))
+    before, after = change.shown
+    assert tuple(one is other for one, other in zip(before, after, strict=True)) == stay
 
 
 def test_an_optimizer_that_was_in_host_memory_has_the_models_parameters_again(swarm: hivenb.Swarm) -> None:

@@ -70,6 +70,8 @@ class EpochSchedulers(LRScheduler):
         """Move them by one swarm epoch."""
         self.epoch += 1
         due = [scheduler for scheduler, frequency, end in self._schedulers if _is_due(self.epoch, frequency, end)]
+        for scheduler in due:
+            _note_step(scheduler.optimizer)
         if due and self._stepping is not None:
             _move_beside(self._stepping, due)
         else:
@@ -79,6 +81,16 @@ class EpochSchedulers(LRScheduler):
 
 def _is_due(epoch: int, frequency: int, end: int | None) -> bool:
     return epoch % frequency == 0 and (end is None or epoch // frequency <= end)
+
+
+def _note_step(optimizer: Any) -> None:
+    """Let schedulers know that an optimizer has stepped, which warn if it has not.
+
+    Its steps are those of the swarm: another optimizer may make them, and others have made those that this peer has
+    missed, or that came before its schedulers were made.
+    """
+    optimizer._opt_called = True
+    optimizer._step_count = max(1, getattr(optimizer, "_step_count", 0))  # as torch before 2.4 calls it
 
 
 def _move_beside(stepping: torch.optim.Optimizer, schedulers: Sequence[Any]) -> None:
@@ -91,8 +103,6 @@ def _move_beside(stepping: torch.optim.Optimizer, schedulers: Sequence[Any]) -> 
     """
     own = schedulers[0].optimizer
     restore_group_settings(own, group_settings(stepping))
-    own._opt_called = True  # else they would warn that it has not stepped
-    own._step_count = 1  # as torch before 2.4 calls it
     state, own.state = own.state, _state_of(stepping, own)
     try:
         for scheduler in schedulers:
