@@ -28,6 +28,14 @@ _LONGEST = (1 << 7 * _LENGTH_BYTES) - 1 - len(_BUFFER_TAG) - _LENGTH_BYTES
 _START = len(_PART_TAG) + len(_BUFFER_TAG) + 2 * _LENGTH_BYTES
 
 
+def _field_of(holder: str, name: str) -> Any:
+    """A property that reads and writes a field of a message that is held."""
+    return property(
+        lambda self: getattr(getattr(self, holder), name),
+        lambda self, value: setattr(getattr(self, holder), name, value),
+    )
+
+
 class TensorPart:
     """What ``runtime_pb2.Tensor`` says, with its bytes beside it.
 
@@ -37,35 +45,19 @@ class TensorPart:
 
     __slots__ = ("buffer", "header")
 
+    size, dtype, compression, requires_grad = (
+        _field_of("header", name) for name in ("size", "dtype", "compression", "requires_grad")
+    )
+
     def __init__(self, header: runtime_pb2.Tensor, buffer: bytes | memoryview):
         self.header, self.buffer = header, buffer
 
     @classmethod
     def of(cls, message: runtime_pb2.Tensor) -> TensorPart:
-        """The same, of a message that is not needed any more."""
+        """The same, of a message that has no buffer any more then."""
         buffer = message.buffer
         message.ClearField("buffer")
         return cls(message, buffer)
-
-    @property
-    def size(self) -> Any:
-        """Lengths of its dimensions."""
-        return self.header.size
-
-    @property
-    def dtype(self) -> str:
-        """The name of the type of its numbers."""
-        return str(self.header.dtype)
-
-    @property
-    def compression(self) -> int:
-        """The kind of its codec."""
-        return int(self.header.compression)
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether the tensor that was sent did."""
-        return bool(self.header.requires_grad)
 
 
 def encoded(codec: CompressionBase, tensor: torch.Tensor, info: CompressionInfo) -> TensorPart:
@@ -91,10 +83,6 @@ def _is_hiveminds(codec: CompressionBase, kind: type[CompressionBase]) -> bool:
     return type(codec).compress is kind.compress
 
 
-def _field_of_head(name: str) -> Any:
-    return property(lambda self: getattr(self.head, name), lambda self, value: setattr(self.head, name, value))
-
-
 class PartMessage:
     """What stands in for ``AveragingData`` wherever hivemind sends, receives or reads one.
 
@@ -104,7 +92,7 @@ class PartMessage:
 
     __slots__ = ("_buffer", "head")
 
-    code, group_id, peer_id, weight = map(_field_of_head, ("code", "group_id", "peer_id", "weight"))
+    code, group_id, peer_id, weight = (_field_of("head", name) for name in ("code", "group_id", "peer_id", "weight"))
 
     def __init__(self, part: TensorPart | None = None, **fields: Any):
         self.head = averaging_pb2.AveragingData(**fields)

@@ -151,15 +151,13 @@ class FaultTolerantRunner(AllReduceRunner):
         for tensor, count in zip(tensors, self.tensor_part_container.num_parts_by_tensor, strict=True):
             # integers say something, and go all the way
             step = alpha if tensor.is_floating_point() else 1
-            if tensor.is_contiguous():
-                numbers, start = tensor.view(-1), 0
-                for _ in range(count):
-                    difference = await anext(differences)
-                    numbers[start : start + len(difference)].add_(difference, alpha=step)
-                    start += len(difference)
-            else:
-                parts = [await anext(differences) for _ in range(count)]
-                tensor.add_(torch.cat(parts).reshape(tensor.shape), alpha=step)
+            numbers, start = tensor.contiguous().view(-1), 0
+            for _ in range(count):
+                difference = await anext(differences)
+                numbers[start : start + len(difference)].add_(difference, alpha=step)
+                start += len(difference)
+            if not tensor.is_contiguous():
+                tensor.copy_(numbers.view(tensor.shape))
         # what is left, such as closing streams, takes its time where somebody has gone; the round is over
         self._ending = asyncio.create_task(_exhaust(differences))
 

@@ -122,3 +122,10 @@ def test_a_part_out_of_turn_is_refused_and_counts_for_nothing() -> None:
 
     assert asyncio.run(run()) == [2.0, 2.0]
     assert [sender for sender, _ in refused] == [0, 1]
+
+
+def test_weights_round_no_number_that_came_in_a_short_type() -> None:
+    """Three times 1 + 1/128 is no number of bfloat16; four of them are one."""
+    part = torch.full((2,), 1 + 1 / 128, dtype=torch.bfloat16)
+    average, _ = reduce(part, part, weights=(3.0, 1.0))
+    assert average == [1 + 1 / 128] * 2
