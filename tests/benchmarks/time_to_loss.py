@@ -141,11 +141,13 @@ class Told:
     :param looks: none but by the first one
     :param reports: of each epoch
     :param rounds: seconds from the last gradient of an epoch until the model has the step with its average
+    :param steps: that its optimizer has made; an epoch whose round was missed has none
     """
 
     looks: list[Look]
     reports: list[EpochReport]
     rounds: list[float]
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ class Row:
     :param samples: of all peers
     :param stalled: share of the time for which the first peer stood still
     :param round_seconds: from an epoch's last gradient until the model has the step with its average, the median
+    :param steps: that the first peer's optimizer has made
     :param group_size: mean
     :param failed: rounds
     :param load: of the machine, when the row began
@@ -166,6 +169,7 @@ class Row:
     samples: int
     stalled: float
     round_seconds: float
+    steps: int
     group_size: float
     failed: int
     load: float
@@ -192,8 +196,9 @@ class Follows(Callback):
     def __init__(self, strategy: HivemindStrategy, case: Case, line_up: Callable[[], object]):
         self._strategy, self._case, self._line_up = strategy, case, line_up
         self._began, self._batch_began, self._computed = 0.0, 0.0, 0.0
-        self._epoch_ended: dict[int, float] = {}
-        self._steps = 0
+        self._epoch, self._ended = 0, list[float]()
+        self._waits_for_step = not MODES[case.mode].get("delay_optimizer_step", False)
+        self.steps = 0
         self.kept: list[tuple[float, int, list[torch.Tensor]]] = []
         self.reports: list[EpochReport] = []
         self.rounds: list[float] = []
@@ -217,14 +222,18 @@ class Follows(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, model: Any, *args: Any) -> None:
         epoch, optimizer = self._strategy.hivemind_epoch, self._strategy.optimizers[0]
-        self._epoch_ended.setdefault(epoch, self._computed)
+        before = list(self._ended)
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._ended.append(self._computed)
         if epoch >= self._case.updates:
             optimizer.finish_delayed_updates()  # the last step comes late, too
             trainer.should_stop = True
-        if self._keep(model) and (steps := steps_of(optimizer)) > self._steps:
-            self._steps = steps
-            if steps in self._epoch_ended:
-                self.rounds.append(time.monotonic() - self._epoch_ended[steps])
+        if self._keep(model) and (steps := steps_of(optimizer)) > self.steps:
+            self.steps = steps
+            # one of the background comes after its epoch has ended, unless it is waited for, as the last one is
+            if (ended := self._ended if self._waits_for_step else before) and not trainer.should_stop:
+                self.rounds.append(time.monotonic() - ended[-1])
 
     def _keep(self, model: LightningModule) -> bool:
         """Copy what the optimizer has made, if it is new."""
@@ -292,7 +301,7 @@ def learning(connection: Any, initial_peers: Sequence[str], work: Work, count: i
     trainer.fit(task.model, task.train)
     connection.send(("trained", None))
     looks = looks_of(follows.kept, subject.task(case.seed)) if count == 1 else []
-    connection.send(("told", Told(looks, follows.reports, follows.rounds)))
+    connection.send(("told", Told(looks, follows.reports, follows.rounds, follows.steps)))
 
 
 # -- a swarm ----------------------------------------------------------------------------------------------------------
@@ -325,6 +334,7 @@ def measure(case: Case) -> Row:
         samples=sum(one.samples for one in reports),
         stalled=sum(one.seconds for one in first.reports) / first.looks[-1].seconds,
         round_seconds=statistics.median(first.rounds[1:]),  # the first peers have only just met
+        steps=first.steps,
         group_size=statistics.mean(one.group_size for one in rounds),
         failed=sum(one.failed is not None for one in reports),
         load=load,
@@ -372,6 +382,7 @@ def print_rows(rows: Sequence[Row]) -> None:
                 f"{statistics.mean(losses):.3f}" if losses else "",
                 f"{statistics.mean(row.last.accuracy for row in ones):.4f}",
                 f"{statistics.mean(row.samples for row in ones):,.0f}",
+                f"{statistics.mean(row.steps for row in ones):.1f} of {case.updates}",
                 f"{statistics.mean(row.last.seconds for row in ones):.0f}",
                 f"{statistics.mean(row.group_size for row in ones):.2f}",
                 sum(row.failed for row in ones),
@@ -379,7 +390,7 @@ def print_rows(rows: Sequence[Row]) -> None:
                 f"{max(row.load for row in ones):.1f}",
             ]
         )
-    heads += ["of synchronous", "accuracy", "samples", "seconds", "group", "failed", "seeds", "load"]
+    heads += ["of synchronous", "accuracy", "samples", "steps", "seconds", "group", "failed", "seeds", "load"]
     print(table(heads, cells))
 
 
