@@ -212,6 +212,8 @@ class ProgressTracker(_ProgressTracker):
         self.list = PeerList(dht)
         self.list.on_look = on_look
         self._asked_at = -math.inf
+        #: of all peers together, as of the last look
+        self._swarm_samples_per_second = 0.0
         self._failure: Exception | None = None
         super().__init__(
             dht,
@@ -338,11 +340,23 @@ class ProgressTracker(_ProgressTracker):
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
         return self._estimate(reports_in(metadata))
 
+    def update_epoch(self, new_epoch: int | None = None) -> int:
+        # hivemind/optim/progress_tracker.py:update_epoch knows no end of the epoch before the next look. On a long line,
+        # a look may take longer than a short epoch, which this peer would then miss
+        is_first = new_epoch is None or new_epoch > self.global_progress.epoch
+        reached: int = super().update_epoch(new_epoch)
+        if is_first and self.global_progress.num_peers > 1 and self._swarm_samples_per_second:
+            self.global_progress.eta_next_epoch = (
+                get_dht_time() + self.target_batch_size / self._swarm_samples_per_second
+            )
+        return reached
+
     def _estimate(self, reports: dict[Any, LocalTrainingProgress]) -> GlobalTrainingProgress:
         # hivemind would end at the first report that is none. It would count its own samples as it last reported them,
         # and take somebody else for itself, being alone, where it is not on the list yet
         if not self._is_away:
             reports = {**reports, self._local_public_key: self.local_progress}
+        self._swarm_samples_per_second = sum(report.samples_per_second for report in reports.values())
         entries = {key: ValueWithExpiration(report.dict(), math.inf) for key, report in reports.items()}
         progress = super()._parse_swarm_progress_data(entries)
         if progress.num_peers <= 1 or seconds_left(progress) is None:
