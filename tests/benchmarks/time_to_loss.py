@@ -77,8 +77,8 @@ class Subject:
     batch: int
     goal: float
 
-    def task(self, seed: int) -> tasks.Task:
-        return self.make(**self.sizes, batch_size=self.batch, seed=seed)
+    def task(self, seed: int, **sizes: Any) -> tasks.Task:
+        return self.make(**{**self.sizes, **sizes}, batch_size=self.batch, seed=seed)
 
 
 SUBJECTS = {
@@ -100,6 +100,7 @@ class Case:
     :param epoch: seconds of computing in an epoch
     :param updates: of the swarm
     :param round_share: of the computing, that a round was to take; ``None`` where the epoch was given
+    :param learning_rate: ``None`` for that of the subject
     """
 
     task: str
@@ -110,6 +111,12 @@ class Case:
     epoch: float
     updates: int
     round_share: float | None = None
+    learning_rate: float | None = None
+
+    @property
+    def rate(self) -> dict[str, float]:
+        """The argument that tells a task at which rate to learn; none where it is the subject's own."""
+        return {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
 
     @property
     def pace(self) -> float:
@@ -288,7 +295,7 @@ def learning(connection: Any, initial_peers: Sequence[str], work: Work, count: i
         **options,
     )
     connection.send(("addresses", [str(address) for address in strategy.dht.get_visible_maddrs()]))
-    task = subject.task(case.seed)
+    task = subject.task(case.seed, **case.rate)
     task.train.generator.manual_seed(100 * case.seed + count)
 
     def line_up() -> None:
@@ -397,7 +404,8 @@ def print_rows(rows: Sequence[Row]) -> None:
 def _alike(rows: Sequence[Row]) -> Iterator[list[Row]]:
     def key(row: Row) -> tuple[Any, ...]:
         case = row.case
-        return case.task, case.peers, list(LINES).index(case.line), case.epoch, list(MODES).index(case.mode)
+        rate = case.learning_rate or 0.0
+        return case.task, rate, case.peers, list(LINES).index(case.line), case.epoch, list(MODES).index(case.mode)
 
     for _, ones in itertools.groupby(sorted(rows, key=key), key):
         yield list(ones)
@@ -427,6 +435,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--seed", type=int, nargs="+", default=[0])
     options.add_argument("--epoch", type=float, default=1.2, help="seconds of computing in an epoch")
     options.add_argument("--round-share", type=float, nargs="+", help="of the computing, that a round takes, instead")
+    options.add_argument("--learning-rate", type=float, help="instead of the task's own")
     options.add_argument("--updates", type=int, default=30, help="of the swarm")
     options.add_argument("--rows", type=Path, nargs="+", help="measure nothing: show what was written to these files")
     options.add_argument("--outer", action="store_true", help="an outer optimizer, instead")
@@ -453,7 +462,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(f"{task}, {peers} peers, {line}: a round takes {seconds:.2f} s")
             lengths = [(seconds / share, share) for share in given.round_share]
         for (epoch, share), seed, mode in itertools.product(lengths, given.seed, given.mode):
-            case = Case(task, peers, line, mode, seed, epoch, given.updates, share)
+            case = Case(task, peers, line, mode, seed, epoch, given.updates, share, given.learning_rate)
             say(f"{case} ...")
             try:
                 rows.append(measure(case))
