@@ -1,7 +1,7 @@
 """A program that trains with everything on, and tells which of hivenb's locks were taken within which, and all threads.
 
 To be run in an interpreter of its own: the locks that modules and classes have are made when those are imported.
-Prints ``{"nested": [[outer, inner], ...], "threads": [...]}``; a lock is named ``run/stage.py changed``.
+Prints ``{"nested": [[outer, inner], ...], "threads": [...]}``; a lock is named ``run/pause_and_stop.py changed``.
 """
 
 from __future__ import annotations

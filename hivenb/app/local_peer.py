@@ -23,9 +23,9 @@ from hivenb.engine.process.freed_memory import give_back_regularly
 from hivenb.options.options import Options
 from hivenb.peers.fork_server import unpack
 from hivenb.peers.peer_recipe import PeerRecipe
+from hivenb.run.endless_trainer import trainer_without_end
 from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
-from hivenb.run.without_end import trainer_without_end
 from hivenb.swarm.swarm import Swarm
 from hivenb.system.logs import collect_logs
 

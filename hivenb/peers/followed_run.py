@@ -50,7 +50,7 @@ class Followers:
     def __init__(self, notify: Callable[[str], None] = lambda text: None, experiment: str = "") -> None:
         #: called with a few words on what has become of them, for whoever looks at the run
         self.notify = notify
-        #: what a person calls the run that they follow, and others that came before it; see ``swarm/runs.py``
+        #: what a person calls the run that they follow, and others that came before it; see ``swarm/run_names.py``
         self.experiment = experiment
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         self._told: Options | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hivenb.engine.process.known_process import KnownProcess
-from hivenb.engine.process.watched import how_it_ended
+from hivenb.engine.process.watched_child import how_it_ended
 from hivenb.errors import LocalPeerError
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import pack_options

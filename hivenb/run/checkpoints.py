@@ -15,7 +15,7 @@ import torch
 
 from hivenb.engine.optimizer.checkpoint import epoch_to_go_on_at
 from hivenb.errors import TrainingError
-from hivenb.strategy.left_model import LeftModel, Prints, edited_since, prints_of
+from hivenb.strategy.reused_model import LeftModel, Prints, edited_since, prints_of
 
 #: Bytes: a disk that has fewer left when something could not be written is full.
 _LEFT_ON_A_FULL_DISK = 1 << 20

@@ -19,11 +19,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from hivenb._signatures import keywords_of
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.options.options import DEFAULT_RUN_ID, Options
-from hivenb.run.length import require_way_to_go
 from hivenb.run.model_copy import model_of
 from hivenb.run.monitor import Monitor
 from hivenb.run.raised_exits import EndsInError
-from hivenb.run.succession import RunInSwarm
+from hivenb.run.replaced_run import RunInSwarm
+from hivenb.run.training_length import require_way_to_go
 from hivenb.strategy.strategy import HivemindStrategy
 from hivenb.swarm.swarm import Swarm
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hivenb.engine.progress.peer_reports import PeerInfo
-    from hivenb.run.kept_modes import KeptModes
+    from hivenb.run.module_modes import KeptModes
+    from hivenb.run.pause_and_stop import Gate
     from hivenb.run.recorder import Recorder
-    from hivenb.run.stage import Gate
     from hivenb.swarm.members import MemberList
 
 

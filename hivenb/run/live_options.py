@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hivenb.engine.progress.peer_reports import PeerInfo
     from hivenb.figures.history import History
     from hivenb.peers.followed_run import Followers
-    from hivenb.run.stage import Stage
+    from hivenb.run.pause_and_stop import Stage
     from hivenb.strategy.strategy import HivemindStrategy
     from hivenb.swarm.agreement.host import Hosting
     from hivenb.swarm.agreement.options_record import Plan

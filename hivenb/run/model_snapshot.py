@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import TrainingError
 from hivenb.run.model_copy import checked_device, copy_of, model_of, ready_to_predict
-from hivenb.run.succession import one_starts
+from hivenb.run.replaced_run import one_starts
 from hivenb.strategy.checks import run_that_trains
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch import device as Device
 
-    from hivenb.run.stage import Stage
+    from hivenb.run.pause_and_stop import Stage
 
 
 def take_snapshot(

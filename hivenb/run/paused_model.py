@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hivenb.errors import TrainingError
-from hivenb.strategy.left_model import Prints, changed_structure, edited_since, not_trained, prints_of
+from hivenb.strategy.reused_model import Prints, changed_structure, edited_since, not_trained, prints_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

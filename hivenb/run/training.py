@@ -24,18 +24,18 @@ from hivenb.peers.followed_run import Followers
 from hivenb.run.checkpoints import RunFolder
 from hivenb.run.fit import Fit, check_arguments, in_invited_run, prepare_fit, trainer_keywords
 from hivenb.run.kept_history import KeptHistory, folder_of
-from hivenb.run.kept_modes import KeptModes
-from hivenb.run.length import require_way_to_go
 from hivenb.run.live_options import RunOptions
 from hivenb.run.model_copy import model_of
 from hivenb.run.model_snapshot import take_snapshot
+from hivenb.run.module_modes import KeptModes
+from hivenb.run.pause_and_stop import Gate, Stage
 from hivenb.run.recorder import Recorder
-from hivenb.run.rollback import RollingBack
+from hivenb.run.replaced_run import before, claim_place, give_way, make_room, one_starts
 from hivenb.run.script import script_of
-from hivenb.run.stage import Gate, Stage
 from hivenb.run.status import RunState, RunStatus, status_of, who_trains_elsewhere
-from hivenb.run.succession import before, claim_place, give_way, make_room, one_starts
-from hivenb.run.waiting import Goal, wait_with_line
+from hivenb.run.swarm_rollback import RollingBack
+from hivenb.run.training_length import require_way_to_go
+from hivenb.run.wait_output import Goal, wait_with_line
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.agreement.other_runs import OtherRuns
 from hivenb.swarm.members import Member, MemberList

@@ -10,12 +10,12 @@ import hivemind
 from hivenb.compression import codec
 from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
 from hivenb.engine.averaging.module_rest import ModuleRest
-from hivenb.engine.averaging.torch_state import group_settings, restore_group_settings
+from hivenb.engine.averaging.torch_optimizer_state import group_settings, restore_group_settings
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.checkpoint import EpochSchedulers
 from hivenb.engine.optimizer.handover import release, set_live, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer, default_next_chunk_timeout
-from hivenb.engine.process.watched import RestartCount
+from hivenb.engine.process.watched_child import RestartCount
 from hivenb.errors import OptionsError, ProcessEndedError
 from hivenb.options.choices import outer_optimizer_factory
 from hivenb.options.declarations import TakesEffect

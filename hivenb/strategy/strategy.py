@@ -40,9 +40,10 @@ from hivenb.strategy.checks import (
     sort_keywords,
 )
 from hivenb.strategy.counted_batches import CountedBatches
+from hivenb.strategy.data_order import OrderOfData
 from hivenb.strategy.estimated_steps import EstimatedSteps
 from hivenb.strategy.fit_without_step import FirstEpoch
-from hivenb.strategy.left_model import LeftModel, fitted_state, in_words, set_up_as, with_description
+from hivenb.strategy.lightning_optimizer import SteeredOptimizer
 from hivenb.strategy.live_changes import (
     Recovery,
     check_change,
@@ -52,14 +53,13 @@ from hivenb.strategy.live_changes import (
     with_buffers,
 )
 from hivenb.strategy.module_hooks import ModuleHooks
-from hivenb.strategy.order_of_data import OrderOfData
+from hivenb.strategy.reused_model import LeftModel, fitted_state, in_words, set_up_as, with_description
 from hivenb.strategy.rollback import Rollback
 from hivenb.strategy.schedulers import HiveMindScheduler, scheduler_maker, schedulers_for_hivemind, shown_to_lightning
-from hivenb.strategy.steered_optimizer import SteeredOptimizer
 from hivenb.strategy.trials import Trials
 from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
 from hivenb.swarm.agreement.rest_record import RestDeclaration
-from hivenb.swarm.starting import start_dht
+from hivenb.swarm.start import start_dht
 from hivenb.system.environment import require_linux
 
 # -- one device ------------------------------------------------------------------------------------------------------

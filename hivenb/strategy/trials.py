@@ -22,7 +22,7 @@ class Trials:
 
     :param training: between whose batches it is
     :param hooks: of the module, while it trains
-    :param set_up: as :func:`hivenb.strategy.left_model.set_up_as` gave it; it is written to
+    :param set_up: as :func:`hivenb.strategy.reused_model.set_up_as` gave it; it is written to
     """
 
     def __init__(self, training: Trains, hooks: ModuleHooks | None = None, set_up: Mapping[str, Any] | None = None):

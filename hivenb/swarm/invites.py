@@ -18,8 +18,8 @@ from hivenb.engine.network.records import is_peer_id
 from hivenb.errors import SwarmError
 from hivenb.options.options import DEFAULT_RUN_ID
 from hivenb.swarm.invite import encode_invite
-from hivenb.swarm.runs import Runs
-from hivenb.swarm.starting import RunningDHT
+from hivenb.swarm.run_names import Runs
+from hivenb.swarm.start import RunningDHT
 
 # -- blocking --------------------------------------------------------------------------------------------------------
 #

@@ -26,8 +26,8 @@ from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.local_peers import LocalPeers
 from hivenb.swarm.invite import read_addresses, read_invite
 from hivenb.swarm.invites import Blocking, Invites
-from hivenb.swarm.runs import RunNames, Runs
-from hivenb.swarm.starting import RunningDHT, Settings, read_settings, start_dht
+from hivenb.swarm.run_names import RunNames, Runs
+from hivenb.swarm.start import RunningDHT, Settings, read_settings, start_dht
 from hivenb.system.environment import detect, require_linux
 from hivenb.system.logs import collect_logs
 

@@ -24,7 +24,7 @@ from hivenb._fresh_locks import free_in_children
 from hivenb._library_warnings import no_errors_on_this_thread
 from hivenb.engine.process import child
 from hivenb.engine.process.interrupts import BackgroundThread
-from hivenb.system.printable import printable
+from hivenb.system.safe_text import printable
 
 # -- log lines -------------------------------------------------------------------------------------------------------
 #

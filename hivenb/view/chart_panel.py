@@ -16,9 +16,9 @@ from hivenb.figures.history import Snapshot
 from hivenb.view.charts.drawing import ChartImage
 from hivenb.view.charts.panels import AXES, SMOOTHING, WIDTH, ChartChoice, panels, to_axis
 from hivenb.view.charts.pointer import ChartPointer, download, facts
-from hivenb.view.display import require_ipywidgets
+from hivenb.view.empty_states import ANY_TIME, Situation
 from hivenb.view.help import with_help
-from hivenb.view.not_yet import ANY_TIME, Situation
+from hivenb.view.notebook_output import require_ipywidgets
 
 # -- chart table -----------------------------------------------------------------------------------------------------
 #

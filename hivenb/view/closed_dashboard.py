@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hivenb.view.charts.panels import WIDTH
-from hivenb.view.display import require_ipywidgets
 from hivenb.view.help import HELPED
+from hivenb.view.notebook_output import require_ipywidgets
 
 #: Closed dashboards that are still widgets. What a notebook that is run again and again has left before is not in the
 #: page any more, or is a picture there.
@@ -45,7 +45,7 @@ class ClosedDashboard:
     def shown_by(self, show: Callable[..., None]) -> None:
         """The widget is displayed at a place.
 
-        :param show: puts a picture there; see :func:`hivenb.view.display.show_widget`
+        :param show: puts a picture there; see :func:`hivenb.view.notebook_output.show_widget`
         """
         self._places.append(show)
 

@@ -16,7 +16,7 @@ from hivenb._signatures import shown_with
 from hivenb.figures.history import Snapshot
 from hivenb.run.comparison import ComparedTraining, Comparison, Outcome, Unfinished, run_each
 from hivenb.run.fit import trainer_keywords
-from hivenb.view import display, style, theme, words
+from hivenb.view import formats, notebook_output, style, theme
 from hivenb.view.charts.drawing import Box, DrawingSurface, PanelDrawing, TextStyle
 from hivenb.view.charts.panels import ChartChoice, Line, Panel, Points, as_chosen, to_axis
 from hivenb.view.terminal import Terminal
@@ -152,21 +152,21 @@ class ShownComparison(Comparison):
         if isinstance(entry, Outcome):
             cells = [
                 f"{entry.seconds_per_epoch:.2f} s",
-                words.share(entry.stalled_share),
-                "not measured" if entry.bytes_per_epoch is None else words.size(entry.bytes_per_epoch),
-                words.size(entry.peak_memory),
+                formats.share(entry.stalled_share),
+                "not measured" if entry.bytes_per_epoch is None else formats.size(entry.bytes_per_epoch),
+                formats.size(entry.peak_memory),
             ]
-            cells += [words.size(entry.peak_gpu_memory)] * self._has_gpu + [words.value(entry.training_loss)]
-            cells += [words.value(entry.validation_loss)] * self._is_validated
+            cells += [formats.size(entry.peak_gpu_memory)] * self._has_gpu + [formats.value(entry.training_loss)]
+            cells += [formats.value(entry.validation_loss)] * self._is_validated
             return (entry.name, *["finished"] * bool(self.unfinished), *cells)
         last = entry.snapshot.last if entry.snapshot is not None else lambda name: None
-        cells = [words.ABSENT] * (4 + self._has_gpu) + [words.value(last("loss"))]
-        cells += [words.value(last("val_loss"))] * self._is_validated
+        cells = [formats.ABSENT] * (4 + self._has_gpu) + [formats.value(last("loss"))]
+        cells += [formats.value(last("val_loss"))] * self._is_validated
         return (entry.name, " ".join(entry.words.split()), *cells)
 
     def is_shown_already(self) -> None:
         """Let nothing more be shown in the cell that runs now: it has shown itself there while it came about."""
-        if (cell := display.cell_number()) is not None:
+        if (cell := notebook_output.cell_number()) is not None:
             _shown_in[self] = cell
 
     def png(self) -> bytes | None:
@@ -209,12 +209,12 @@ class ShownComparison(Comparison):
 
     def _in_words(self) -> str:
         """What the picture shows, for those who do not see it."""
-        losses = [f"{one.name}: {words.value(one.snapshot.last('loss'))}" for one in self.entries if one.snapshot]
+        losses = [f"{one.name}: {formats.value(one.snapshot.last('loss'))}" for one in self.entries if one.snapshot]
         return f"Curves of the loss over time and over epochs. Latest training loss of {'; '.join(losses)}."
 
     def _ipython_display_(self, **_: Any) -> None:
-        if self not in _shown_in or _shown_in[self] != display.cell_number():
-            display.show_bundle({"text/plain": str(self), "text/html": self.as_html(self.png())})
+        if self not in _shown_in or _shown_in[self] != notebook_output.cell_number():
+            notebook_output.show_bundle({"text/plain": str(self), "text/html": self.as_html(self.png())})
 
 
 def _sample(index: int) -> str:
@@ -251,7 +251,7 @@ class Watcher(Protocol):
 
 def watcher() -> Watcher:
     """The one for the place where this runs."""
-    return InCell() if display.in_notebook() else InTerminal(Terminal(sys.stderr))
+    return InCell() if notebook_output.in_notebook() else InTerminal(Terminal(sys.stderr))
 
 
 class InCell:
@@ -274,8 +274,8 @@ class InCell:
             took = time.monotonic() - now
             self._picture_due = now + min(max(took / _DRAWING_SHARE, _INTERVAL), _LONGEST_PAUSE)
         self._finished, self._due = finished, now + _INTERVAL
-        count = words.counted(len(comparison.entries), "training")
-        passed = words.duration(now - self._began)
+        count = formats.counted(len(comparison.entries), "training")
+        passed = formats.duration(now - self._began)
         self._put(comparison, f"{finished} of {count} finished, after {passed}. An interrupt keeps what is finished.")
 
     def finish(self, comparison: ShownComparison) -> None:
@@ -288,7 +288,7 @@ class InCell:
         text = f"{comparison}\n{note}".strip()
         bundle = {"text/plain": text, "text/html": comparison.as_html(self._png, note)}
         if self._update is None:
-            self._update = display.show_bundle(bundle)
+            self._update = notebook_output.show_bundle(bundle)
         else:
             self._update(bundle)
 
@@ -311,7 +311,7 @@ class InTerminal:
         at_work = next((entry for entry in comparison.unfinished if entry.error is None), None)
         if at_work is not None:
             loss = at_work.snapshot.last("loss") if at_work.snapshot is not None else None
-            said = "" if loss is None else f", training loss {words.value(loss)}"
+            said = "" if loss is None else f", training loss {formats.value(loss)}"
             self._terminal.show(f"{at_work.name}: {at_work.words}{said}")
 
     def finish(self, comparison: ShownComparison) -> None:

@@ -18,7 +18,7 @@ from hivenb.figures.earlier_history import whole
 from hivenb.figures.predicted_traffic import buffer_bytes, tensor_shapes
 from hivenb.run.local_peer_count import local_peer_count
 from hivenb.run.status import who_trains_elsewhere
-from hivenb.view import display, text
+from hivenb.view import notebook_output, text
 from hivenb.view.chart_panel import ChartPanel
 from hivenb.view.charts.drawing import ChartImage
 from hivenb.view.closed_dashboard import ClosedDashboard
@@ -278,10 +278,10 @@ class Dashboard:
 
     def _ipython_display_(self, **_: Any) -> None:
         is_left = self._closed is not None and self._closed.widget is not None
-        if not display.widgets_work() or (self._run() is None and not is_left):
-            display.show_text(self.text())
+        if not notebook_output.widgets_work() or (self._run() is None and not is_left):
+            notebook_output.show_text(self.text())
             return
-        show = display.show_widget(self.widget, repr(self))
+        show = notebook_output.show_widget(self.widget, repr(self))
         if self._view is not None:
             self._saved_pictures.append(SavedPicture(self.run, show))
         elif self._closed is not None:
@@ -327,7 +327,7 @@ class _View:
         self._refresher.start()
 
     def _arrange(self) -> None:
-        widgets = display.require_ipywidgets()
+        widgets = notebook_output.require_ipywidgets()
         middle = widgets.HBox(
             [self.chart_panel.widget, self.options_panel.widget],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start", margin="0", overflow="visible"),

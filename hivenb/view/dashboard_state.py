@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import Snapshot
-from hivenb.run.length import Length, length_of
 from hivenb.run.local_peer_count import LocalCount, local_peer_count
-from hivenb.view.not_yet import Situation
+from hivenb.run.training_length import Length, length_of
+from hivenb.view.empty_states import Situation
 
 if TYPE_CHECKING:
     from hivenb.options.options import Options

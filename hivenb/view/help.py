@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hivenb.view.display import require_ipywidgets
+from hivenb.view.notebook_output import require_ipywidgets
 from hivenb.view.style import safe
 
 #: The class of a field with its question mark.

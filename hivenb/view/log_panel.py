@@ -9,7 +9,7 @@ from hivenb.figures.advice import Advice, in_words
 from hivenb.figures.recent_rounds import LEAST_ROUNDS
 from hivenb.options.options import FIELDS
 from hivenb.view.dashboard_state import DashboardState, OptionsState
-from hivenb.view.display import require_ipywidgets
+from hivenb.view.notebook_output import require_ipywidgets
 from hivenb.view.style import copy_button, note, safe
 
 MAX_LINES = 100

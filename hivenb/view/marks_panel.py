@@ -7,12 +7,12 @@ from typing import Any
 
 from hivenb.figures.advice import Advice, in_words
 from hivenb.figures.earlier_history import whole
-from hivenb.view import theme, words
+from hivenb.view import formats, theme
 from hivenb.view.charts.drawing import numbered
 from hivenb.view.dashboard_state import DashboardState
-from hivenb.view.display import require_ipywidgets
 from hivenb.view.log_panel import AdviceRow, Apply
 from hivenb.view.marks import Numbered
+from hivenb.view.notebook_output import require_ipywidgets
 from hivenb.view.style import note, safe
 
 #: A list of hundreds is of no use.
@@ -86,7 +86,7 @@ def marks_html(marks: Sequence[Numbered], advice: Mapping[int, Advice]) -> str:
     shown = marks[-MAX_ROWS:][::-1]
     rows = "".join(_row(one, advice.get(one.number)) for one in shown)
     left_out = len(marks) - len(shown)
-    more = note(f"and {words.counted(left_out, 'older mark')}") if left_out else ""
+    more = note(f"and {formats.counted(left_out, 'older mark')}") if left_out else ""
     return f'<table class="hivenb-table hivenb-marks"><thead>{head}</thead><tbody>{rows}</tbody></table>{more}'
 
 
@@ -94,6 +94,6 @@ def _row(one: Numbered, advice: Advice | None) -> str:
     said = "" if advice is None else note(advice.text)
     return (
         f'<tr><td class="number"><span class="kind" style="background: {theme.EVENTS[one.event.kind]}"></span>'
-        f"{one.number}</td><td>{safe(words.duration(one.event.time))}</td>"
+        f"{one.number}</td><td>{safe(formats.duration(one.event.time))}</td>"
         f'<td class="words">{safe(one.event.text)}{said}</td></tr>'
     )

@@ -15,11 +15,11 @@ from hivenb.figures.predicted_traffic import encoded_size, epoch_bytes
 from hivenb.options.choices import NESTEROV, PowerSGD, power_sgd
 from hivenb.options.kinds import Count, OneOf
 from hivenb.options.options import FIELDS
-from hivenb.view import words
+from hivenb.view import formats
 from hivenb.view.closed_dashboard import close
 from hivenb.view.dashboard_state import DashboardState, OptionsState
-from hivenb.view.display import require_ipywidgets
 from hivenb.view.help import tooltip, with_help
+from hivenb.view.notebook_output import require_ipywidgets
 from hivenb.view.style import heading, note, trouble
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ _MAKERS: Mapping[str, Callable[[str, Shapes], Field]] = {
 
 
 def _with_bytes(size: float | None, label: str) -> str:
-    return f"{words.size(size)}: {label}" if size else label
+    return f"{formats.size(size)}: {label}" if size else label
 
 
 def about(name: str) -> str:
@@ -395,8 +395,8 @@ def _expected(shapes: Shapes, buffers: int, options: Options, peers: int) -> str
     period = (
         "a swarm epoch" if options.average_state_every == 1 else f"every {options.average_state_every} swarm epochs"
     )
-    gradients = f"{words.size(sent.gradients)} of gradients" if sent.gradients else ""
-    parameters = f"{words.size(sent.parameters)} of parameters {period}" if sent.parameters else ""
+    gradients = f"{formats.size(sent.gradients)} of gradients" if sent.gradients else ""
+    parameters = f"{formats.size(sent.parameters)} of parameters {period}" if sent.parameters else ""
     if gradients and period != "a swarm epoch":
         gradients += " a swarm epoch"
     known = " and ".join(part for part in (gradients, parameters) if part)

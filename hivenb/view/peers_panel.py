@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from hivenb.engine.network.addresses import Reach
 from hivenb.swarm.members import Presence
 from hivenb.swarm.peer_id import short_id
-from hivenb.view import words
+from hivenb.view import formats
 from hivenb.view.dashboard_state import DashboardState
-from hivenb.view.display import require_ipywidgets
+from hivenb.view.empty_states import ANY_TIME, Situation, no_peers_listed
 from hivenb.view.help import tooltip, with_help
-from hivenb.view.not_yet import ANY_TIME, Situation, no_peers_listed
+from hivenb.view.notebook_output import require_ipywidgets
 from hivenb.view.style import note, safe, trouble
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def peers_html(members: Sequence[Member], local_ids: Mapping[str, int] | None = 
     )
     rows = [_row(member, (local_ids or {}).get(member.peer.peer_id)) for member in members[:MAX_ROWS]]
     left_out = len(members) - MAX_ROWS
-    more = note(f"and {words.counted(left_out, 'more peer')}") if left_out > 0 else ""
+    more = note(f"and {formats.counted(left_out, 'more peer')}") if left_out > 0 else ""
     table = f'<table class="hivenb-table"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
     return f'<div class="hivenb-scroll">{table}</div>{more}'
 
@@ -267,7 +267,7 @@ def local_html(now: DashboardState) -> str:
 def _stage_of_local(now: DashboardState) -> str:
     local = now.local.count
     if local.wanted < local.there:
-        return f"removing {words.counted(local.there - local.wanted, 'peer')} \N{HORIZONTAL ELLIPSIS}"
+        return f"removing {formats.counted(local.there - local.wanted, 'peer')} \N{HORIZONTAL ELLIPSIS}"
     starts = "its process starts, loads torch and joins the swarm \N{HORIZONTAL ELLIPSIS}"
     if local.wanted > local.there:
         return f"peer {local.there + 1} of {local.wanted}: {starts}"
@@ -279,7 +279,7 @@ def _stage_of_local(now: DashboardState) -> str:
         if kept:
             return f"{_local(kept)}: trains on without this run, until it starts again or you remove it"
         if local.returning:
-            return f"stopped with the run; {words.counted(local.returning, 'peer')} {comes} back when it starts"
+            return f"stopped with the run; {formats.counted(local.returning, 'peer')} {comes} back when it starts"
         return "ready; training begins with the run" if local.there and now.header.swarm_is_open else ""
     if local.returning:
         return f"peer {local.there + 1} of {local.shown}: {starts}"
@@ -303,18 +303,18 @@ def _row(member: Member, local_number: int | None) -> str:
     peer = member.peer
     is_there = member.presence in (Presence.HERE, Presence.UNKNOWN)
     name = f'<span class="name" title="{safe(member.name)}">{safe(member.name)}</span> ' if member.name else ""
-    since = words.ago(member.here_for) if member.presence is Presence.HERE else words.ABSENT
+    since = formats.ago(member.here_for) if member.presence is Presence.HERE else formats.ABSENT
     bar = f'<span class="share" style="width: {max(1, round(_BAR * member.share))}px"></span>'
     return (
         f"<tr{_ABSENT_ROW if not is_there else ''}>"
         f'<td title="{safe(peer.peer_id)}">{name}<code>{safe(short_id(peer.peer_id))}</code></td>'
         f"<td>{_kind(member, local_number)}</td>"
-        f'<td class="number">{words.count(peer.epoch)}</td>'
-        f'<td class="number extra">{safe(words.rate(peer.samples_per_second))}</td>'
-        f"<td>{bar}{safe(words.share(member.share))}</td>"
-        f'<td class="number extra">{words.count(member.samples)}</td>'
+        f'<td class="number">{formats.count(peer.epoch)}</td>'
+        f'<td class="number extra">{safe(formats.rate(peer.samples_per_second))}</td>'
+        f"<td>{bar}{safe(formats.share(member.share))}</td>"
+        f'<td class="number extra">{formats.count(member.samples)}</td>'
         f'<td class="extra">{safe(since)}</td>'
-        f"<td>{safe(words.presence(member))}</td></tr>{_reason(member)}"
+        f"<td>{safe(formats.presence(member))}</td></tr>{_reason(member)}"
     )
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from hivenb.view import theme, words
+from hivenb.view import formats, theme
 from hivenb.view.dashboard_state import DashboardState, RunHeader
-from hivenb.view.display import require_ipywidgets
+from hivenb.view.notebook_output import require_ipywidgets
 from hivenb.view.style import copy_button, message, note, safe, sheet
 from hivenb.view.text import progress
 
 if TYPE_CHECKING:
-    from hivenb.run.length import Length
     from hivenb.run.status import RunStatus
+    from hivenb.run.training_length import Length
 
 #: Which buttons can be pressed in which state.
 ENABLED: Mapping[str, frozenset[str]] = {
@@ -124,21 +124,21 @@ def status_html(status: RunStatus, header: RunHeader) -> str:
     state = str(status.state.value)
     share = status.samples / status.target_batch_size if status.target_batch_size else 0.0
     percent = 100 * min(max(share, 0.0), 1.0)
-    figures = [f"swarm epoch <b>{words.count(status.epoch)}</b>", _goal(header.length), _times(header.length)]
+    figures = [f"swarm epoch <b>{formats.count(status.epoch)}</b>", _goal(header.length), _times(header.length)]
     if status.num_peers:
-        figures.append(f"<b>{words.count(status.num_peers)}</b> {'peer' if status.num_peers == 1 else 'peers'}")
+        figures.append(f"<b>{formats.count(status.num_peers)}</b> {'peer' if status.num_peers == 1 else 'peers'}")
     figures.append(_speed(status.swarm_samples_per_second, "samples/s"))
     if status.loss is not None:
-        figures.append(f"loss <b>{safe(words.value(status.loss))}</b>")
+        figures.append(f"loss <b>{safe(formats.value(status.loss))}</b>")
     if status.skipped_batches:
         batches = "batch" if status.skipped_batches == 1 else "batches"
-        figures.append(f"<b>{words.count(status.skipped_batches)}</b> {batches} skipped")
+        figures.append(f"<b>{formats.count(status.skipped_batches)}</b> {batches} skipped")
     origin = f'<span class="unit">{safe(status.origin)}</span>' if status.origin else ""
     spans = f'<span class="name" title="run_id={safe(repr(header.name))}">{safe(header.name)}</span>'
     spans += origin + "".join(f'<span class="unit">{figure}</span>' for figure in figures if figure)
     dot = f'<span class="dot" style="background: {theme.STATES.get(state, theme.GREY)}"></span>'
     return (
-        f'<div class="hivenb-header"><div class="hivenb-facts"><span>{dot}<b>{safe(words.state(state))}</b></span>'
+        f'<div class="hivenb-header"><div class="hivenb-facts"><span>{dot}<b>{safe(formats.state(state))}</b></span>'
         f"{spans}</div>"
         '<div class="hivenb-progress"><div class="track" role="progressbar" aria-valuemin="0" '
         f'aria-valuemax="100" aria-valuenow="{percent:.0f}" aria-label="samples to the next swarm epoch">'
@@ -151,16 +151,16 @@ def _goal(length: Length) -> str:
     if length.goal is None:
         return ""
     title = "passes over the data of this peer" if length.unit == "pass" else "batches of this peer"
-    done = f"<b>{words.count(length.done)} of {words.count(length.goal)}</b>"
+    done = f"<b>{formats.count(length.done)} of {formats.count(length.goal)}</b>"
     return f'<span title="{title}">{length.unit} {done}</span>'
 
 
 def _times(length: Length) -> str:
     if not length.seconds:
         return ""
-    rest = "" if length.seconds_left is None else f", about {safe(words.duration(length.seconds_left))} to go"
+    rest = "" if length.seconds_left is None else f", about {safe(formats.duration(length.seconds_left))} to go"
     what = "without stops and pauses, while the charts' time goes on from the first start"
-    return f'<span title="{what}">trained <b>{safe(words.duration(length.seconds))}</b>{rest}</span>'
+    return f'<span title="{what}">trained <b>{safe(formats.duration(length.seconds))}</b>{rest}</span>'
 
 
 def invite_html(invite: str, who_can_join: str = "") -> str:
@@ -178,5 +178,5 @@ def invite_html(invite: str, who_can_join: str = "") -> str:
 def _speed(samples_per_second: float | None, unit: str) -> str:
     if not samples_per_second:
         return ""
-    number = words.rate(samples_per_second).split(" ")[0]
+    number = formats.rate(samples_per_second).split(" ")[0]
     return f"<b>{safe(number)}</b> {unit}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 
-from hivenb.system.printable import printable
+from hivenb.system.safe_text import printable
 from hivenb.view import theme
 
 _CSS = """

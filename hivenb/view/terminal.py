@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TextIO
 
-from hivenb.system.printable import printable
+from hivenb.system.safe_text import printable
 
 #: Seconds between two passing lines where each of them stays.
 INTERVAL = 5.0

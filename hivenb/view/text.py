@@ -12,9 +12,9 @@ from hivenb.figures.advice import Advice
 from hivenb.figures.history import Snapshot
 from hivenb.run.status import who_trains_elsewhere
 from hivenb.swarm.peer_id import short_id
-from hivenb.system.printable import printable
-from hivenb.view import words
-from hivenb.view.not_yet import ANY_TIME, Situation, no_peers_listed
+from hivenb.system.safe_text import printable
+from hivenb.view import formats
+from hivenb.view.empty_states import ANY_TIME, Situation, no_peers_listed
 
 if TYPE_CHECKING:
     from hivenb.run.status import RunStatus
@@ -41,10 +41,10 @@ def progress(status: RunStatus) -> str:
 
     Without the time where epochs are so short that it would only flicker.
     """
-    text = f"{words.count(status.samples)} / {words.count(status.target_batch_size)} samples"
+    text = f"{formats.count(status.samples)} / {formats.count(status.target_batch_size)} samples"
     speed = status.swarm_samples_per_second or status.samples_per_second
     if status.eta_seconds is not None and status.target_batch_size >= _LEAST_EPOCH * speed:
-        text += f", {words.left(status.eta_seconds)}"
+        text += f", {formats.left(status.eta_seconds)}"
     return text
 
 
@@ -57,14 +57,14 @@ def status_line(status: RunStatus, bar_width: int = 20) -> str:
     speed = status.swarm_samples_per_second or status.samples_per_second
     share = status.samples / status.target_batch_size if status.target_batch_size else 0.0
     parts = [
-        words.state(status.state),
-        f"swarm epoch {words.count(status.epoch)}",
+        formats.state(status.state),
+        f"swarm epoch {formats.count(status.epoch)}",
         f"{bar(share, bar_width)} {progress(status)}",
-        *([words.counted(status.num_peers, "peer")] if status.num_peers else []),
-        words.rate(speed),
+        *([formats.counted(status.num_peers, "peer")] if status.num_peers else []),
+        formats.rate(speed),
     ]
     if status.loss is not None:
-        parts.append(f"loss {words.value(status.loss)}")
+        parts.append(f"loss {formats.value(status.loss)}")
     return "  ".join(parts)
 
 
@@ -91,7 +91,7 @@ def summary(
         where = who_trains_elsewhere(status.elsewhere, run_id) if status.elsewhere else ""
         lines += [printable("; ".join(one for one in (f"run {run_id}: {status.origin}", where) if one))]
     if status.skipped_batches:
-        lines += [f"{words.counted(status.skipped_batches, 'batch')} skipped, as their gradients were not finite"]
+        lines += [f"{formats.counted(status.skipped_batches, 'batch')} skipped, as their gradients were not finite"]
     if status.error:
         lines += [f"failed: {printable(status.error)}"]
     figures = figure_lines(snapshot)
@@ -107,7 +107,12 @@ def summary(
 def figure_lines(snapshot: Snapshot) -> list[str]:
     """Losses and validation metrics, from first to last, as the lines of a table; none before the first figure."""
     rows = [
-        (words.title(name), words.metric(name, first), words.metric(name, last), _best(name, snapshot))
+        (
+            formats.title(name),
+            formats.metric(name, first),
+            formats.metric(name, last),
+            _best(name, snapshot),
+        )
         for name, first, last in _figures(snapshot)
     ]
     return table(("", "first", "last", "best"), rows, numbers_from=1) if rows else []
@@ -123,11 +128,11 @@ def peer_lines(members: Sequence[Member], now: Situation = ANY_TIME) -> list[str
     rows = [
         (
             who(member),
-            words.count(member.peer.epoch),
-            words.rate(member.peer.samples_per_second),
-            words.count(member.samples),
-            words.share(member.share),
-            words.presence(member),
+            formats.count(member.peer.epoch),
+            formats.rate(member.peer.samples_per_second),
+            formats.count(member.samples),
+            formats.share(member.share),
+            formats.presence(member),
         )
         for member in members
     ]
@@ -178,5 +183,5 @@ def _figures(snapshot: Snapshot) -> list[tuple[str, float, float]]:
 def _best(name: str, snapshot: Snapshot) -> str:
     series = snapshot.series[name]
     # without the gaps
-    best = np.fmax.reduce(series.highs) if words.is_share(name) else np.fmin.reduce(series.lows)
-    return words.metric(name, float(best))
+    best = np.fmax.reduce(series.highs) if formats.is_share(name) else np.fmin.reduce(series.lows)
+    return formats.metric(name, float(best))

@@ -15,7 +15,7 @@ import hivenb
 from hivenb.app.relay import RelaySettings, _is_public, connected_to, open_relay, secret_in
 from hivenb.errors import SwarmError
 from hivenb.swarm.invite import read_invite
-from hivenb.swarm.starting import read_settings
+from hivenb.swarm.start import read_settings
 
 
 def test_the_secret_of_a_folder_is_made_once_and_is_its_owners(tmp_path: Path) -> None:

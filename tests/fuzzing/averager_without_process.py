@@ -25,7 +25,7 @@ from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.exchange import codecs
 from hivenb.engine.exchange.all_reduce import RoundTerms
 from hivenb.engine.matchmaking.group_records import marked
-from hivenb.engine.network.values import bound_this_process
+from hivenb.engine.network.untrusted_values import bound_this_process
 
 # as in each averager's process
 bound_this_process()

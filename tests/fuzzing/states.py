@@ -19,7 +19,7 @@ from fuzzing.target import Choices, Target
 from hivenb.engine.averaging.module_rest import ModuleRest, RestEntry, digests_of
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.engine.averaging.state_download import Question, Statement, make_statement, ranked_sources
-from hivenb.engine.averaging.torch_state import (
+from hivenb.engine.averaging.torch_optimizer_state import (
     group_settings,
     initialize_optimizer_state,
     restore_switches,

@@ -26,7 +26,7 @@ from hivemind.utils.mpfuture import SharedBytes
 
 from hivenb.engine.averaging.averager import Averager
 from hivenb.engine.exchange import codecs, sending
-from hivenb.engine.network.values import bound_this_process
+from hivenb.engine.network.untrusted_values import bound_this_process
 from hivenb.engine.process.child import prepare_answers
 from in_memory.clock import OwningLoop, spawn
 from in_memory.network import Network

@@ -26,7 +26,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivenb.engine.network.access.identity import id_of, prove
 from hivenb.engine.network.node import Protocol, Storage
 from hivenb.engine.network.records import CheckedOnce, RunRecords, SignatureValidator
-from hivenb.engine.network.values import BoundedSerializer
+from hivenb.engine.network.untrusted_values import BoundedSerializer
 from in_memory.clock import Answer, spawn
 from in_memory.network import Network
 

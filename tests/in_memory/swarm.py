@@ -22,7 +22,7 @@ from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.averaging.round import Round
 from hivenb.engine.exchange import codecs, sending
 from hivenb.engine.matchmaking.matchmaking import Attendance, EpochMatchmaking, ExpectedPeers
-from hivenb.engine.network.values import bound_this_process
+from hivenb.engine.network.untrusted_values import bound_this_process
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.swarm.agreement.host import Hosting
 from in_memory.clock import VirtualLoop, spawn, told_by

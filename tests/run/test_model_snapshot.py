@@ -17,7 +17,7 @@ import hivenb
 from hivenb.errors import TrainingError
 from hivenb.run.model_copy import copy_of, ready_to_predict
 from hivenb.run.model_snapshot import take_snapshot
-from hivenb.run.stage import Stage
+from hivenb.run.pause_and_stop import Stage
 from hivenb.run.status import RunState
 
 CPU = torch.device("cpu")

@@ -198,7 +198,7 @@ def test_all_peers_return_together_and_one_without_that_state_downloads_it(three
 
 def test_peers_that_reach_the_epoch_of_a_return_before_anybody_has_returned_do_so(three_runs, eventually, monkeypatch):
     runs = three_runs
-    monkeypatch.setattr("hivenb.run.rollback.NOTICE", 1000.0)  # nobody is the first before that epoch
+    monkeypatch.setattr("hivenb.run.swarm_rollback.NOTICE", 1000.0)  # nobody is the first before that epoch
     # as if it had downloaded the state of that epoch from a peer that has not returned yet
     monkeypatch.setattr(runs[1].strategy.rollback, "note_epoch", lambda report: None)
     ruined_from = max(run.status.epoch for run in runs) + 2

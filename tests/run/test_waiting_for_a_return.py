@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hivenb.figures.history import History
-from hivenb.run.rollback import RollingBack
-from hivenb.run.stage import Stage
+from hivenb.run.pause_and_stop import Stage
 from hivenb.run.status import RunState
+from hivenb.run.swarm_rollback import RollingBack
 
 
 class Exploded:

@@ -13,7 +13,7 @@ from hivenb.figures.history import History
 from hivenb.options import Options
 from hivenb.peers.followed_run import Followers
 from hivenb.run.live_options import RunOptions
-from hivenb.run.stage import Stage
+from hivenb.run.pause_and_stop import Stage
 from hivenb.run.status import RunState
 
 

@@ -19,7 +19,7 @@ from torch import nn, optim
 from torch.optim import lr_scheduler as schedules
 
 import hivenb
-from hivenb.engine.averaging.torch_state import group_settings
+from hivenb.engine.averaging.torch_optimizer_state import group_settings
 from hivenb.strategy import HivemindStrategy
 
 #: Samples in a batch, and in a swarm epoch; batches in an epoch of the data, and such epochs.

@@ -31,7 +31,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import hivenb
 from hivenb.strategy import HivemindStrategy
-from hivenb.strategy.order_of_data import OrderOfData, PeerSampler
+from hivenb.strategy.data_order import OrderOfData, PeerSampler
 
 SAMPLES, BATCH = 48, 4
 NUMBERS = TensorDataset(torch.arange(float(SAMPLES)).view(-1, 1))

@@ -19,7 +19,7 @@ from tiny import QUIET, TinyModel, loader, own_run, parameters, trainer
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler, ReduceLROnPlateau
 
 import hivenb
-from hivenb.engine.averaging.torch_state import group_settings
+from hivenb.engine.averaging.torch_optimizer_state import group_settings
 from hivenb.engine.optimizer.checkpoint import EpochSchedulers
 from hivenb.strategy import HivemindStrategy
 from strategy.against_torch import CASES, TwoGroups, by_torch

@@ -18,7 +18,7 @@ from hivenb.engine.network.access.tokens import Admin, Secret
 from hivenb.errors import NotInvitedError, SwarmError
 from hivenb.options import Options
 from hivenb.swarm.invite import encode_invite, read_invite
-from hivenb.swarm.starting import read_settings
+from hivenb.swarm.start import read_settings
 from hivenb.training import TrainingRun
 
 SECRET, OTHER = Secret.random(), Secret.random()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivenb.system.printable import printable
+from hivenb.system.safe_text import printable
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipywidgets
 import pytest
 
-from hivenb.view.display import let_clicks_through
+from hivenb.view.notebook_output import let_clicks_through
 
 
 class Comm:

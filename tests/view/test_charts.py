@@ -16,7 +16,7 @@ from matplotlib.image import imread
 from hivenb.history import History
 from hivenb.view.charts.drawing import ChartImage, DrawingSurface, Word, draw, surface_for
 from hivenb.view.charts.panels import AXES, ChartChoice, panels, smoothed, time_shares, to_axis, with_gaps
-from hivenb.view.not_yet import Situation
+from hivenb.view.empty_states import Situation
 from hivenb.view.theme import DARK, LIGHT
 
 

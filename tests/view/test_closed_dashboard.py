@@ -11,7 +11,7 @@ import pytest
 
 from hivenb.errors import HivenbError
 from hivenb.run.status import RunState
-from hivenb.view import display
+from hivenb.view import notebook_output
 from hivenb.view.closed_dashboard import MAX_CLOSED
 from hivenb.view.dashboard import MAX_LIVE, Dashboard
 
@@ -95,8 +95,8 @@ def test_an_old_one_becomes_a_picture_where_it_was_displayed(scene: Any, monkeyp
     def show_widget(widget: Any, text: str) -> Any:
         return lambda png, instead=False: pictures.append((png[: len(PNG)], instead))
 
-    monkeypatch.setattr(display, "widgets_work", lambda: True)
-    monkeypatch.setattr(display, "show_widget", show_widget)
+    monkeypatch.setattr(notebook_output, "widgets_work", lambda: True)
+    monkeypatch.setattr(notebook_output, "show_widget", show_widget)
     scene.set(state=RunState.TRAINING)  # so that nothing else is drawn
     monkeypatch.setattr("hivenb.view.dashboard.SavedPicture", Silent)
     old = Dashboard(scene)

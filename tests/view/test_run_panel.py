@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hivenb.run.length import Length
 from hivenb.run.status import RunState
+from hivenb.run.training_length import Length
 from hivenb.view.dashboard import Dashboard
 from hivenb.view.dashboard_state import DashboardState, RunHeader
 from hivenb.view.run_panel import SWARM_CLOSED, RunPanel, status_html

@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 
 from hivenb.run.status import RunState
 from hivenb.view.dashboard import SavedPicture
-from hivenb.view.display import VIEW
+from hivenb.view.notebook_output import VIEW
 
 PNG = b"\x89PNG"
 

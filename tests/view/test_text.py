@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hivenb.history import History
-from hivenb.view.not_yet import Situation, no_peers_listed
+from hivenb.view.empty_states import Situation, no_peers_listed
 from hivenb.view.text import bar, status_line, summary, table
 
 

@@ -56,10 +56,10 @@ from hivenb.engine.network.streams import (
     left_open,
     with_end,
 )
-from hivenb.engine.network.values import bound_this_process
+from hivenb.engine.network.untrusted_values import bound_this_process
 from hivenb.engine.process.freed_memory import give_back_regularly
 from hivenb.engine.process.interrupts import BackgroundThread
-from hivenb.engine.process.watched import WatchedProcess, shut_down_on_error
+from hivenb.engine.process.watched_child import WatchedProcess, shut_down_on_error
 from hivenb.engine.trust.aggregation import NORM_BOUND, Gathered, SampleReports
 from hivenb.engine.trust.reliability import RoundReport, RoundReportPipe
 from hivenb.errors import ProcessEndedError

@@ -15,7 +15,7 @@ from hivemind.utils import MPFuture, get_logger
 
 from hivenb.engine.averaging.module_rest import PIECE, ModuleRest, RestEntry
 from hivenb.engine.averaging.state_download import SharesState, ranked_sources
-from hivenb.engine.network.values import raw, sequence, text, whole
+from hivenb.engine.network.untrusted_values import raw, sequence, text, whole
 from hivenb.errors import SwarmError
 
 logger = get_logger(__name__)

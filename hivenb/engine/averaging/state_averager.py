@@ -22,15 +22,15 @@ from hivemind.optim.state_averager import dump_optimizer_state
 from hivemind.utils import get_logger
 
 from hivenb.engine.averaging.extensions.buffers import AveragedBuffers, ModuleBuffers
-from hivenb.engine.averaging.extensions.early_state import EarlyRounds, has_begun
+from hivenb.engine.averaging.extensions.early_rounds import EarlyRounds, has_begun
 from hivenb.engine.averaging.extensions.extension import ServedState, Tail, split_tails
 from hivenb.engine.averaging.extensions.outer_optimizer import OuterOptimizer, OuterRounds
 from hivenb.engine.averaging.module_access import ModuleAccess
+from hivenb.engine.averaging.module_changes import ChangesMeanwhile, ChangesOfModule
 from hivenb.engine.averaging.rest_download import SharesRest
 from hivenb.engine.averaging.round import Round
-from hivenb.engine.averaging.staging import ChangesMeanwhile, ChangesOfModule
 from hivenb.engine.averaging.state_download import Download
-from hivenb.engine.averaging.torch_state import (
+from hivenb.engine.averaging.torch_optimizer_state import (
     group_settings,
     initialize_optimizer_state,
     initialized_by,

@@ -22,7 +22,7 @@ from hivemind.utils.streaming import combine_from_streaming
 
 from hivenb.engine.averaging.averager import Averager
 from hivenb.engine.averaging.finite import are_finite
-from hivenb.engine.network.values import BoundedSerializer, finite, raw, sequence, whole
+from hivenb.engine.network.untrusted_values import BoundedSerializer, finite, raw, sequence, whole
 from hivenb.errors import UnbelievedStateError
 
 # -- state witness ---------------------------------------------------------------------------------------------------

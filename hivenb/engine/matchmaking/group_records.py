@@ -10,7 +10,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from hivenb.engine.network.values import BoundedSerializer
+from hivenb.engine.network.untrusted_values import BoundedSerializer
 
 #: What hivemind's averager sends to its group with each round: bandwidth, mode, the caller's own.
 UPSTREAM_FIELDS = 3

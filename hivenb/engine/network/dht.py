@@ -55,10 +55,10 @@ from hivenb.engine.network.node import Node, find_lost_peers
 from hivenb.engine.network.reachability import Way, WayFound, answer_who_asks, start_reachable
 from hivenb.engine.network.records import Kind, RunRecords, SignatureValidator
 from hivenb.engine.network.relays import keep_place, start_relay
-from hivenb.engine.network.values import bound_this_process
+from hivenb.engine.network.untrusted_values import bound_this_process
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.known_process import wait_for_exit
-from hivenb.engine.process.watched import LOOK_EVERY, AnsweredPipe, RestartCount, WatchedProcess, how_it_ended
+from hivenb.engine.process.watched_child import LOOK_EVERY, AnsweredPipe, RestartCount, WatchedProcess, how_it_ended
 from hivenb.errors import NotInvitedError, ProcessEndedError, SwarmError
 
 # -- requests --------------------------------------------------------------------------------------------------------

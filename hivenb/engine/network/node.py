@@ -29,7 +29,7 @@ from hivenb.engine.network.records import (
     SignatureValidator,
     is_peer_id,
 )
-from hivenb.engine.network.values import BoundedSerializer, named
+from hivenb.engine.network.untrusted_values import BoundedSerializer, named
 
 # -- lost peers ------------------------------------------------------------------------------------------------------
 #

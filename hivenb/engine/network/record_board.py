@@ -15,7 +15,7 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
-from hivenb.engine.network.values import BoundedSerializer
+from hivenb.engine.network.untrusted_values import BoundedSerializer
 from hivenb.errors import ProcessEndedError, SwarmError
 
 #: Bytes in one record. A larger message into the DHT's pipe can mix with one of another process (POSIX, PIPE_BUF); the

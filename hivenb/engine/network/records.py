@@ -26,7 +26,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivenb.engine.network.access.ban_list import MOST_BAN_LIST_BYTES
 from hivenb.engine.network.access.identity import can_prove, id_of, is_proven, prove
 from hivenb.engine.network.record_board import is_owned
-from hivenb.engine.network.values import BoundedSerializer, finite, named, raw, sequence, truth
+from hivenb.engine.network.untrusted_values import BoundedSerializer, finite, named, raw, sequence, truth
 
 #: Seconds for which a record may stand at most, unless its kind may stand for less.
 LONGEST = 600.0

@@ -13,7 +13,11 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
-from hivenb.engine.averaging.torch_state import group_settings, initialize_optimizer_state, restore_group_settings
+from hivenb.engine.averaging.torch_optimizer_state import (
+    group_settings,
+    initialize_optimizer_state,
+    restore_group_settings,
+)
 from hivenb.engine.optimizer.catch_up import Participant
 
 # -- epoch schedulers ------------------------------------------------------------------------------------------------

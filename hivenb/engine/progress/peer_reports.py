@@ -12,7 +12,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from hivenb.engine.network.record_board import ANSWER_TIMEOUT, RecordBoard
-from hivenb.engine.network.values import PEER_ID_BYTES, finite, named, raw, truth, whole
+from hivenb.engine.network.untrusted_values import PEER_ID_BYTES, finite, named, raw, truth, whole
 
 #: Fields of a report at most; a newer version may add some.
 MAX_FIELDS = 32

@@ -341,8 +341,8 @@ class ProgressTracker(_ProgressTracker):
         return self._estimate(reports_in(metadata))
 
     def update_epoch(self, new_epoch: int | None = None) -> int:
-        # hivemind/optim/progress_tracker.py:update_epoch knows no end of the epoch before the next look. On a long line,
-        # a look may take longer than a short epoch, which this peer would then miss
+        # hivemind/optim/progress_tracker.py:update_epoch knows no end of the epoch before the next look. Over a long
+        # line, that may take longer than a short epoch, which this peer would then miss
         is_first = new_epoch is None or new_epoch > self.global_progress.epoch
         reached: int = super().update_epoch(new_epoch)
         if is_first and self.global_progress.num_peers > 1 and self._swarm_samples_per_second:

@@ -22,7 +22,7 @@ from hivemind.p2p import PeerID
 from hivenb.engine.network.access.identity import is_proven
 from hivenb.engine.network.dht import DHT, know_run
 from hivenb.engine.network.record_board import ANSWER_TIMEOUT, RECORD_BYTES, RecordBoard
-from hivenb.engine.network.values import PEER_ID_LENGTH, raw, sequence, text, whole
+from hivenb.engine.network.untrusted_values import PEER_ID_LENGTH, raw, sequence, text, whole
 from hivenb.engine.progress.peer_reports import parse_reports
 from hivenb.errors import SwarmError
 from hivenb.swarm.agreement.other_runs import tell_of_run

@@ -20,7 +20,7 @@ from hivemind.utils import get_dht_time
 
 from hivenb.engine.network.access.identity import is_proven
 from hivenb.engine.network.record_board import RECORD_BYTES, RecordBoard, Subkey, is_owned
-from hivenb.engine.network.values import PEER_ID_LENGTH, finite, named, raw, sequence, text, whole
+from hivenb.engine.network.untrusted_values import PEER_ID_LENGTH, finite, named, raw, sequence, text, whole
 from hivenb.errors import OptionsError
 from hivenb.options.options import Options
 from hivenb.options.swarm_wide import Shared, with_shared_part

@@ -16,7 +16,7 @@ import hivemind
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.network.record_board import RecordBoard
 from hivenb.engine.network.records import LONGEST_NAME, RUNS_KEY
-from hivenb.engine.network.values import text
+from hivenb.engine.network.untrusted_values import text
 from hivenb.engine.progress.peer_reports import read_peers
 
 #: Seconds for which a name counts after it was told last.

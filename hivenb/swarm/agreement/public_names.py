@@ -15,7 +15,7 @@ from hivemind.p2p import PeerID
 
 from hivenb.engine.network.access.identity import can_prove, is_proven
 from hivenb.engine.network.record_board import RECORD_BYTES, RecordBoard
-from hivenb.engine.network.values import PEER_ID_LENGTH, named, raw, text
+from hivenb.engine.network.untrusted_values import PEER_ID_LENGTH, named, raw, text
 
 if TYPE_CHECKING:
     from hivenb.engine.network.dht import DHT

@@ -20,7 +20,7 @@ import hivemind
 
 from hivenb.engine.averaging.module_rest import DIGITS, MOST_COPIED, ModuleRest, RestEntry, dtype_of
 from hivenb.engine.network.record_board import ANSWER_TIMEOUT, RECORD_BYTES
-from hivenb.engine.network.values import named, sequence, text, whole
+from hivenb.engine.network.untrusted_values import named, sequence, text, whole
 from hivenb.errors import SwarmError
 from hivenb.swarm.agreement.model_record import (
     MAX_PARAMETERS,

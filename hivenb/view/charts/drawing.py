@@ -31,8 +31,8 @@ from hivenb.view.charts.panels import (
     with_gaps,
 )
 from hivenb.view.charts.ticks import byte_ticks, log_ticks, number_ticks, time_ticks
+from hivenb.view.empty_states import ANY_TIME, Situation
 from hivenb.view.marks import Mark, Numbered, laid_out
-from hivenb.view.not_yet import ANY_TIME, Situation
 
 # -- drawing surface -------------------------------------------------------------------------------------------------
 #

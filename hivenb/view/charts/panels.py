@@ -13,8 +13,8 @@ import numpy as np
 
 from hivenb.figures.history import Series, Snapshot
 from hivenb.figures.measured_traffic import per_epoch
-from hivenb.view import not_yet, theme, words
-from hivenb.view.not_yet import ANY_TIME, Situation
+from hivenb.view import empty_states, formats, theme
+from hivenb.view.empty_states import ANY_TIME, Situation
 
 # -- horizontal axis -------------------------------------------------------------------------------------------------
 #
@@ -211,9 +211,9 @@ def panels(
     """
     loss = Panel(
         "Loss",
-        _line(snapshot, "loss", theme.OWN, "training", words.value, smooth=True)
-        + _line(snapshot, "val_loss", theme.VALIDATION, "validation", words.value),
-        not_yet.no_loss(now),
+        _line(snapshot, "loss", theme.OWN, "training", formats.value, smooth=True)
+        + _line(snapshot, "val_loss", theme.VALIDATION, "validation", formats.value),
+        empty_states.no_loss(now),
         marks=("run", "option", "round", "batch", "rollback"),
         log=log,
         axis=axis,
@@ -221,22 +221,22 @@ def panels(
     learning = [loss]
     name = _metric_name(snapshot)
     if name is not None:
-        lines = _line(snapshot, name, theme.VALIDATION, "", lambda number: words.metric(name, number))
-        percent = words.is_share(name) and all(_within_one(one) for one in lines)
-        learning.append(Panel(words.title(name), lines, percent=percent, axis=axis))
+        lines = _line(snapshot, name, theme.VALIDATION, "", lambda number: formats.metric(name, number))
+        percent = formats.is_share(name) and all(_within_one(one) for one in lines)
+        learning.append(Panel(formats.title(name), lines, percent=percent, axis=axis))
     peers = Panel(
         "Peers",
-        _line(snapshot, "peers", theme.SWARM, "", lambda n: words.counted(n, "peer"), step=True),
-        not_yet.no_peers_drawn(now),
+        _line(snapshot, "peers", theme.SWARM, "", lambda n: formats.counted(n, "peer"), step=True),
+        empty_states.no_peers_drawn(now),
         marks=("peer",),
         from_zero=True,
         whole=True,
     )
     speed = Panel(
         "Samples/s",
-        _line(snapshot, "swarm_samples_per_second", theme.SWARM, "swarm", words.count)
-        + _line(snapshot, "samples_per_second", theme.OWN, "this peer", words.count),
-        not_yet.none_of("samples", now),
+        _line(snapshot, "swarm_samples_per_second", theme.SWARM, "swarm", formats.count)
+        + _line(snapshot, "samples_per_second", theme.OWN, "this peer", formats.count),
+        empty_states.none_of("samples", now),
         from_zero=True,
     )
     return (
@@ -263,7 +263,7 @@ def _time_panel(snapshot: Snapshot, now: Situation) -> Panel:
                 continue  # the usual case needs no word
             values = np.insert(share, stops + 1, np.nan)
             lines.append(Line(Points.single(times, values), color, word, f"{100 * share[-1]:.0f} %", step=True))
-    return Panel("Time", tuple(lines), not_yet.none_of("epoch", now), percent=True, stacked=True)
+    return Panel("Time", tuple(lines), empty_states.none_of("epoch", now), percent=True, stacked=True)
 
 
 def _traffic_panel(snapshot: Snapshot, now: Situation) -> Panel:
@@ -272,17 +272,17 @@ def _traffic_panel(snapshot: Snapshot, now: Situation) -> Panel:
         if name in snapshot.series:
             times, _, growth = per_epoch(snapshot.series[name])
             if len(times):
-                latest = words.size(growth[-1])
+                latest = formats.size(growth[-1])
                 lines.append(Line(Points.single(times, growth), color, word, latest, dashed=word == "out"))
     unknown = "peers" in snapshot.series and "bytes_sent" not in snapshot.series
-    empty = "traffic cannot be\nmeasured on this machine" if unknown else not_yet.none_of("epoch", now)
+    empty = "traffic cannot be\nmeasured on this machine" if unknown else empty_states.none_of("epoch", now)
     return Panel("Bytes/epoch", tuple(lines), empty, from_zero=True, bytes=True)
 
 
 def _memory_panel(snapshot: Snapshot, now: Situation) -> Panel:
     has_gpu = "gpu_memory" in snapshot.series
-    lines = _line(snapshot, "memory", theme.OWN, "host" if has_gpu else "", words.size)
-    lines += _line(snapshot, "gpu_memory", theme.GPU, "GPU", words.size)
+    lines = _line(snapshot, "memory", theme.OWN, "host" if has_gpu else "", formats.size)
+    lines += _line(snapshot, "gpu_memory", theme.GPU, "GPU", formats.size)
     return Panel("Memory", lines, "not measured" if now.is_over else "not measured yet", from_zero=True, bytes=True)
 
 

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from hivenb.figures.history import Snapshot
-from hivenb.view import words
+from hivenb.view import formats
 from hivenb.view.charts.drawing import Box, DrawnPanel, Picture
 from hivenb.view.charts.panels import NARROWEST, WIDEST, ChartChoice, Line, Panel, key, to_time
-from hivenb.view.display import require_ipywidgets
+from hivenb.view.notebook_output import require_ipywidgets
 from hivenb.view.style import safe
 
 #: Seconds of a window at least: more closely, there is nothing between two points.
@@ -143,7 +143,7 @@ def in_words(picture: Picture, choice: ChartChoice) -> str:
         charts.append(f"{panel.title}: {', '.join(shown) or 'nothing yet'}.")
     part = ""
     if choice.window is not None:
-        start, end = (words.duration(seconds) for seconds in choice.window)
+        start, end = (formats.duration(seconds) for seconds in choice.window)
         part = f", from {start} to {end}"
     return f"Charts of the run{part}. Latest values: {' '.join(charts)}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from hivenb.view.words import byte_unit
+from hivenb.view.formats import byte_unit
 
 _STEPS_OF_TIME = (
     1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10800, 14400, 21600, 43200, 86400

@@ -27,7 +27,7 @@ from tiny import LOOPBACK, samples
 from hivenb.engine.averaging.averager import Averager, complain_unless_ended
 from hivenb.engine.averaging.gradient_averager import GradientAverager, PowerSGDGradientAverager, own_factory
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
-from hivenb.engine.averaging.torch_state import initialize_optimizer_state
+from hivenb.engine.averaging.torch_optimizer_state import initialize_optimizer_state
 from hivenb.engine.matchmaking.matchmaking import Attendance, ExpectedPeers
 from hivenb.engine.network.dht import DHT
 

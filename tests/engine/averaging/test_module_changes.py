@@ -11,7 +11,7 @@ import torch
 from in_memory.real_time import RealTimeDHT
 from torch import Tensor, nn
 
-from hivenb.engine.averaging.staging import merged
+from hivenb.engine.averaging.module_changes import merged
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 
 INF, NAN = torch.inf, torch.nan

@@ -13,7 +13,7 @@ from in_memory.real_time import RealTimeDHT
 from tiny import TinyModel, parameters, train
 from torch.testing._internal.two_tensor import TwoTensor
 
-from hivenb.engine.averaging.torch_state import (
+from hivenb.engine.averaging.torch_optimizer_state import (
     _names_of_values,
     group_settings,
     initialize_optimizer_state,

@@ -10,7 +10,7 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from hivenb.engine.network.values import LONGEST_ID, MOST_NESTED, BoundedSerializer, bound_this_process
+from hivenb.engine.network.untrusted_values import LONGEST_ID, MOST_NESTED, BoundedSerializer, bound_this_process
 
 TUPLE, DICTIONARY, DESCRIPTOR = 0x40, 0x50, 0x51
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hivenb.engine.network.values import MAX_WHOLE, finite, named, raw, sequence, text, truth, whole
+from hivenb.engine.network.untrusted_values import MAX_WHOLE, finite, named, raw, sequence, text, truth, whole
 
 CHECKS: list[tuple[Callable[[Any], Any], list[Any], list[Any]]] = [
     (lambda value: whole(value, most=8), [0, 3, 8], [True, -1, 9, 10**400, 3.0, math.inf, math.nan, "3", None, [3]]),

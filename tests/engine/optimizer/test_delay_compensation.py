@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hivenb.engine.averaging.staging import ChangesOfModule
+from hivenb.engine.averaging.module_changes import ChangesOfModule
 from hivenb.engine.optimizer import delay_compensation
 from hivenb.engine.optimizer.delay_compensation import DelayCompensation, step_beside, why_not_beside
 from hivenb.errors import ProcessEndedError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hivenb.engine.process.watched import AnsweredPipe
+from hivenb.engine.process.watched_child import AnsweredPipe
 
 
 class ClosedAmidIt(Connection):

@@ -16,7 +16,7 @@ from hivemind.utils import MPFuture
 from hivemind.utils.mpfuture import SharedBytes, UpdateType
 
 from hivenb.engine.process.child import _HELD_BY_THE_DEAD, free_abandoned
-from hivenb.engine.process.watched import AnsweredPipe, WatchedProcess, how_it_ended
+from hivenb.engine.process.watched_child import AnsweredPipe, WatchedProcess, how_it_ended
 from hivenb.errors import ProcessEndedError
 
 #: Seconds within which an end is to be known.

@@ -20,7 +20,7 @@ from hivemind.compression import CompressionBase, CompressionInfo, TensorRole
 
 from hivenb.engine.averaging.extensions.extension import Exchange, Extension, GroupRecords, ServedState, Tail
 from hivenb.engine.averaging.state_download import places_in
-from hivenb.engine.averaging.torch_state import initialized_by
+from hivenb.engine.averaging.torch_optimizer_state import initialized_by
 from hivenb.engine.matchmaking.group_records import is_helper
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 

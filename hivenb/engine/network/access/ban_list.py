@@ -10,7 +10,7 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 from hivenb.engine.network.access.tokens import KEY_BYTES, SIGNATURE_BYTES, Admin, Credential, is_signed
-from hivenb.engine.network.values import BoundedSerializer
+from hivenb.engine.network.untrusted_values import BoundedSerializer
 
 #: Bytes of a signed list at most: some 800 ids of peers.
 MOST_BAN_LIST_BYTES = 32768

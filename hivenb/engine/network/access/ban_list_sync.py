@@ -19,7 +19,7 @@ from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 from hivenb.engine.network.access.ban_list import SharedBanList, read_ban_list
 from hivenb.engine.network.access.guard import Guard
 from hivenb.engine.network.access.tokens import Admin, Credential, Membership
-from hivenb.engine.network.values import BoundedSerializer
+from hivenb.engine.network.untrusted_values import BoundedSerializer
 from hivenb.errors import SwarmError
 
 logger = get_logger(__name__)

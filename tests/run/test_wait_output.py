@@ -11,7 +11,7 @@ import tiny
 import hivenb
 from hivenb.options import Options
 from hivenb.run.status import RunState, RunStatus
-from hivenb.run.waiting import BAR, WIDTH, Goal, WaitingLine, clock, progress_line
+from hivenb.run.wait_output import BAR, WIDTH, Goal, WaitingLine, clock, progress_line
 from hivenb.training import TrainingRun
 
 STATUS = RunStatus(RunState.TRAINING, 8, 120, 40, 64, None, 1, 10.0, 10.0, 0.41234, None)

@@ -11,7 +11,7 @@ import pytest
 from tiny import TinyModel, loader
 
 from hivenb.history import Event, History
-from hivenb.run.length import Length, length_of, trained_seconds
+from hivenb.run.training_length import Length, length_of, trained_seconds
 
 
 def run_marks(*marks: tuple[float, str]) -> list[Event]:

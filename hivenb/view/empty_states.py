@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hivenb.view import words
+from hivenb.view import formats
 
 #: States in which nothing more comes by itself.
 _ENDED = ("stopped", "finished", "failed")
@@ -74,10 +74,10 @@ def no_peers_drawn(now: Situation) -> str:
     if now.state in ("starting", "training", "paused", "stopping"):
         return "looking for peers"
     if now.local:
-        return f"{words.counted(now.local, 'peer')} on this machine:\n{_waits(now.local)} for the run to start"
+        return f"{formats.counted(now.local, 'peer')} on this machine:\n{_waits(now.local)} for the run to start"
     if now.coming:
         return (
-            f"{words.counted(now.coming, 'peer')} on this machine\n{'is' if now.coming == 1 else 'are'} being started"
+            f"{formats.counted(now.coming, 'peer')} on this machine\n{'is' if now.coming == 1 else 'are'} being started"
         )
     return "no peers yet: send others the invite,\nor add some on this machine"
 
@@ -92,12 +92,14 @@ def no_peers_listed(now: Situation) -> str:
         return "Looking for peers: the list begins with the swarm's first answer."
     if now.local:
         return (
-            f"{words.counted(now.local, 'peer')} on this machine: {_waits(now.local)} for the run to start, and the "
+            f"{formats.counted(now.local, 'peer')} on this machine: {_waits(now.local)} for the run to start, and the "
             "list begins with it. Press Start, or call run.start()."
         )
     if now.coming:
         are = "is" if now.coming == 1 else "are"
-        return f"{words.counted(now.coming, 'peer')} on this machine {are} being started; the list begins with the run."
+        return (
+            f"{formats.counted(now.coming, 'peer')} on this machine {are} being started; the list begins with the run."
+        )
     return (
         "No peers yet: the list begins when the run starts. Give others the invite, or add two peers on this machine "
         "with swarm.add_local_peers(2, run)."

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hivenb.peers.coming_back import ComingBack
+from hivenb.peers.returning_peers import ComingBack
 
 
 class Peer:

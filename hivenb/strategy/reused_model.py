@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hivenb.engine.averaging.torch_state import group_settings
+from hivenb.engine.averaging.torch_optimizer_state import group_settings
 from hivenb.errors import TrainingError
 from hivenb.swarm.agreement.model_record import describe_parameters
 

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
-from hivenb.run.kept_modes import KeptModes
+from hivenb.run.module_modes import KeptModes
 from hivenb.run.paused_model import PausedModel
 from hivenb.run.status import RunState
 

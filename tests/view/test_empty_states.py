@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from hivenb.run.status import RunState
-from hivenb.view import not_yet
+from hivenb.view import empty_states
 from hivenb.view.chart_panel import ChartPanel
 from hivenb.view.charts.panels import panels
 from hivenb.view.dashboard_state import DashboardState
-from hivenb.view.not_yet import Situation, no_loss, no_peers_drawn, no_peers_listed, none_of
+from hivenb.view.empty_states import Situation, no_loss, no_peers_drawn, no_peers_listed, none_of
 from hivenb.view.peers_panel import PeersPanel
 from hivenb.view.run_panel import ENABLED
 from hivenb.view.text import summary
@@ -94,4 +94,4 @@ def test_the_picture_follows_the_state_though_nothing_was_recorded(scene: Any) -
 
 
 def test_a_picture_of_no_moment_in_particular_asks_nobody_to_press() -> None:
-    assert not any("ress" in text for text in (no_loss(not_yet.ANY_TIME), no_peers_drawn(not_yet.ANY_TIME)))
+    assert not any("ress" in text for text in (no_loss(empty_states.ANY_TIME), no_peers_drawn(empty_states.ANY_TIME)))

@@ -6,7 +6,7 @@ import gc
 
 import tiny
 
-from hivenb.swarm.runs import RunNames
+from hivenb.swarm.run_names import RunNames
 
 
 def test_each_model_has_a_name_of_its_own_and_keeps_it() -> None:

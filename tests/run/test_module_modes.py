@@ -16,7 +16,7 @@ from torch import nn
 
 import hivenb
 from hivenb.errors import TrainingError
-from hivenb.run.kept_modes import KeptModes
+from hivenb.run.module_modes import KeptModes
 
 
 class Modes(tiny.PacedModel):

@@ -6,7 +6,7 @@ import lightning
 import pytest
 import tiny
 
-from hivenb.run.without_end import trainer_without_end
+from hivenb.run.endless_trainer import trainer_without_end
 
 
 class Watched(lightning.Callback):

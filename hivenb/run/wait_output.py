@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hivenb.run.pause_and_stop import Stage
     from hivenb.run.recorder import Recorder
-    from hivenb.run.stage import Stage
     from hivenb.run.status import RunState, RunStatus
 
 #: Seconds between two looks.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hivenb.errors import TrainingError
-from hivenb.strategy.left_model import (
+from hivenb.strategy.reused_model import (
     LeftModel,
     changed_structure,
     edited_since,

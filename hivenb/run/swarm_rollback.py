@@ -13,7 +13,7 @@ from hivenb.swarm.agreement.options_record import Return
 if TYPE_CHECKING:
     from hivenb.figures.history import History
     from hivenb.options.options import Options
-    from hivenb.run.stage import Stage
+    from hivenb.run.pause_and_stop import Stage
     from hivenb.strategy.strategy import HivemindStrategy
     from hivenb.swarm.agreement.host import Hosting
 

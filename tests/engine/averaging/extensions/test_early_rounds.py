@@ -16,9 +16,9 @@ from hivemind.optim import state_averager as upstream
 from torch import nn
 
 from hivenb.engine.averaging.averager import ALONE_AFTER
-from hivenb.engine.averaging.extensions import early_state
+from hivenb.engine.averaging.extensions import early_rounds
 from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
-from hivenb.engine.averaging.extensions.early_state import LONG_ROUND
+from hivenb.engine.averaging.extensions.early_rounds import LONG_ROUND
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.engine.matchmaking.matchmaking import ExpectedPeers
 
@@ -168,7 +168,7 @@ class TestHowLongRoundsTake:
         assert not peers[0].averager.rounds_take_long
         meet(late=2 * LONG_ROUND)
         eventually(lambda: peers[0].averager.rounds_take_long)
-        monkeypatch.setattr(early_state, "LONG_ROUND", 60.0)
+        monkeypatch.setattr(early_rounds, "LONG_ROUND", 60.0)
         assert not peers[0].averager.rounds_take_long
 
     def test_the_search_for_a_group_does_not_count(self, make_peer: Callable[..., Peer]) -> None:
@@ -190,7 +190,7 @@ class TestHowLongRoundsTake:
     def test_who_offers_in_vain_does_so_no_more(
         self, make_peer: Callable[..., Peer], eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(early_state, "LONG_ROUND", 0.0)
+        monkeypatch.setattr(early_rounds, "LONG_ROUND", 0.0)
         peers = [make_peer(has_buffers=False) for _ in BEFORE]
         for _ in range(3):
             self.meet(peers, eventually)
@@ -220,7 +220,7 @@ def test_a_large_state_is_not_exchanged_beside_the_gradients(
 ) -> None:
     with_buffers, without = make_peer(), make_peer(has_buffers=False)
     assert with_buffers.averager.may_begin_early
-    monkeypatch.setattr(early_state, "MOST_BESIDE_GRADIENTS", 2)
+    monkeypatch.setattr(early_rounds, "MOST_BESIDE_GRADIENTS", 2)
     assert not with_buffers.averager.may_begin_early
     assert without.averager.may_begin_early, "it is exchanged before them"
 
