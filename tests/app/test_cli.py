@@ -237,6 +237,8 @@ def test_who_joins_by_an_invite_takes_part_in_the_run_that_it_is_of(swarm, tmp_p
     options = hivenb.Options(target_batch_size=task.target_batch_size)
     run = hivenb.TrainingRun(task.model, task.train, swarm=swarm, options=options, accelerator="cpu")
     run.start()
+    # till then its averagers are forked, which would inherit the end of a pipe into which the guest writes
+    eventually(lambda: run.status.samples, 60)
     with running_forked(["join", swarm.invite, "--name", "Ann"], tmp_path) as guest:
         guest.wait_for("joined the swarm; training digits in the run 'lightning_run'", 90)
         eventually(lambda: run.status.num_peers == 2 and "Ann" in [one.name for one in run.members], 60)
