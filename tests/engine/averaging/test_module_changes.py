@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from averager_of_two import averager_of_two
 from in_memory.real_time import RealTimeDHT
 from torch import Tensor, nn
 
@@ -59,16 +60,13 @@ class Peer:
         chosen = (
             {"optimizer": sgd, "params": [self.layer.weight]} if offload else {"optimizer": sgd([self.layer.weight])}
         )
-        self.averager = TrainingStateAverager(
+        self.averager = averager_of_two(
+            TrainingStateAverager,
             **chosen,
             dht=dht,
             prefix=run_id,
             offload_optimizer=offload,
             custom_gradients=offload,
-            min_matchmaking_time=3.0,
-            request_timeout=1.0,
-            target_group_size=2,
-            start=True,
         )
 
     def begin(self, timeout: float = 60.0, **kwargs: Any) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from averager_of_two import averager_of_two
 from hivemind.optim.grad_averager import GradientAverager as PlainGradientAverager
 from in_memory.real_time import RealTimeDHT, RealTimeSwarm
 from torch import Tensor
@@ -64,10 +64,7 @@ def _averagers(run_id: str) -> Iterator[Make]:
 
     def make(dht: Any, kind: Callable[..., Any] = GradientAverager, **options: Any) -> Any:
         parameters = [torch.nn.Parameter(torch.zeros(SHAPE)) for _ in range(4)]
-        handlers = signal.getsignal(signal.SIGINT)
-        options = {"min_matchmaking_time": 3.0, "request_timeout": 1.0, "target_group_size": 2, **options}
-        made.append(kind(parameters, dht=dht, prefix=run_id, start=True, **options))
-        signal.signal(signal.SIGINT, handlers)  # which plain hivemind has set to be ignored
+        made.append(averager_of_two(kind, parameters, dht=dht, prefix=run_id, **options))
         return made[-1]
 
     yield make

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from averager_of_two import averager_of_two
 from hivemind.optim import state_averager as upstream
 from torch import nn
 
@@ -31,18 +31,13 @@ class Peer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         if more.pop("with_buffers", True):
             more["module_buffers"] = ModuleBuffers(self.model)
-        handlers = signal.getsignal(signal.SIGINT)
-        self.averager = kind(
+        self.averager = averager_of_two(
+            kind,
             optimizer=self.optimizer,
             dht=dht,
             prefix=run_id,
-            min_matchmaking_time=3.0,
-            request_timeout=1.0,
-            target_group_size=2,
-            start=True,
             **more,
         )
-        signal.signal(signal.SIGINT, handlers)  # which plain hivemind has set to be ignored
 
     def fill(self, number: float) -> None:
         with torch.no_grad():

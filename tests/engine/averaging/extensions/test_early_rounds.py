@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from averager_of_two import averager_of_two
 from hivemind.averaging.control import AveragingStage
 from hivemind.optim import state_averager as upstream
 from torch import nn
@@ -48,19 +48,14 @@ class Peer:
         self.parameter.grad = torch.full((3,), GRADIENTS[number])
         if kind is TrainingStateAverager and has_buffers:
             options["module_buffers"] = ModuleBuffers(self.model)
-        handlers = signal.getsignal(signal.SIGINT)
-        self.averager = kind(
+        self.averager = averager_of_two(
+            kind,
             optimizer=partial(torch.optim.SGD, lr=1.0),
             params=[self.parameter],
             dht=dht,
             prefix=run_id,
-            min_matchmaking_time=3.0,
-            request_timeout=1.0,
-            target_group_size=2,
-            start=True,
             **options,
         )
-        signal.signal(signal.SIGINT, handlers)  # which plain hivemind has set to be ignored
 
     def look_for_others(self, **kwargs: Any) -> Any:
         if kwargs.get("offers_early"):

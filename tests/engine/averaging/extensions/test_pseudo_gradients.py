@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from averager_of_two import averager_of_two
 from hivemind.optim import state_averager as upstream
 from torch import nn
 
@@ -41,20 +41,15 @@ class Peer:
         self.model = nn.ParameterList(torch.zeros(2, 300) for _ in range(tensors))
         self.fill(value)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        handlers = signal.getsignal(signal.SIGINT)
         if kind is TrainingStateAverager:
             more.setdefault("outer_optimizer", NESTEROV)
-        self.averager: Any = kind(
+        self.averager: Any = averager_of_two(
+            kind,
             optimizer=self.optimizer,
             dht=dht,
             prefix=run_id,
-            min_matchmaking_time=3.0,
-            request_timeout=1.0,
-            target_group_size=2,
-            start=True,
             **more,
         )
-        signal.signal(signal.SIGINT, handlers)  # which plain hivemind has set to be ignored
 
     def fill(self, value: float) -> None:
         with torch.no_grad():
