@@ -198,6 +198,8 @@ class LossWatch:
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._first: list[float] = []
+        #: losses up to which nothing is strange, and beyond which everything is; as soon as the first ones are known
+        self._bounds: tuple[float, float] | None = None
         self._strange = 0
 
     @property
@@ -225,6 +227,7 @@ class LossWatch:
             self._recent.append(loss)
             if len(self._first) < FIRST:
                 self._first.append(loss)
+                self._bounds = _bounds(self._first) if len(self._first) == FIRST else None
 
     def forget_explosion(self) -> None:
         """Judge what comes next as if nothing had happened: training has returned to where it was."""
@@ -233,20 +236,20 @@ class LossWatch:
     def _begin_anew(self) -> None:
         self._recent.clear()
         self._first.clear()
-        self._strange = 0
+        self._bounds, self._strange = None, 0
 
     def _is_strange(self, loss: float) -> bool:
         if not math.isfinite(loss):
             return True
-        if len(self._first) < FIRST:
+        if self._bounds is None or loss <= self._bounds[0]:
             return False
-        first = median(self._first)
-        size = max(abs(first), _width(self._first))
-        if loss > first + (FAR_ABOVE_FIRST - 1) * size:
-            return True
-        if loss <= first + (ABOVE_FIRST - 1) * size:
-            return False
-        return loss > median(self._recent) + WIDTHS * _width(self._recent)
+        return loss > self._bounds[1] or loss > median(self._recent) + WIDTHS * _width(self._recent)
+
+
+def _bounds(first: list[float]) -> tuple[float, float]:
+    usual = median(first)
+    size = max(abs(usual), _width(first))
+    return usual + (ABOVE_FIRST - 1) * size, usual + (FAR_ABOVE_FIRST - 1) * size
 
 
 def _width(losses: Iterable[float]) -> float:
@@ -290,7 +293,7 @@ class Rollback:
         self.kept = KeptState()
         #: of the losses of this peer
         self.loss_watch = LossWatch()
-        self._unread: list[torch.Tensor] = []
+        self._unread: list[torch.Tensor | float] = []
         self._read_at = 0.0
         self._to_come: Return | None = None
         self._latest_at: float | None = None
@@ -307,13 +310,14 @@ class Rollback:
         optimizer = self._training.optimizer
         if optimizer is None or not torch.is_tensor(loss):
             return
-        self._unread.append(loss.detach().float().mean())
+        # in main memory nothing has to be waited for
+        self._unread.append(loss.item() if loss.is_cpu and loss.numel() == 1 else loss.detach().float().mean())
         is_due = self._is_due(optimizer)
         # a loss that is not finite ends training soon, be it read or not
         is_urgent = 2 * optimizer.skipped_batches.in_a_row >= MOST_IN_A_ROW
         if not (is_due or is_urgent or time.monotonic() >= self._read_at + LOOK_EVERY):
             return
-        self.loss_watch.note(torch.stack(self._unread).tolist())
+        self.loss_watch.note([float(one) for one in self._unread])
         self._unread, self._read_at = [], time.monotonic()
         if is_due and self.loss_watch.is_calm and self.kept.keep(optimizer, self._buffers):
             every, epoch = self._training.options.snapshot_every, self.kept.epoch

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import torch
 
 
-@torch.no_grad()
 def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
     """Whether no tensor holds nan or inf. Reads each once, and waits once for each device.
 
     :param tensors: of any shapes, types and devices; of sparse ones, the values that they hold count
     """
-    by_device: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
-    for tensor in tensors:
-        if tensor is not None:
-            by_device[tensor.device].append(tensor.coalesce().values() if tensor.is_sparse else tensor)
-    return all(_are_finite(alike) for alike in by_device.values())
+    given = [one.coalesce().values() if one.is_sparse else one for one in tensors if one is not None]
+    devices = {one.device for one in given}
+    if len(devices) > 1:
+        return all(are_finite([one for one in given if one.device == device]) for device in devices)
+    return not given or _are_finite(given, on_cpu=devices == {_CPU})
 
 
-def _are_finite(tensors: list[torch.Tensor]) -> bool:
-    # one kernel for many tensors on a GPU; a nan or inf anywhere is one in the sum
+_CPU = torch.device("cpu")
+
+
+def _are_finite(tensors: list[torch.Tensor], on_cpu: bool) -> bool:
+    # one kernel for many tensors on a GPU; a nan or inf anywhere is one in the sum. On a CPU, a number costs less than
+    # what would sum them up
     norms = torch._foreach_norm(tensors)
-    if math.isfinite(torch.stack([norm.float() for norm in norms]).sum().item()):
+    total = sum(norm.item() for norm in norms) if on_cpu else torch.stack([norm.float() for norm in norms]).sum().item()
+    if math.isfinite(total):
         return True
     return all(bool(tensor.isfinite().all()) for tensor in tensors)  # the squares of large numbers are not either
 

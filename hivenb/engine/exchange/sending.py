@@ -84,7 +84,8 @@ class SendingRate:
     """The highest rate at which this machine has sent during the last rounds. In the averager's process.
 
     It is seen where the machine sends, whatever the transport, and whoever it is that sends: a line that others use,
-    too, can do more for them than it now does. A round of less than a second shows none, and needs none.
+    too, can do more for them than it now does. A round of little more than a second shows none, and
+    needs none: nothing is looked at in most rounds.
     """
 
     def __init__(self) -> None:
@@ -105,7 +106,7 @@ class SendingRate:
             looking.cancel()
 
     async def _watch(self) -> None:
-        looks = deque([(time.monotonic(), bytes_sent())], maxlen=LOOKS + 1)
+        looks: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=LOOKS + 1)
         highest = SAYS_NOTHING
         try:
             while True:

@@ -262,15 +262,21 @@ class TimedReader:
         """
         is_begin = count <= 1 and not self._is_new  # of a message, which may come later
         self._is_new = False
+        # a timer and no asyncio.wait_for, which makes a task of each of the three reads of a message
+        seconds = WITHIN + count / SLOWEST
+        timer = None if is_begin else asyncio.get_running_loop().call_later(seconds, self._reader.feed_eof)
         try:
-            data: bytes = await asyncio.wait_for(
-                self._reader.readexactly(count), None if is_begin else WITHIN + count / SLOWEST
-            )
-        except (TimeoutError, asyncio.TimeoutError) as e:
-            raise SilentStreamError(b"", count) from e
+            data: bytes = await self._reader.readexactly(count)
         except ConnectionError as e:
             # hivemind knows of one way only in which a stream ends, and takes the others for errors of this peer
             raise asyncio.IncompleteReadError(b"", count) from e
+        except asyncio.IncompleteReadError as e:
+            if timer is not None and timer.when() <= asyncio.get_running_loop().time():
+                raise SilentStreamError(b"", count) from e
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
         return data
 
     def __getattr__(self, name: str) -> Any:
@@ -278,7 +284,7 @@ class TimedReader:
 
 
 #: Answers a stream that another peer has opened: what hivemind tells of it, what reads it, what writes to it.
-StreamHandler = Callable[[Any, Any, asyncio.StreamWriter], Awaitable[None]]
+StreamHandler = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class OpenStreams:
@@ -309,6 +315,47 @@ class OpenStreams:
                 self._open += Counter()  # forgets those that have none
 
         return answer
+
+
+# -- gathered writes -------------------------------------------------------------------------------------------------
+#
+# Each write to a stream wakes the daemon, which sends what it has read as a packet of its own, and that wakes the other
+# peer's daemon and the other peer: three times for each of hivemind's messages, whose kind, length and content it
+# writes one after the other, and once more for each 64 KiB.
+
+
+class GatheringWriter:
+    """What writes to a stream, all at once when it is drained.
+
+    :param writer: of the stream
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter):
+        self._writer = writer
+        self._pieces: list[Any] = []
+
+    def write(self, data: Any) -> None:
+        """Have that written by the next :meth:`drain`."""
+        self._pieces.append(data)
+
+    async def drain(self) -> None:
+        """As the stream's own method."""
+        self._flush()
+        await self._writer.drain()
+
+    def close(self) -> None:
+        """As the stream's own method."""
+        if not self._writer.is_closing():
+            self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        if pieces:
+            self._writer.writelines(pieces)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
 
 
 # -- guarded client --------------------------------------------------------------------------------------------------
@@ -343,6 +390,19 @@ class WatchfulClient(Client):
         #: where it is noted whether others let this peer in, if it is
         self.admission_status: AdmissionStatus | None = None
 
+    async def stream_open(self, peer_id: PeerID, protocols: Sequence[str]) -> tuple[StreamInfo, Any, Any]:
+        self._require(peer_id)
+        info, reader, writer = await super().stream_open(peer_id, protocols)
+        return info, *self._to_callee(peer_id, reader, GatheringWriter(writer))
+
+    async def stream_handler(self, proto: str, handler_cb: StreamHandler, balanced: bool = False) -> None:
+        async def answer(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            ends = await self._from_caller(info, reader, GatheringWriter(writer))
+            if ends is not None:
+                await handler_cb(info, *ends)
+
+        await super().stream_handler(proto, answer, balanced)
+
     async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
         request = self._request_to(peer_id, data)
         try:
@@ -352,6 +412,17 @@ class WatchfulClient(Client):
             self.met_stranger |= self._is_of_stranger(e)
             raise
         return self._answer_of(peer_id, answer)
+
+    def _require(self, callee: PeerID) -> None:
+        """Send nothing to one who is not to be talked to: nobody is known to be one."""
+
+    def _to_callee(self, callee: PeerID, reader: Any, writer: Any) -> tuple[Any, Any]:
+        """What reads and writes a stream that this peer has opened."""
+        return reader, writer
+
+    async def _from_caller(self, info: StreamInfo, reader: Any, writer: Any) -> tuple[Any, Any] | None:
+        """What reads and writes a stream that another peer has opened; ``None`` to answer nothing."""
+        return reader, writer
 
     def _request_to(self, peer_id: PeerID, data: bytes) -> bytes:
         """What is sent to ask for something."""
@@ -410,35 +481,28 @@ class GuardedClient(WatchfulClient):
 
         await super().add_unary_handler(proto, guarded, balanced)
 
-    async def stream_open(
-        self, peer_id: PeerID, protocols: Sequence[str]
-    ) -> tuple[StreamInfo, Any, asyncio.StreamWriter]:
-        self._require(peer_id)
-        info, reader, writer = await super().stream_open(peer_id, protocols)
-        writer.write(self.guard.own_credential)
-        watched: Any = _WatchedWriter(writer, self.guard, peer_id)
-        return info, _WatchedReader(reader, self.guard, peer_id, is_proven=False), watched
-
-    async def stream_handler(self, proto: str, handler_cb: Any, balanced: bool = False) -> None:
-        async def guarded(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            shown, peer = b"", info.peer_id
-            too_late = (asyncio.IncompleteReadError, OSError, TimeoutError, asyncio.TimeoutError)
-            with self._unproven.waiting(peer, writer), contextlib.suppress(*too_late):
-                shown = await asyncio.wait_for(reader.readexactly(CREDENTIAL_BYTES), PROVEN_WITHIN)
-            if reason := self.guard.why_not(shown, peer):
-                logger.debug(f"{peer} opened {proto} and is not let in: {reason}")
-                writer.close()
-                return
-            writer.write(self.guard.own_credential)
-            guard = self.guard
-            await handler_cb(info, _WatchedReader(reader, guard, peer), _WatchedWriter(writer, guard, peer))
-
-        await super().stream_handler(proto, guarded, balanced)
-
     def _require(self, callee: PeerID) -> None:
-        """Send nothing to one of whom it is known that it is out."""
         if reason := self.guard.why_no_more(callee):
             raise _not_admitted(callee, reason)
+
+    def _to_callee(self, callee: PeerID, reader: Any, writer: Any) -> tuple[Any, Any]:
+        writer.write(self.guard.own_credential)
+        return (
+            _WatchedReader(reader, self.guard, callee, is_proven=False),
+            _WatchedWriter(writer, self.guard, callee),
+        )
+
+    async def _from_caller(self, info: StreamInfo, reader: Any, writer: Any) -> tuple[Any, Any] | None:
+        shown, caller, guard = b"", info.peer_id, self.guard
+        too_late = (asyncio.IncompleteReadError, OSError, TimeoutError, asyncio.TimeoutError)
+        with self._unproven.waiting(caller, writer), contextlib.suppress(*too_late):
+            shown = await asyncio.wait_for(reader.readexactly(CREDENTIAL_BYTES), PROVEN_WITHIN)
+        if reason := guard.why_not(shown, caller):
+            logger.debug(f"{caller} opened {info.proto} and is not let in: {reason}")
+            writer.close()
+            return None
+        writer.write(guard.own_credential)
+        return _WatchedReader(reader, guard, caller), _WatchedWriter(writer, guard, caller)
 
 
 def _not_admitted(peer: PeerID, reason: str) -> P2PHandlerError:
@@ -467,6 +531,10 @@ class _WatchedReader:
         if reason := self._guard.why_no_more(self._peer):
             raise _not_admitted(self._peer, reason)
         return data
+
+    def feed_eof(self) -> None:
+        """End it: nothing more is read."""
+        self._reader.feed_eof()
 
 
 class _WatchedWriter:

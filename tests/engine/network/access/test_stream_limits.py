@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +11,7 @@ from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
 from hivenb.engine.network.access import guard
-from hivenb.engine.network.access.guard import SilentStreamError, TimedReader, UnprovenStreams
+from hivenb.engine.network.access.guard import GatheringWriter, SilentStreamError, TimedReader, UnprovenStreams
 from hivenb.engine.network.daemon import TiedP2P
 
 
@@ -129,3 +129,52 @@ def test_silent_streams_are_few_and_closed_and_do_not_keep_others_out(monkeypatc
                 await p2p.shutdown()
 
     asyncio.run(main())
+
+
+class Line:
+    """What a stream is written to, and what was written at once."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.is_closed = False
+
+    def writelines(self, pieces: Iterable[Any]) -> None:
+        assert not self.is_closed
+        self.sent.append(b"".join(pieces))
+
+    async def drain(self) -> None:
+        """All has been sent."""
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+def test_a_message_is_written_at_once_with_what_came_before_it():
+    async def main() -> None:
+        line: Any = Line()
+        writer: Any = GatheringWriter(line)
+        writer.write(b"credential")
+        for size in (10, 200_000):
+            await P2P.send_protobuf(averaging_pb2.DownloadData(metadata=b"x" * size), writer)
+        assert len(line.sent) == 2
+        assert line.sent[0].startswith(b"credential")
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"".join(line.sent).removeprefix(b"credential"))
+        for size in (10, 200_000):
+            message, error = await P2P.receive_protobuf(averaging_pb2.DownloadData, reader)
+            assert (len(message.metadata), error) == (size, None)
+
+    asyncio.run(main())
+
+
+def test_what_was_written_last_is_sent_before_a_stream_is_closed():
+    line: Any = Line()
+    writer: Any = GatheringWriter(line)
+    writer.write(b"credential")
+    writer.close()
+    writer.close()
+    assert line.sent == [b"credential"]
+    assert line.is_closed
