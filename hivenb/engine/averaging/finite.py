@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 
+@torch.no_grad()
 def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
     """Whether no tensor holds nan or inf. Reads each once, and waits once for each device.
 
@@ -17,18 +18,14 @@ def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
     devices = {one.device for one in given}
     if len(devices) > 1:
         return all(are_finite([one for one in given if one.device == device]) for device in devices)
-    return not given or _are_finite(given, on_cpu=devices == {_CPU})
+    return not given or _are_finite(given)
 
 
-_CPU = torch.device("cpu")
-
-
-def _are_finite(tensors: list[torch.Tensor], on_cpu: bool) -> bool:
-    # one kernel for many tensors on a GPU; a nan or inf anywhere is one in the sum. On a CPU, a number costs less than
-    # what would sum them up
+def _are_finite(tensors: list[torch.Tensor]) -> bool:
+    # one kernel for many tensors on a GPU; a nan or inf anywhere is one in the sum
     norms = torch._foreach_norm(tensors)
-    total = sum(norm.item() for norm in norms) if on_cpu else torch.stack([norm.float() for norm in norms]).sum().item()
-    if math.isfinite(total):
+    total = norms[0] if len(norms) == 1 else torch.stack([norm.float() for norm in norms]).sum()
+    if math.isfinite(total.item()):
         return True
     return all(bool(tensor.isfinite().all()) for tensor in tensors)  # the squares of large numbers are not either
 
