@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -197,9 +197,6 @@ class _Direction:
         if not self._flushes:
             self._flushes = True
             asyncio.get_running_loop().call_soon(self._flush)
-
-    def writelines(self, pieces: Iterable[Any]) -> None:
-        self.write(b"".join(pieces))
 
     async def drain(self) -> None:
         self._flush()

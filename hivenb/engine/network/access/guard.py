@@ -321,11 +321,15 @@ class OpenStreams:
 #
 # Each write to a stream wakes the daemon, which sends what it has read as a packet of its own, and that wakes the other
 # peer's daemon and the other peer: three times for each of hivemind's messages, whose kind, length and content it
-# writes one after the other, and once more for each 64 KiB.
+# writes one after the other.
+
+
+#: Bytes from which on nothing is gained by more: all of a large part in one piece would take memory for a second time.
+GATHERED = 1 << 16
 
 
 class GatheringWriter:
-    """What writes to a stream, all at once when it is drained.
+    """What writes to a stream, when it is drained, in as few pieces as are worth it.
 
     :param writer: of the stream
     """
@@ -351,8 +355,13 @@ class GatheringWriter:
 
     def _flush(self) -> None:
         pieces, self._pieces = self._pieces, []
-        if pieces:
-            self._writer.writelines(pieces)
+        begun, size = 0, 0
+        for count, piece in enumerate(pieces, start=1):
+            size += len(piece)
+            if size >= GATHERED or count == len(pieces):
+                gathered = pieces[begun:count]
+                self._writer.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+                begun, size = count, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writer, name)
