@@ -33,8 +33,9 @@ STARTING = frozenset(
     }
 )
 
-#: Notebooks whose answers compare times: marked ``quiet``, as tests that do so are by themselves.
-MEASURING = frozenset({"02_overlap.ipynb"})
+#: Notebooks whose answers compare times, or memory at its peak, which beside others is where chance has it: marked
+#: ``quiet``, as tests that do so are by themselves.
+MEASURING = frozenset({"02_overlap.ipynb", "03_memory.ipynb"})
 
 #: Seconds that processes are given to end after a test.
 GRACE = 10.0
