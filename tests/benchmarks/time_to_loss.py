@@ -57,7 +57,6 @@ MODES: dict[str, dict[str, Any]] = {
     "step": {**DELAYS, "delay_grad_averaging": False},
     "delayed": {**DELAYS, "delay_compensation": False},
     "compensated": {**DELAYS, "delay_compensation": True},
-    "rare states": {**DELAYS, "delay_compensation": True, "average_state_every": 5},
 }
 
 
