@@ -334,6 +334,10 @@ def measure(case: Case) -> Row:
         told: list[Told] = [peer.said["told"] for peer in peers]
     first = told[0]
     reports = [one for each in told for one in each.reports]
+    for number, each in enumerate(told, start=1):
+        for one in each.reports:
+            if one.failed is not None:
+                say(f"    peer {number}, before epoch {one.epoch}: {one.failed}")
     rounds = [one for one in reports if one.epoch > 1]  # with gradients in the background, each tells of the one before
     return Row(
         case,
