@@ -183,6 +183,17 @@ class CatchingUp:
         in_one_group = own.grad_averager is not None and not own.grad_averager.group_size_is_fixed
         return in_one_group and not (own.delay_grad_averaging or own.auxiliary)
 
+    @property
+    def may_follow(self) -> bool:
+        """Whether this peer has what it takes to end an epoch that the others have ended a moment ago.
+
+        With gradients averaged in the background, they wait for its own then.
+        """
+        # hivemind/optim/optimizer.py:_should_load_state_from_peers wants the very epoch of the others at the first look
+        # of each. Over a long line, that look may come when they have gone on
+        own = self._participant
+        return bool(own.delay_grad_averaging and own.rounds.last.group_size > 1)
+
     def is_late(self) -> bool:
         """Whether the others are ahead of a peer that has computed nothing yet; waits until they were looked at."""
         own = self._participant

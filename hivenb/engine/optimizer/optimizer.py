@@ -516,7 +516,11 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
     # -- catching up --------------------------------------------------------------------------------------------
 
     def _should_load_state_from_peers(self) -> bool:
-        return self._catching_up.is_called_for or super()._should_load_state_from_peers()
+        if self._catching_up.is_called_for:
+            return True
+        if self._catching_up.may_follow:
+            self._should_check_synchronization_on_update = False
+        return super()._should_load_state_from_peers()
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         """Download parameters, optimizer state and epoch from the peer that is furthest ahead.

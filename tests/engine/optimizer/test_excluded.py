@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from hivemind.averaging.control import AveragingStage
 from hivemind.optim.progress_tracker import GlobalTrainingProgress
 from hivemind.utils import get_dht_time
 from in_memory.real_time import RealTimeDHT
-from tiny import TinyModel
+from tiny import DELAYS, TinyModel
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.averaging.round import Round
@@ -117,6 +119,33 @@ def test_one_that_has_not_caught_up_yet_looks_for_no_round(
     see_others_at(2, optimizer, monkeypatch)
     eventually(lambda: optimizer.tracker.global_epoch == 2)
     assert not optimizer.rounds.is_due
+
+
+@pytest.mark.parametrize(
+    ("delays", "group_size", "needs_state"),
+    [
+        pytest.param(DELAYS, 2, False, id="in the background"),
+        pytest.param(DELAYS, 1, True, id="met nobody before"),
+        pytest.param({}, 2, True, id="synchronous"),
+    ],
+)
+def test_one_whose_first_look_of_an_epoch_comes_when_it_is_over_gives_its_gradients_all_the_same(
+    make_optimizer: Callable[..., Optimizer],
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+    delays: dict[str, Any],
+    group_size: int,
+    needs_state: bool,
+) -> None:
+    """Gradients that are averaged in the background are waited for then; all others are averaged by then."""
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    optimizer = make_optimizer(params=TinyModel().parameters(), optimizer=sgd, **delays)
+    optimizer.tracker.on_look = None
+    optimizer.rounds.last = RoundOutcome(group_size)
+    see_others_at(1, optimizer, monkeypatch)
+    eventually(lambda: optimizer.tracker.global_epoch == 1)
+    eventually(optimizer.tracker.fetched_global_progress_this_epoch.is_set)
+    assert optimizer._should_load_state_from_peers() == needs_state
 
 
 def test_a_helper_that_comes_too_late_leaves_its_rounds_and_goes_on_with_the_others(
