@@ -46,7 +46,7 @@ class FirstCallback(Callback):
         return made
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if (optimizer := self._living_optimizer()) is not None:
+        if (optimizer := self._training.optimizer) is not None:
             optimizer.release_module()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

@@ -144,9 +144,10 @@ class CountedBatches:
         require_invited(training.dht)
         self._recovery.recover()
         self._rollback.return_if_due()
-        if not training.options.auxiliary:
-            loaders = training.lightning_module.trainer.train_dataloader
-            self._samples.add(batch, training.options.batch_size, loaders)
+        options = training.options
+        if not options.auxiliary:
+            loaders = None if options.batch_size else training.lightning_module.trainer.train_dataloader
+            self._samples.add(batch, options.batch_size, loaders)
 
     def training_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The module's training step; an auxiliary peer, which only helps the others to average, makes none.

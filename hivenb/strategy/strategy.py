@@ -370,6 +370,7 @@ class HivemindStrategy(OneDeviceStrategy):
         self._optimizer = self._make_first_optimizer(self.optimizers[0], scheduler)
         self._begin_with_rest()
         self._hooks = ModuleHooks(module)
+        self._hooks.skip_empty()
         if scheduler is not None:
             self._hooks.warn_of_own_scheduler_step()
         self._hooks.follow(self._optimizer)

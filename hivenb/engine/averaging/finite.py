@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 import torch
 
 
-@torch.no_grad()
 def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
     """Whether no tensor holds nan or inf. Reads each once, and waits once for each device.
 

@@ -123,7 +123,6 @@ class GradientAverager(_GradientAverager, SharesState):
     #: it has one; not if they count for nothing. ``None`` where nobody needs them.
     on_own_gradients: Callable[[Sequence[torch.Tensor], Sequence[bool]], None] | None = None
 
-    @torch.no_grad()
     def accumulate_grads_(self, batch_size: int) -> None:
         """Add the gradients of a batch to those of the epoch, unless they are summed in the model's own buffers.
 
@@ -325,6 +324,7 @@ class GradientAverager(_GradientAverager, SharesState):
 
 def _add(gradients: list[torch.Tensor], totals: list[torch.Tensor], weight: float, is_first: bool) -> None:
     """Add gradients to sums, or write them there if they are the first ones."""
+    gradients = [one.detach() if one.requires_grad else one for one in gradients]  # with create_graph=True, they do
     if all(one.device == total.device and not one.is_sparse for one, total in zip(gradients, totals, strict=True)):
         # a GPU waits for one call instead of one for each parameter
         if not is_first:

@@ -11,7 +11,7 @@ import concurrent.futures
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 
@@ -67,11 +67,13 @@ class ModuleAccess:
         """A round is about to begin that reads the module, maybe in the background."""
         self._is_to_be_read = True
 
-    def wait_until_read(self, updates: Sequence[concurrent.futures.Future[object]]) -> None:
+    def wait_until_read(self, updates: Collection[concurrent.futures.Future[object]]) -> None:
         """Wait until a round in the background has read the module, as far as one is to.
 
         :param updates: that are under way in the background
         """
+        if not (self._is_to_be_read and updates):
+            return
         deadline = time.monotonic() + READ_WITHIN
         with self._changed:
             while self._is_to_be_read and not all(one.done() for one in updates) and time.monotonic() < deadline:

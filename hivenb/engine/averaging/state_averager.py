@@ -45,6 +45,9 @@ from hivenb.errors import ProcessEndedError, SwarmError
 
 logger = get_logger(__name__)
 
+#: What hivemind asks for before each batch.
+_ONLY_APPLIES = {"apply_delayed_updates": True}
+
 #: Seconds between two looks whether a process that has not answered is still there.
 _LOOK_AGAIN = 0.1
 
@@ -355,7 +358,8 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         """
         if not self._reads_module:
             return
-        self._module_access.wait_until_read([] if self.reuse_tensors else list(self.pending_updates))
+        if not self.reuse_tensors:
+            self._module_access.wait_until_read(self.pending_updates)
         if keep:
             if self.module_buffers is not None:
                 self.module_buffers.keep()
@@ -450,6 +454,8 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
         :raises Exception: what went wrong in this step, or in an earlier one that was made in the background
         """
+        if kwargs == _ONLY_APPLIES and not args and self._has_nothing_to_apply:
+            return None
         if kwargs.get("averaging_round"):
             self._module_access.expect_read()
         kwargs = self._conclude_early(kwargs)
@@ -462,6 +468,18 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         output = self._step_or_raise(*args, **kwargs)
         self._apply_buffers()
         return output
+
+    @property
+    def _has_nothing_to_apply(self) -> bool:
+        """Whether there is no outcome of the background to apply, and no error to raise, as in most batches."""
+        return not (
+            self.pending_updates
+            or self.finished_optimizer_step.is_set()
+            or self.finished_averaging_round.is_set()
+            or self._early.has_begun
+            or self._failure is not None
+            or (self._averaged_buffers is not None and self._averaged_buffers.has_outcome)
+        )
 
     def _apply_buffers(self) -> None:
         if self._averaged_buffers is not None and self._averaged_buffers.has_outcome:

@@ -6,8 +6,7 @@ import concurrent.futures
 import contextlib
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import hivemind
@@ -60,14 +59,12 @@ class StepClock:
         self._seconds = 0.0
         self._running_since: float | None = None
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Let it run, as for the time of a step."""
         self._running_since = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._hold()
+
+    def __exit__(self, *error: object) -> None:
+        self._hold()
 
     def paused(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
         """The same closure, which computes gradients, with the clock paused for it."""
@@ -255,7 +252,7 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
 
         :param keep: copy what was trained into main memory, for others to download: the while may be long
         """
-        if self.has_begun and self.state_averager.is_alive():
+        if self.has_begun:
             self.state_averager.release_module(keep and self.state_averager.allow_state_sharing)
 
     def acquire_module(self) -> None:
@@ -268,7 +265,7 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
             return self._step_by_itself(closure)
         self.tracker.is_waited_for = self.use_gradient_averaging and not self.delay_grad_averaging
         self.tracker.gone_after = GONE_WITHIN * self.next_chunk_timeout
-        with self._clock.running():
+        with self._clock:
             result = self.step_on_batch(self._clock.paused(closure), *args, **kwargs)
         self.skipped_batches.note(True)  # the step may have averaged or downloaded what the next batch must not spoil
         return result

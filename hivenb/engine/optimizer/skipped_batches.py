@@ -6,7 +6,7 @@ One that gives no gradient at all is passed over without a word: somebody has de
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hivemind
@@ -124,7 +124,7 @@ class SkipsBatches(hivemind.Optimizer):
             self._go_on_without_a_batch()
             return loss
         self.skipped_batches.bring()
-        if self._is_to_be_skipped(None):
+        if self._is_to_be_skipped(None, (parameter.grad for parameter in self.state_averager.main_parameters)):
             lost = f"Its {batch_size} samples do not count, and no step was made"
             self.skipped_batches.skip(self._where_not_finite(), lost)
             self._go_on_without_a_batch()
@@ -139,12 +139,15 @@ class SkipsBatches(hivemind.Optimizer):
         if not batch_size:
             return True
         self.skipped_batches.bring()
-        if grad_scaler is None and self._can_judge_late():
+        gradients = self.grad_averager.gradients()
+        if grad_scaler is None and self._can_judge_late(gradients):
             self._unjudged = self.grad_averager.accumulate_if_finite_(batch_size)
             self._report_samples()
             return True
-        if not self._is_to_be_skipped(grad_scaler):
-            return super()._check_and_accumulate_gradients(batch_size, None)
+        if not self._is_to_be_skipped(grad_scaler, gradients):
+            self.grad_averager.accumulate_grads_(batch_size)
+            self._report_samples()
+            return True
         averager, where = self.grad_averager, self._where_not_finite()
         lost = f"Its {batch_size} samples do not count"
         if averager.reuse_grad_buffers:
@@ -174,19 +177,17 @@ class SkipsBatches(hivemind.Optimizer):
         self.skipped_batches.skip(batch.verdict.where(), f"Its {batch.samples} samples do not count")
         return False
 
-    def _can_judge_late(self) -> bool:
+    def _can_judge_late(self, gradients: Sequence[torch.Tensor]) -> bool:
         if self.skipped_batches.on_batch is not None or self.grad_averager.reuse_grad_buffers:
             return False  # the batch has spoiled already what it is to be taken out of
-        return can_be_judged_late(self.grad_averager.gradients())
+        return can_be_judged_late(gradients)
 
     def _report_samples(self) -> None:
         self.tracker.report_local_progress(self.local_epoch, self.grad_averager.local_samples_accumulated)
 
-    def _is_to_be_skipped(self, grad_scaler: Any) -> bool:
-        if grad_scaler is not None:  # of hivemind's, which keeps what it finds to lower the scale
-            is_finite = grad_scaler.are_grads_finite(self)
-        else:
-            is_finite = are_finite(parameter.grad for parameter in self.state_averager.main_parameters)
+    def _is_to_be_skipped(self, grad_scaler: Any, gradients: Iterable[torch.Tensor | None]) -> bool:
+        # a scaler of hivemind's keeps what it finds, to lower the scale
+        is_finite = are_finite(gradients) if grad_scaler is None else grad_scaler.are_grads_finite(self)
         if is_finite:
             self.skipped_batches.take()
         return not is_finite

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import hivemind
@@ -56,12 +56,12 @@ class Pace:
 
     peers: int = 1
 
-    @property
+    @cached_property
     def look_period(self) -> float:
         """Seconds between two looks at least."""
         return min(LOOK_PERIOD_OF_PEER * self.peers, MAX_REFRESH_PERIOD)
 
-    @property
+    @cached_property
     def report_period(self) -> float:
         """Seconds between two reports of one epoch, if all goes as the others reckon: one for each of their looks."""
         return max(AS_RECKONED, self.look_period)

@@ -270,7 +270,8 @@ class ProgressTracker(_ProgressTracker):
     def report_local_progress(self, local_epoch: int, samples_accumulated: int, *args: Any, **kwargs: Any) -> None:
         if self._failure is not None:
             raise SwarmError(f"the thread that follows the swarm has ended with {self._failure!r}") from self._failure
-        self._aside.clear()
+        if self._aside.is_set():
+            self._aside.clear()
         with self._lock_counting:
             self._batch_size = max(0, samples_accumulated - self.local_progress.samples_accumulated)
             super().report_local_progress(local_epoch, samples_accumulated, *args, **kwargs)

@@ -50,7 +50,7 @@ def test_an_epoch_whose_gradients_sum_up_to_infinity_ends_without_a_step(
             parameter.grad = torch.full_like(parameter, 3e38)
             if mode == "reused":
                 parameter.grad.fill_(torch.inf if optimizer.local_progress.samples_accumulated else 3e38)
-                monkeypatch.setattr(optimizer, "_is_to_be_skipped", lambda scaler: False)
+                monkeypatch.setattr(optimizer, "_is_to_be_skipped", lambda scaler, gradients: False)
         optimizer.step(batch_size=8)
     optimizer.finish_delayed_updates()
     assert optimizer.local_epoch == 1

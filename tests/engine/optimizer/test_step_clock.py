@@ -29,7 +29,7 @@ def step(clock: StepClock, time: Time, before: float, computing: float, after: f
     def compute() -> None:
         time.now += computing
 
-    with clock.running():
+    with clock:
         time.now += before
         closure = clock.paused(compute)
         assert closure is not None
@@ -48,7 +48,7 @@ def test_it_leaves_out_the_computing_and_what_is_between_steps(time: Time) -> No
 
 def test_within_a_step_it_begins_anew(time: Time) -> None:
     clock = StepClock()
-    with clock.running():
+    with clock:
         time.now += 3
         assert clock.restart() == 3
         time.now += 5
@@ -63,7 +63,7 @@ def test_a_closure_that_fails_is_skipped_as_well(time: Time) -> None:
         raise OverflowError("the loss is too large")
 
     def failing_step() -> None:
-        with clock.running():
+        with clock:
             time.now += 1
             clock.paused(fail)()  # type: ignore[misc]
 
