@@ -16,13 +16,13 @@ from pathlib import Path
 
 from hivenb._interrupts import interrupts_blocked
 from hivenb.engine.process.interrupts import BackgroundThread
-from hivenb.engine.process.watched_child import RestartCount
+from hivenb.engine.process.restart_count import RestartCount
 from hivenb.errors import HivenbError, LocalPeerError
 from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.fork_server import fork_peer, wait_for_server
 from hivenb.peers.local_peer import LocalPeer
 from hivenb.peers.peer_recipe import make_recipe
-from hivenb.peers.returning_peers import ComingBack
+from hivenb.peers.peers_of_next_start import ComingBack
 
 # -- local peer restarts ---------------------------------------------------------------------------------------------
 #

@@ -15,7 +15,7 @@ from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.checkpoint import EpochSchedulers
 from hivenb.engine.optimizer.handover import release, set_live, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer, default_next_chunk_timeout
-from hivenb.engine.process.watched_child import RestartCount
+from hivenb.engine.process.restart_count import RestartCount
 from hivenb.errors import OptionsError, ProcessEndedError
 from hivenb.options.choices import outer_optimizer_factory
 from hivenb.options.declarations import TakesEffect

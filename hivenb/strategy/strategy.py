@@ -57,8 +57,8 @@ from hivenb.strategy.reused_model import LeftModel, fitted_state, in_words, set_
 from hivenb.strategy.rollback import Rollback
 from hivenb.strategy.schedulers import HiveMindScheduler, scheduler_maker, schedulers_for_hivemind, shown_to_lightning
 from hivenb.strategy.trials import Trials
+from hivenb.swarm.agreement.frozen_parameters import RestDeclaration
 from hivenb.swarm.agreement.model_record import ModelDeclaration, describe_parameters
-from hivenb.swarm.agreement.rest_record import RestDeclaration
 from hivenb.swarm.start import start_dht
 from hivenb.system.environment import require_linux
 

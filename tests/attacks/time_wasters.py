@@ -23,7 +23,7 @@ from tiny import LOOPBACK
 
 import hivenb.engine.averaging.averager as download_pace
 import hivenb.engine.matchmaking.matchmaking as search
-import hivenb.engine.network.access.guard as stream_limits
+import hivenb.engine.network.access.streams as stream_limits
 import hivenb.engine.network.daemon as message_limits
 import hivenb.engine.optimizer.catch_up as unverified_claims
 import hivenb.engine.trust.reliability as reliability

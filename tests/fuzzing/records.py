@@ -26,10 +26,10 @@ from hivenb.engine.progress.peer_reports import Look, as_infos, parse_report, pa
 from hivenb.errors import SwarmError
 from hivenb.options import Options
 from hivenb.options.swarm_wide import SHARED_FIELDS, shared_part, with_shared_part
+from hivenb.swarm.agreement.frozen_parameters import difference, parse_rest, to_download
 from hivenb.swarm.agreement.model_record import first_difference, parse_description, parse_record, whose_model
 from hivenb.swarm.agreement.options_record import Declaration, Plan, parse
 from hivenb.swarm.agreement.public_names import MAX_LENGTH, parse_name
-from hivenb.swarm.agreement.rest_record import difference, parse_rest, to_download
 from hivenb.swarm.members import MemberList
 from hivenb.view.peers_panel import peers_html
 from hivenb.view.style import safe

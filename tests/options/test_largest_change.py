@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hivenb.options import Options
-from hivenb.options.swarm_wide import shared_part, too_large_a_change
+from hivenb.options.largest_change import too_large_a_change
+from hivenb.options.swarm_wide import shared_part
 
 OPTIONS = Options(target_batch_size=256)
 

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 import hivenb
-from hivenb.engine.process.watched_child import MOST_RESTARTS
+from hivenb.engine.process.restart_count import MOST_RESTARTS
 from hivenb.options import Options
 from hivenb.peers.followed_run import Followers
 from hivenb.peers.local_peers import LocalPeerRestarts

@@ -16,7 +16,7 @@ from hivemind.utils import MPFuture
 from tiny import DELAYS, PacedModel, in_large_batches, large_batches
 
 import hivenb
-from hivenb.engine.process import watched_child
+from hivenb.engine.process import restart_count
 from hivenb.errors import ProcessEndedError
 from hivenb.options import Options
 from hivenb.run.status import RunState
@@ -126,7 +126,7 @@ def wait_for_mark(title: str, run: TrainingRun, count: int) -> None:
 @pytest.mark.parametrize("delays", WAYS)
 def test_parts_that_are_killed_are_started_anew_and_the_peers_meet_again(swarm, monkeypatch, delays):
     """One after the other, in one run, which would end of so many in a minute."""
-    monkeypatch.setattr(watched_child, "MOST_RESTARTS", len(PARTS))
+    monkeypatch.setattr(restart_count, "MOST_RESTARTS", len(PARTS))
     run, groups = train_with_another(swarm, options("killed", **delays))
     peer_id, addresses = swarm.peer_id, swarm.addresses
     for part, (pid_of, title) in PARTS.items():
@@ -144,7 +144,7 @@ def test_parts_that_are_killed_are_started_anew_and_the_peers_meet_again(swarm, 
 
 @pytest.mark.parametrize("delays", WAYS)
 def test_those_that_are_killed_in_the_middle_of_an_answer_are_started_anew_as_well(swarm, monkeypatch, delays):
-    monkeypatch.setattr(watched_child, "MOST_RESTARTS", 6)
+    monkeypatch.setattr(restart_count, "MOST_RESTARTS", 6)
     run, groups = train_with_another(swarm, options("answering", **delays))
     for part in ("dht", "state"):
         pid_of, title = PARTS[part]
@@ -168,7 +168,7 @@ def locks_freed(run: TrainingRun) -> list[str]:
 def test_where_it_cannot_be_started_anew_the_run_says_what_has_ended_and_can_be_started_again(
     swarm, monkeypatch, part, delays
 ):
-    monkeypatch.setattr(watched_child, "MOST_RESTARTS", 0)
+    monkeypatch.setattr(restart_count, "MOST_RESTARTS", 0)
     run = run_of(swarm, options(f"fails-{part}", **ALONE, **delays))
     run.start()
     assert run.wait(epochs=1, timeout=PATIENCE)

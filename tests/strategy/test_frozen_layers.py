@@ -14,7 +14,7 @@ from torch import nn
 import hivenb
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.errors import SwarmError
-from hivenb.swarm.agreement import rest_record
+from hivenb.swarm.agreement import frozen_parameters
 
 pytestmark = pytest.mark.process
 
@@ -86,7 +86,7 @@ def test_a_newcomer_with_the_same_ones_downloads_none_and_is_told_nothing(monkey
 def test_large_ones_that_differ_are_refused_by_their_name_or_downloaded_or_kept_if_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rest_record, "MOST_SENT", 8)
+    monkeypatch.setattr(frozen_parameters, "MOST_SENT", 8)
     with one_trains(Tuned(0)) as (run, join):
         with pytest.raises(SwarmError, match=r"features\.weight .* has other values, and 1 more.*frozen_parameters"):
             join(Tuned(1)).wait(epochs=1, timeout=60)

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, Trainer
+from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from tiny import QUIET, TinyModel, loader, own_run, parameters, trainer
 
 import hivenb
@@ -153,6 +156,41 @@ class TestHooks:
         second.restore()
         second.restore()
         assert model.optimizer_zero_grad.__func__ is TinyModel.optimizer_zero_grad
+
+    def test_of_each_batch_lightning_enters_only_those_that_somebody_has_overridden(self, swarm: hivenb.Swarm) -> None:
+        seen: list[str] = []
+
+        class Own(TinyModel):
+            def on_after_backward(self) -> None:
+                seen.append("on_after_backward")
+
+        class Adds(Callback):
+            """Gives the module a hook that it has not had."""
+
+            def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+                pl_module.on_before_zero_grad = lambda optimizer: seen.append("on_before_zero_grad")
+
+        model, profiler = Own(), SimpleProfiler()
+        model.on_train_batch_end = lambda *args: seen.append("on_train_batch_end")
+        own = dict(vars(model))
+        given = trainer(strategy(swarm), max_epochs=1, callbacks=[Adds()], profiler=profiler)
+        given.fit(model, loader(64, 16))
+        assert Counter(seen) == dict.fromkeys(("on_after_backward", "on_before_zero_grad", "on_train_batch_end"), 4)
+        entered = {name for name in profiler.recorded_durations if name.startswith("[LightningModule]Own.on_")}
+        empty = {"on_train_batch_start", "on_before_backward", "on_before_optimizer_step"}
+        assert not {f"[LightningModule]Own.{name}" for name in empty} & entered
+        assert model.on_train_batch_end is own["on_train_batch_end"]
+        assert vars(model)["on_before_zero_grad"] is not None, "it was not hivenb's to take away"
+        assert not empty & set(vars(model))
+
+    def test_one_that_is_passed_over_is_there_in_a_copy(self, swarm: hivenb.Swarm) -> None:
+        model = TinyModel()
+        with living(model, strategy(swarm)):
+            assert not is_overridden("on_after_backward", model)
+            for one in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+                assert one.on_after_backward() is None
+                assert one.on_after_backward.__self__ is one
+        assert model.on_after_backward() is None
 
     def test_clipping_is_off_an_optimizer_that_is_used_again(self, swarm: hivenb.Swarm) -> None:
         model = TinyModel()

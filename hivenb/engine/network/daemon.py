@@ -23,15 +23,10 @@ from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
 from hivenb.engine.network.access.ban_list import SharedBanList
-from hivenb.engine.network.access.guard import (
-    AdmissionStatus,
-    Guard,
-    GuardedClient,
-    OpenStreams,
-    StreamHandler,
-    WatchfulClient,
-)
+from hivenb.engine.network.access.guard import AdmissionStatus, Guard
+from hivenb.engine.network.access.guarded_client import GuardedClient, WatchfulClient
 from hivenb.engine.network.access.identity import identity_file, same_ports
+from hivenb.engine.network.access.streams import OpenStreams, StreamHandler
 from hivenb.engine.network.access.tokens import Membership
 from hivenb.engine.network.addresses import is_loopback
 from hivenb.engine.network.node import caller

@@ -37,8 +37,9 @@ from hivenb.engine.network.access.ban_list_sync import (
     keep_ban_list,
     look,
 )
-from hivenb.engine.network.access.guard import BANNED, EXPIRED, AdmissionStatus, disconnect_strangers
+from hivenb.engine.network.access.guard import BANNED, EXPIRED, AdmissionStatus
 from hivenb.engine.network.access.identity import identity_in, new_identity, prove
+from hivenb.engine.network.access.strangers import disconnect_strangers
 from hivenb.engine.network.access.tokens import InviteKey, Membership, Secret, membership_of
 from hivenb.engine.network.addresses import Reach, is_loopback, is_of_one_link, routes
 from hivenb.engine.network.daemon import (
@@ -58,7 +59,8 @@ from hivenb.engine.network.relays import keep_place, start_relay
 from hivenb.engine.network.untrusted_values import bound_this_process
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.known_process import wait_for_exit
-from hivenb.engine.process.watched_child import LOOK_EVERY, AnsweredPipe, RestartCount, WatchedProcess, how_it_ended
+from hivenb.engine.process.restart_count import RestartCount
+from hivenb.engine.process.watched_child import LOOK_EVERY, AnsweredPipe, WatchedProcess, how_it_ended
 from hivenb.errors import NotInvitedError, ProcessEndedError, SwarmError
 
 # -- requests --------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from hivenb.engine.averaging.torch_optimizer_state import lay_out_like_parameters
-from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.skipped_batches import SkippedBatches
+from hivenb.engine.optimizer.untrained_parameters import FrozenParameters
 from hivenb.engine.progress.tracker import ProgressTracker
 
 

@@ -22,9 +22,9 @@ from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.engine.optimizer.catch_up import CatchingUp
 from hivenb.engine.optimizer.checkpoint import optimizer_state, reload_parameters, restore_optimizer_state
 from hivenb.engine.optimizer.delay_compensation import DelayCompensation
-from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
 from hivenb.engine.optimizer.scheduled_rounds import AgreedRounds, EpochReport, MissedRound, RoundOutcome
 from hivenb.engine.optimizer.skipped_batches import SkipsBatches
+from hivenb.engine.optimizer.untrained_parameters import FrozenParameters
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 

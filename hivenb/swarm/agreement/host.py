@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from hivemind.utils import get_dht_time
 
 from hivenb.errors import OptionsError
-from hivenb.options.swarm_wide import Shared, too_large_a_change
+from hivenb.options.largest_change import too_large_a_change
+from hivenb.options.swarm_wide import Shared
 from hivenb.swarm.agreement.options_record import EXPIRATION, Declaration, Plan, Records, Return
 from hivenb.swarm.agreement.seniority import Seniority
 from hivenb.swarm.peer_id import short_id

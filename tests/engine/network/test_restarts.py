@@ -21,7 +21,7 @@ from tiny import LOOPBACK
 
 from hivenb.engine.network.access.identity import same_ports
 from hivenb.engine.network.dht import DHT, reachable_addresses
-from hivenb.engine.process import watched_child
+from hivenb.engine.process import restart_count
 from hivenb.engine.process.known_process import wait_for_exit
 from hivenb.errors import ProcessEndedError, SwarmError
 from hivenb.swarm import Swarm
@@ -115,7 +115,7 @@ def test_who_asks_meanwhile_waits_and_is_answered(two_dhts):
 
 
 def test_one_that_ends_again_and_again_is_given_up_and_can_be_revived(two_dhts, eventually, monkeypatch):
-    monkeypatch.setattr(watched_child, "MOST_RESTARTS", 1)
+    monkeypatch.setattr(restart_count, "MOST_RESTARTS", 1)
     victim, other = two_dhts
     kill(victim, "process", eventually)
     find_each_other(victim, other)
@@ -157,11 +157,11 @@ def test_who_revives_it_waits_for_what_is_tried_at_present(two_dhts, eventually,
 
 
 def test_two_who_revive_it_start_it_once(two_dhts, eventually, monkeypatch):
-    monkeypatch.setattr(watched_child, "MOST_RESTARTS", 0)
+    monkeypatch.setattr(restart_count, "MOST_RESTARTS", 0)
     victim, other = two_dhts
     kill(victim, "process", eventually)
     eventually(lambda: victim.ended and victim._works.is_set(), BACK_WITHIN)
-    monkeypatch.setattr(watched_child, "MOST_RESTARTS", 3)
+    monkeypatch.setattr(restart_count, "MOST_RESTARTS", 3)
     both, clear, started = threading.Barrier(2), victim._works.clear, []
 
     def clear_together() -> None:

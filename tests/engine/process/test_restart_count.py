@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hivenb.engine.process.watched_child import MOST_RESTARTS, RESTARTS_WITHIN, RestartCount
+from hivenb.engine.process.restart_count import MOST_RESTARTS, RESTARTS_WITHIN, RestartCount
 from hivenb.errors import ProcessEndedError
 
 

@@ -20,7 +20,7 @@ from hivemind.p2p.p2p_daemon_bindings.control import P2PHandlerError
 from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
-from hivenb.engine.network.access import guard
+from hivenb.engine.network.access import guarded_client
 from hivenb.engine.network.access.tokens import Secret, membership_of
 from hivenb.engine.network.daemon import NonRelayingP2P, Relaying, RelayingP2P, TiedP2P
 from hivenb.engine.network.dht import DHT, reachable_addresses
@@ -172,7 +172,7 @@ def test_a_member_that_cannot_answer_is_no_stranger() -> None:
 
 @pytest.mark.process
 def test_a_stream_of_one_who_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "PROVEN_WITHIN", 0.5)
+    monkeypatch.setattr(guarded_client, "PROVEN_WITHIN", 0.5)
 
     async def conversation(server: Echo, stub: Any, calling: P2P) -> None:
         _, reader, writer = await calling.call_binary_stream_handler(stub._peer, "Echo.rpc_stream")
@@ -188,7 +188,7 @@ def test_streams_of_one_who_says_nothing_make_room_for_each_other() -> None:
     async def conversation(server: Echo, stub: Any, calling: P2P) -> None:
         opened = [await calling.call_binary_stream_handler(stub._peer, "Echo.rpc_stream") for _ in range(20)]
         reads = [asyncio.ensure_future(reader.read(1)) for _, reader, _ in opened]
-        closed = asyncio.as_completed(reads, timeout=guard.PROVEN_WITHIN / 2)
+        closed = asyncio.as_completed(reads, timeout=guarded_client.PROVEN_WITHIN / 2)
         assert [await next(closed) for _ in range(4)] == [b""] * 4
         assert sum(read.done() for read in reads) == 4
         for _, _, writer in opened:
@@ -257,7 +257,7 @@ def make_averager(dht: hivemind.DHT, value: float) -> hivemind.DecentralizedAver
 
 @pytest.mark.process
 def test_averagers_have_the_secret_of_their_dht(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "PROVEN_WITHIN", 1.0)
+    monkeypatch.setattr(guarded_client, "PROVEN_WITHIN", 1.0)
     # what is found of plain averagers here would be taken for that of their subclasses in all later tests
     monkeypatch.setattr(hivemind.DecentralizedAverager, "_rpc_handlers", None)
     monkeypatch.setattr(hivemind.DecentralizedAverager, "_stub_type", None)

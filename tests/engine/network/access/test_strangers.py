@@ -15,7 +15,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 from tiny import LOOPBACK
 
-from hivenb.engine.network.access import guard
+from hivenb.engine.network.access import strangers
 from hivenb.engine.network.access.tokens import Secret
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.network.relays import _ask_for_place
@@ -27,7 +27,7 @@ SECRET = Secret.random()
 
 @pytest.fixture
 def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "LOOK_EVERY", 0.5)
+    monkeypatch.setattr(strangers, "LOOK_EVERY", 0.5)
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_strangers_are_hung_up_on_again_and_again_and_members_never(member: Any,
 
 def test_who_comes_back_is_remembered_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(guard.time, "monotonic", lambda: now)
-    strikes, peer, other = guard.Strikes(), PeerID(b"a"), PeerID(b"b")
+    monkeypatch.setattr(strangers.time, "monotonic", lambda: now)
+    strikes, peer, other = strangers.Strikes(), PeerID(b"a"), PeerID(b"b")
     assert [strikes.add(peer), strikes.add(peer), strikes.add(other)] == [1, 2, 1]
     now += 3500
     assert strikes.add(peer) == 3
@@ -87,6 +87,6 @@ def test_who_comes_back_is_remembered_for_an_hour(monkeypatch: pytest.MonkeyPatc
     assert [strikes.add(peer), strikes.add(other)] == [4, 1]
     strikes.forget(peer)
     assert strikes.add(peer) == 1
-    for number in range(guard._MOST_REMEMBERED):
+    for number in range(strangers._MOST_REMEMBERED):
         strikes.add(PeerID(b"%d" % number))
     assert strikes.add(peer) == 1, "who makes up ids takes no more memory than so many"

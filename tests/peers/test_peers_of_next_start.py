@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hivenb.peers.returning_peers import ComingBack
+from hivenb.peers.peers_of_next_start import ComingBack
 
 
 class Peer:

@@ -10,15 +10,15 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
-from hivenb.engine.network.access import guard
-from hivenb.engine.network.access.guard import GatheringWriter, SilentStreamError, TimedReader, UnprovenStreams
+from hivenb.engine.network.access import streams
+from hivenb.engine.network.access.streams import GatheringWriter, SilentStreamError, TimedReader, UnprovenStreams
 from hivenb.engine.network.daemon import TiedP2P
 
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "WITHIN", 0.2)
-    monkeypatch.setattr(guard, "SLOWEST", 1000.0)
+    monkeypatch.setattr(streams, "WITHIN", 0.2)
+    monkeypatch.setattr(streams, "SLOWEST", 1000.0)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -95,8 +95,8 @@ def test_the_oldest_of_those_who_prove_nothing_make_room_for_others():
 @pytest.mark.process
 @pytest.mark.usefixtures("hurried")
 def test_silent_streams_are_few_and_closed_and_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(guard, "MOST_STREAMS", 5)
-    monkeypatch.setattr(guard, "WITHIN", 3.0)
+    monkeypatch.setattr(streams, "MOST_STREAMS", 5)
+    monkeypatch.setattr(streams, "WITHIN", 3.0)
 
     async def handler(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         async for request in requests:

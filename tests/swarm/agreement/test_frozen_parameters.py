@@ -10,8 +10,8 @@ from torch import nn
 
 from hivenb.engine.averaging.module_rest import ModuleRest, RestEntry
 from hivenb.errors import SwarmError
-from hivenb.swarm.agreement import rest_record
-from hivenb.swarm.agreement.rest_record import difference, digest_of_rest, pack_rest, parse_rest, to_download
+from hivenb.swarm.agreement import frozen_parameters
+from hivenb.swarm.agreement.frozen_parameters import difference, digest_of_rest, pack_rest, parse_rest, to_download
 
 
 def rest_of(seed: int, *names: str, **kwargs: object) -> ModuleRest:
@@ -44,7 +44,7 @@ def test_small_differences_are_taken_over_and_large_ones_refused_unless_asked_fo
     found = difference(rest.entries, theirs)
     assert found is not None
     assert to_download(found, rest, "x", downloads=False) == {0: theirs[0], 1: theirs[1]}
-    monkeypatch.setattr(rest_record, "MOST_SENT", 100)
+    monkeypatch.setattr(frozen_parameters, "MOST_SENT", 100)
     assert to_download(found, rest, "x", downloads=True) == {0: theirs[0], 1: theirs[1]}
     with pytest.raises(
         SwarmError, match=r"'x': a\.weight \(float32 of shape \(4, 4\) here.*1 more.*='download'.*'own'"
@@ -63,7 +63,7 @@ def test_what_cannot_be_taken_over_is_refused() -> None:
 
 
 def test_what_training_changes_comes_from_the_others_however_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest_record, "MOST_SENT", 0)
+    monkeypatch.setattr(frozen_parameters, "MOST_SENT", 0)
     rest = rest_of(0, "a")
     moving = RestEntry("a.weight", (4, 4), "float32")
     found = difference(rest.entries, [moving])

@@ -13,9 +13,9 @@ from tiny import MODES
 from torch import Tensor, nn
 
 from hivenb.engine.optimizer.checkpoint import find_obstacle
-from hivenb.engine.optimizer.frozen_parameters import FrozenParameters
 from hivenb.engine.optimizer.handover import give_back, release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
+from hivenb.engine.optimizer.untrained_parameters import FrozenParameters
 
 Make = Callable[..., Optimizer]
 
