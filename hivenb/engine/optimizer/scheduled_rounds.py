@@ -402,16 +402,16 @@ class AgreedRounds:
     def _may_average_state_early(self) -> bool:
         """Whether the state can be averaged before the step: it is there by then, and all make the same step.
 
-        Not where the round after it takes next to no time, on a short and wide line: a difference between peers, such
-        as what a codec makes of the gradients, then stays for an epoch.
+        On a short and wide line, where the round after it takes little, only if no codec makes something else of the
+        gradients at each peer, which would stay for an epoch, and if the state is small.
         """
         own = self._participant
-        if own.tracker.list.round_trip < LONG_LINE and not own.state_averager.rounds_take_long:
+        if self._averages_in_background or own.use_local_updates or own.auxiliary:
             return False
-        if not own.state_averager.may_begin_early:
+        if own.state_averager.group_size_is_fixed or not own.state_averager.may_begin_early:
             return False
-        is_in_several_groups = own.state_averager.group_size_is_fixed
-        return not (self._averages_in_background or own.use_local_updates or own.auxiliary or is_in_several_groups)
+        takes_long = own.tracker.list.round_trip >= LONG_LINE or own.state_averager.rounds_take_long
+        return bool(takes_long or (own.grad_averager.sends_exactly and own.state_averager.costs_little_early))
 
     def _schedule(self, agreed: AgreedRound, averager: Any, epoch: int, **kwargs: Any) -> None:
         timeout = self._participant.averaging_timeout
