@@ -380,6 +380,16 @@ class TestTheStateBeforeTheStep:
         rounds.be_ready_for_gradients()
         assert rounds.state.control is state
 
+    def test_has_to_have_met_by_then_where_it_takes_next_to_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(scheduled_rounds, "MET_WITHIN", 1000.0)
+        own = participant(averaging_timeout=20.0)
+        own.tracker.list.round_trip = 0.001
+        rounds = rounds_of(own)
+        rounds.state.control = state = FakeRound(epoch=5)  # type: ignore[assignment]
+        state.begins_early = Future()
+        rounds.be_ready_for_gradients()  # at once
+        assert rounds.state.control is state
+
     def test_is_waited_for_by_whoever_leaves(self) -> None:
         own = participant(averaging_timeout=20.0)
         rounds = rounds_of(own)
