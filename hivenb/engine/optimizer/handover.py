@@ -13,7 +13,7 @@ import torch
 from hivenb.engine.averaging.torch_optimizer_state import lay_out_like_parameters
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.skipped_batches import SkippedBatches
-from hivenb.engine.optimizer.untrained_parameters import FrozenParameters
+from hivenb.engine.optimizer.untrained_parameters import UntrainedParameters
 from hivenb.engine.progress.tracker import ProgressTracker
 
 
@@ -46,7 +46,7 @@ class Handover:
     has_begun: bool
     skipped_batches: SkippedBatches
     outer: dict[str, Any] | None
-    frozen: FrozenParameters
+    frozen: UntrainedParameters
     clip: Callable[[torch.optim.Optimizer], None] | None
 
 

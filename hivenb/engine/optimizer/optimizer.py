@@ -24,7 +24,7 @@ from hivenb.engine.optimizer.checkpoint import optimizer_state, reload_parameter
 from hivenb.engine.optimizer.delay_compensation import DelayCompensation
 from hivenb.engine.optimizer.scheduled_rounds import AgreedRounds, EpochReport, MissedRound, RoundOutcome
 from hivenb.engine.optimizer.skipped_batches import SkipsBatches
-from hivenb.engine.optimizer.untrained_parameters import FrozenParameters
+from hivenb.engine.optimizer.untrained_parameters import UntrainedParameters
 from hivenb.engine.progress.tracker import ProgressTracker
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 
@@ -125,7 +125,7 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         tracker: ProgressTracker | None = None,
         optimizer: Any = None,
         params: Any = None,
-        frozen: FrozenParameters | None = None,
+        frozen: UntrainedParameters | None = None,
         **kwargs: Any,
     ):
         self._own_client_mode = dht.client_mode if client_mode is None else client_mode
@@ -597,21 +597,21 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         """Nothing: Lightning's wrapper inherits this method, and would end the averagers of a living optimizer."""
 
 
-def _without_frozen(optimizer: Any, params: Any) -> tuple[FrozenParameters, Any]:
+def _without_frozen(optimizer: Any, params: Any) -> tuple[UntrainedParameters, Any]:
     """What of the parameters that an optimizer was given is not trained, and the others.
 
     :param optimizer: a torch optimizer, which has only the others afterwards; or a factory, if there are parameters
     :param params: parameters, or groups of them; ``None`` with a torch optimizer
     """
     if params is None:
-        frozen = FrozenParameters.among(getattr(optimizer, "param_groups", ()))
+        frozen = UntrainedParameters.among(getattr(optimizer, "param_groups", ()))
         if not frozen.are_none:
             frozen.take_out(optimizer)
         return frozen, None
     groups = list(params)
     if all(isinstance(one, torch.Tensor) for one in groups):
         groups = [{"params": groups}]
-    frozen = FrozenParameters.among(groups)
+    frozen = UntrainedParameters.among(groups)
     return frozen, frozen.without(groups)
 
 

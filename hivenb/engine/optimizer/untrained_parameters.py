@@ -14,7 +14,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class FrozenParameters:
+class UntrainedParameters:
     """Those that were taken out of the groups of an optimizer.
 
     :param groups: all parameters of each group, in their order
@@ -25,7 +25,7 @@ class FrozenParameters:
     trained: tuple[tuple[bool, ...], ...]
 
     @classmethod
-    def among(cls, groups: Iterable[Mapping[str, Any]]) -> FrozenParameters:
+    def among(cls, groups: Iterable[Mapping[str, Any]]) -> UntrainedParameters:
         """Those of some groups, as they are now."""
         parameters = tuple(tuple(group["params"]) for group in groups)
         return cls(parameters, tuple(tuple(one.requires_grad for one in group) for group in parameters))

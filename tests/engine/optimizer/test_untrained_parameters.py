@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hivenb.engine.optimizer.checkpoint import find_obstacle
 from hivenb.engine.optimizer.handover import give_back, release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
-from hivenb.engine.optimizer.untrained_parameters import FrozenParameters
+from hivenb.engine.optimizer.untrained_parameters import UntrainedParameters
 
 Make = Callable[..., Optimizer]
 
@@ -148,7 +148,7 @@ def test_a_successor_leaves_it_out_too(make_optimizer: Make, memory_dht: RealTim
 
 def test_what_is_unfrozen_meanwhile_is_known() -> None:
     model = Adapted()
-    frozen = FrozenParameters.among(model.groups)
+    frozen = UntrainedParameters.among(model.groups)
     assert frozen.unfrozen() == []
     model.adapter.requires_grad_(False)  # for a while: it is averaged, and has no gradient
     assert frozen.unfrozen() == []
@@ -157,7 +157,7 @@ def test_what_is_unfrozen_meanwhile_is_known() -> None:
 
 
 def test_a_state_of_another_model_is_left_to_torch_to_refuse() -> None:
-    frozen = FrozenParameters.among(Adapted().groups)
+    frozen = UntrainedParameters.among(Adapted().groups)
     state = torch.optim.SGD([nn.Parameter(torch.zeros(1))]).state_dict()
     assert frozen.of_trained(state) == state
 
