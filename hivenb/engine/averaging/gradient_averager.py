@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.compression import TensorRole
+from hivemind.compression import NoCompression, TensorRole
 from hivemind.optim.grad_averager import GradientAverager as _GradientAverager
 from hivemind.optim.power_sgd_averager import AllReducePhases
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as _PowerSGDGradientAverager
@@ -148,6 +148,11 @@ class GradientAverager(_GradientAverager, SharesState):
                 _add([self.parameters[number].grad for number in numbers], totals, weight, is_first)
         for number in first:
             self._is_used[number] = True
+
+    @property
+    def sends_exactly(self) -> bool:
+        """Whether gradients are sent as they are, so that all peers of a round have the same average."""
+        return type(self.allreduce_kwargs["compression"]) is NoCompression
 
     def gradients(self) -> list[torch.Tensor]:
         """Those that the parameters have at the moment; none of a parameter that the last batch has not used."""
@@ -357,6 +362,10 @@ class PowerSGDGradientAverager(GradientAverager, _PowerSGDGradientAverager):
     gradient has fewer components, the columns beyond are rounding errors, blown up and different on each peer: with
     rank 32 and a matrix of rank 8, the average was off by 80 percent, and the peers' averages by 20 from each other.
     """
+
+    @property
+    def sends_exactly(self) -> bool:
+        return False
 
     def numbers_in_state(self) -> float:
         """Numbers in this peer's factors, of which another one sends as many."""

@@ -561,6 +561,11 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         return self._early.suits(self.numbers_in_state)
 
     @property
+    def costs_little_early(self) -> bool:
+        """Whether its rounds cost next to nothing if they begin with their group, before the step, on any line."""
+        return self._early.costs_little(self.numbers_in_state)
+
+    @property
     def rounds_take_long(self) -> bool:
         """Whether its rounds took so long after the step of late that it is worth to hold them before."""
         return self._early.rounds_take_long

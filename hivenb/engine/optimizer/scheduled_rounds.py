@@ -244,7 +244,8 @@ def is_excluded(
 #: Seconds there and back from which on an exchange less is worth that peers differ by what one step makes of a codec.
 LONG_LINE = 0.03
 
-#: Seconds for which gradients wait for the group of the state. Whoever has just come may look for it in vain.
+#: Seconds for which gradients wait for the group of the state, where its rounds take long. Whoever has just come may
+#: look for it in vain.
 MET_WITHIN = 2.0
 
 
@@ -402,16 +403,22 @@ class AgreedRounds:
     def _may_average_state_early(self) -> bool:
         """Whether the state can be averaged before the step: it is there by then, and all make the same step.
 
-        Not where the round after it takes next to no time, on a short and wide line: a difference between peers, such
-        as what a codec makes of the gradients, then stays for an epoch.
+        On a short and wide line, where the round after it takes little, only if no codec makes something else of the
+        gradients at each peer, which would stay for an epoch, and if the state is small.
         """
         own = self._participant
-        if own.tracker.list.round_trip < LONG_LINE and not own.state_averager.rounds_take_long:
+        if self._averages_in_background or own.use_local_updates or own.auxiliary:
             return False
-        if not own.state_averager.may_begin_early:
+        if own.state_averager.group_size_is_fixed or not own.state_averager.may_begin_early:
             return False
-        is_in_several_groups = own.state_averager.group_size_is_fixed
-        return not (self._averages_in_background or own.use_local_updates or own.auxiliary or is_in_several_groups)
+        costs_little = own.grad_averager.sends_exactly and own.state_averager.costs_little_early
+        return bool(self._state_takes_long or costs_little)
+
+    @property
+    def _state_takes_long(self) -> bool:
+        """Whether a round of the state that is held after the step takes long, on a long line or on a narrow one."""
+        own = self._participant
+        return bool(own.tracker.list.round_trip >= LONG_LINE or own.state_averager.rounds_take_long)
 
     def _schedule(self, agreed: AgreedRound, averager: Any, epoch: int, **kwargs: Any) -> None:
         timeout = self._participant.averaging_timeout
@@ -432,13 +439,14 @@ class AgreedRounds:
     def _wait_for_early_state(self) -> None:
         """Let a round of the state end that begins by itself, before gradients are sent.
 
-        On a slow line, the one would keep the other waiting, and peers would take that for a stall.
+        On a slow line, the one would keep the other waiting, and peers would take that for a stall. Where rounds take
+        next to no time, only one is waited for that has begun by now.
         """
         state = self.state.control
         if state is None or state.begins_early is None or state.done() or self.is_alone:
             return
         with suppress(TimeoutError, concurrent.futures.TimeoutError, ProcessEndedError):
-            if state.begins_early.result(MET_WITHIN):
+            if state.begins_early.result(MET_WITHIN if self._state_takes_long else 0.0):
                 outcome_of(state, self._participant.averaging_timeout)
 
     def begin_state_early(self) -> None:

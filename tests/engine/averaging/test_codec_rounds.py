@@ -404,3 +404,14 @@ def check_state(
         assert_within(loaded[key], value.double(), allowed)
         assert torch.equal(given[key], after[0][key]), "a download changes its giver"
     assert torch.equal(given[0], loaded[0]) == (names[0] == "none"), "the codec was not at work"
+
+
+def test_only_one_without_a_codec_sends_gradients_as_they_are(
+    memory_dht: RealTimeDHT, make_averager: Callable[..., GradientAverager]
+) -> None:
+    averager = make_averager(memory_dht, compression=codecs.Float16Compression())
+    assert not averager.sends_exactly
+    averager.set_live(attributes={}, matchmaking={}, allreduce={"compression": codecs.NoCompression()})
+    assert averager.sends_exactly
+    ranked = make_averager(memory_dht, kind=PowerSGDGradientAverager, averager_rank=1)
+    assert not ranked.sends_exactly

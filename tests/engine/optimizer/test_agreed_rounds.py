@@ -301,6 +301,16 @@ class TestTheStateBeforeTheStep:
         own.tracker.list.round_trip, own.state_averager.rounds_take_long = 0.01, take_long
         assert self.offers_of(own) == [take_long]
 
+    @pytest.mark.parametrize("costs_little", [False, True])
+    @pytest.mark.parametrize("sends_exactly", [False, True])
+    def test_is_offered_on_a_short_line_if_it_costs_little_and_leaves_no_difference(
+        self, sends_exactly: bool, costs_little: bool
+    ) -> None:
+        own = participant()
+        own.tracker.list.round_trip = 0.001
+        own.grad_averager.sends_exactly, own.state_averager.costs_little_early = sends_exactly, costs_little
+        assert self.offers_of(own) == [sends_exactly and costs_little]
+
     @pytest.mark.parametrize("delay", ["delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging"])
     def test_a_round_in_the_background_says_nothing_of_what_one_takes_that_is_waited_for(self, delay: str) -> None:
         for is_delayed in (True, False):
@@ -368,6 +378,16 @@ class TestTheStateBeforeTheStep:
         rounds.state.control = state = FakeRound(epoch=5)  # type: ignore[assignment]
         state.begins_early = Future()
         rounds.be_ready_for_gradients()
+        assert rounds.state.control is state
+
+    def test_has_to_have_met_by_then_where_it_takes_next_to_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(scheduled_rounds, "MET_WITHIN", 1000.0)
+        own = participant(averaging_timeout=20.0)
+        own.tracker.list.round_trip = 0.001
+        rounds = rounds_of(own)
+        rounds.state.control = state = FakeRound(epoch=5)  # type: ignore[assignment]
+        state.begins_early = Future()
+        rounds.be_ready_for_gradients()  # at once
         assert rounds.state.control is state
 
     def test_is_waited_for_by_whoever_leaves(self) -> None:

@@ -6,8 +6,9 @@ Nothing changes them in an epoch, so that they are exchanged as soon as the grou
 buffers change with each batch: where there are some, all is exchanged when the epoch is over, beside the gradients, or
 after the step if it is large.
 
-A peer offers that on a long line, and where rounds after the step take long: on a narrow line, or with a large state. A
-group does so if all in it have offered. Otherwise, with a helper, a peer of plain hivemind or one that averages in the
+A peer offers that on a long line, and where rounds after the step take long: on a narrow line, or with a large state;
+and on any line where the state is small, and gradients are sent as they are, so that no difference is left. A group
+does so if all in it have offered. Otherwise, with a helper, a peer of plain hivemind or one that averages in the
 background, the round is held after the step, as hivemind does.
 """
 
@@ -64,6 +65,13 @@ class EarlyRounds(Extension):
         :param numbers: gives how many there are in what is exchanged
         """
         return self.at_once or numbers() <= MOST_BESIDE_GRADIENTS
+
+    def costs_little(self, numbers: Callable[[], float]) -> bool:
+        """Whether a round that begins with its group costs next to nothing: it is over while all compute, and small.
+
+        :param numbers: as in :meth:`suits`
+        """
+        return self.at_once and numbers() <= MOST_BESIDE_GRADIENTS
 
     def note_end(self, control: Round) -> None:
         """Know how long a round has taken whose group was let begin after its step. From any thread."""
