@@ -18,6 +18,9 @@ from strategy.peers import Peer
 #: What a helper is known by in its command line; those without are forked, and look like their parent.
 _COMMANDS = {"p2pd": "p2pd", "shm-manager": "torch_shm_manager"}
 
+#: Seconds after which a helper that was killed has a successor.
+_STARTED_ANEW_WITHIN = 60.0
+
 
 def _helpers(peer: Peer) -> dict[str, list[psutil.Process]]:
     """The helper processes of a peer, by what they are; averagers in the order in which they were started."""
@@ -38,9 +41,11 @@ def _kill(name: str, which: int = 0) -> Callable[[Field, Random], str]:
         field.note()
         time.sleep(chance.uniform(0.0, 2.0))
         peer = chance.choice(field.peers)
-        found = _helpers(peer).get(name, [])
-        if len(found) <= which:
-            raise BrokeError(f"peer {field.number(peer)} has no such process")
+        end = time.monotonic() + _STARTED_ANEW_WITHIN
+        while len(found := _helpers(peer).get(name, [])) <= which:  # it is just being started anew, after another fault
+            if time.monotonic() > end:
+                raise BrokeError(f"peer {field.number(peer)} has no such process")
+            time.sleep(0.1)
         os.kill(found[which].pid, signal.SIGKILL)
         return f"of peer {field.number(peer)}"
 

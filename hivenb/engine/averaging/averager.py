@@ -330,12 +330,26 @@ class Averager(WatchedProcess, DecentralizedAverager):
             if control.stage is not AveragingStage.RUNNING_ALLREDUCE:
                 control.desert()
 
-    def shutdown(self) -> None:
+    def ask_to_end(self) -> None:
+        """Let the process begin to end, for which :meth:`shutdown` waits: several then end beside each other."""
+        if self._is_dismissed:
+            return
         self._retired = self._is_dismissed = True
         for control in self._known_rounds():
             control.desert()  # hivemind would begin it anew, until the process is ended by force
         if self.ended is None:
-            super().shutdown()
+            with contextlib.suppress(OSError):  # it was killed just now
+                self._outer_pipe.send(("_shutdown", [self.shutdown_timeout], {}))
+            self._inner_pipe.send(("_SHUTDOWN", None))  # ends hivemind's thread that copies the state for it
+
+    def shutdown(self) -> None:
+        # Replaces hivemind/averaging/averager.py:shutdown, which asks and waits at once
+        self.ask_to_end()
+        if self.ended is None:
+            self.join(self.shutdown_timeout)
+            if self.is_alive():
+                logger.warning(f"{self.title} did not end within {self.shutdown_timeout} s, and is ended by force")
+                self.terminate()
             self._daemon_link.forget(self._handler_names())  # it may have ended by force, or before it was asked to
         self._remove_parameter_hooks()
         self.staging.close()

@@ -159,6 +159,7 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
                 next_chunk_timeout=next_chunk_timeout or default_next_chunk_timeout(matchmaking_time),
                 **kwargs,
             )
+            self.state_averager.wait_until_ready()
         except BaseException:
             self._abandon()
             if frozen is None and isinstance(optimizer, torch.optim.Optimizer):
@@ -188,7 +189,7 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         )
 
     def _make_state_averager(self, **kwargs: Any) -> TrainingStateAverager:
-        return TrainingStateAverager(
+        averager = TrainingStateAverager(
             dht=self.dht,
             prefix=f"{self.run_id}_state_averager",
             min_matchmaking_time=self.matchmaking_time,
@@ -202,9 +203,11 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
             auxiliary=self.auxiliary,
             # not before a checkpoint had its chance to be loaded: a newcomer would take the state of epoch 0
             allow_state_sharing=False,
-            start=True,
+            start=False,
             **kwargs,
         )
+        averager.run_in_background(await_ready=False)  # it begins to work while the other one is made
+        return averager
 
     def _make_gradient_averager(self, factory: Callable[..., Any] | None, **kwargs: Any) -> Any:
         # hivemind hands averager_opts to the state averager alone, against its own documentation
@@ -563,12 +566,15 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
 
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""
-        if self.state_averager.is_alive():  # hivemind/optim/optimizer.py:shutdown cancels what is cancelled: an error
+        # Replaces hivemind/optim/optimizer.py:shutdown, which cancels what is cancelled: an error
+        if self.state_averager.is_alive():
             try:
-                with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
-                    self.rounds.take(wait=True)
+                self.tracker.shutdown(self.shutdown_timeout)
                 with self.state_averager.failure_held_back():
-                    super().shutdown()
+                    self.state_averager.step(wait_for_delayed_updates=True)
+                    with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+                        self.rounds.leave()
+                    self._end_processes()
             finally:
                 self.state_averager.end_lead()  # of a step that has taken longer than it was waited for
         else:  # it was killed, or this is the second call
@@ -585,13 +591,19 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
 
     def end_averagers(self) -> None:
         """End both averager processes, and let go of the torch optimizer and the tracker."""
+        self._end_processes()
         state_averager = getattr(self, "state_averager", None)
-        for averager in (state_averager, getattr(self, "grad_averager", None)):
-            if averager is not None and averager.is_alive():
-                with contextlib.suppress(OSError):
-                    averager.shutdown()
         if state_averager is not None:
             state_averager.let_go_of_optimizer()
+
+    def _end_processes(self) -> None:
+        averagers = [getattr(self, "state_averager", None), getattr(self, "grad_averager", None)]
+        alive = [averager for averager in averagers if averager is not None and averager.is_alive()]
+        for averager in alive:
+            averager.ask_to_end()
+        for averager in alive:
+            with contextlib.suppress(OSError):
+                averager.shutdown()
 
     def __del__(self) -> None:
         """Nothing: Lightning's wrapper inherits this method, and would end the averagers of a living optimizer."""
