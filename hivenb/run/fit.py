@@ -19,10 +19,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from hivenb._signatures import keywords_of
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.options.options import DEFAULT_RUN_ID, Options
+from hivenb.run.concurrent_runs import RunInSwarm
 from hivenb.run.model_copy import model_of
 from hivenb.run.monitor import Monitor
 from hivenb.run.raised_exits import EndsInError
-from hivenb.run.replaced_run import RunInSwarm
 from hivenb.run.training_length import require_way_to_go
 from hivenb.strategy.strategy import HivemindStrategy
 from hivenb.swarm.swarm import Swarm

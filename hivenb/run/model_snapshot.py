@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import TrainingError
+from hivenb.run.concurrent_runs import one_starts
 from hivenb.run.model_copy import checked_device, copy_of, model_of, ready_to_predict
-from hivenb.run.replaced_run import one_starts
 from hivenb.strategy.checks import run_that_trains
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from hivenb.errors import TrainingError
 from hivenb.run.status import RunState
-from hivenb.strategy.rollback import KeptState, LossWatch, no_state
+from hivenb.strategy.divergence import LossWatch
+from hivenb.strategy.kept_state import KeptState
+from hivenb.strategy.rollback import no_state
 from hivenb.swarm.agreement.options_record import Return
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from hivenb.figures.history import History
 from hivenb.options.options import Options
 from hivenb.peers.followed_run import Followers
 from hivenb.run.checkpoints import RunFolder
+from hivenb.run.concurrent_runs import before, claim_place, give_way, make_room, one_starts
 from hivenb.run.fit import Fit, check_arguments, in_invited_run, prepare_fit, trainer_keywords
 from hivenb.run.kept_history import KeptHistory, folder_of
 from hivenb.run.live_options import RunOptions
@@ -30,7 +31,6 @@ from hivenb.run.model_snapshot import take_snapshot
 from hivenb.run.module_modes import KeptModes
 from hivenb.run.pause_and_stop import Gate, Stage
 from hivenb.run.recorder import Recorder
-from hivenb.run.replaced_run import before, claim_place, give_way, make_room, one_starts
 from hivenb.run.script import script_of
 from hivenb.run.status import RunState, RunStatus, status_of, who_trains_elsewhere
 from hivenb.run.swarm_rollback import RollingBack

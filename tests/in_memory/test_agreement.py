@@ -13,8 +13,8 @@ from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.errors import OptionsError
 from hivenb.options import Options
 from hivenb.options.swarm_wide import shared_part
-from hivenb.swarm.agreement.host import NOTICE, RENEWAL, Hosting
-from hivenb.swarm.agreement.options_record import EXPIRATION, Declaration, Plan, Records, label_of
+from hivenb.swarm.agreement.host import RENEWAL, Hosting
+from hivenb.swarm.agreement.options_record import EXPIRATION, NOTICE, Declaration, Plan, Records, label_of
 from in_memory.swarm import RUN, InMemoryPeer, InMemorySwarm
 
 OPTIONS = Options(target_batch_size=512, matchmaking_time=3.0, averaging_timeout=20.0, run_id=RUN)

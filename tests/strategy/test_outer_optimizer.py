@@ -18,8 +18,8 @@ from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.options import Options
 from hivenb.run.status import RunState
 from hivenb.strategy import HivemindStrategy
+from hivenb.strategy.kept_state import KeptState
 from hivenb.strategy.live_changes import engine_settings
-from hivenb.strategy.rollback import KeptState
 from hivenb.training import TrainingRun
 
 pytestmark = pytest.mark.process

@@ -16,7 +16,7 @@ from hivemind.utils import get_dht_time
 from hivenb.errors import OptionsError
 from hivenb.options.largest_change import too_large_a_change
 from hivenb.options.swarm_wide import Shared
-from hivenb.swarm.agreement.options_record import EXPIRATION, Declaration, Plan, Records, Return
+from hivenb.swarm.agreement.options_record import EXPIRATION, Declaration, Plan, Records, Return, epochs_ahead
 from hivenb.swarm.agreement.seniority import Seniority
 from hivenb.swarm.peer_id import short_id
 
@@ -32,24 +32,10 @@ RENEWAL = EXPIRATION / 3
 #: Peers that declare themselves: the host, and those that follow it if it leaves. Of a thousand, not all have to.
 CANDIDATES = 4
 
-#: Seconds that all peers are given at least to learn of a change before it counts; each looks once a second.
-NOTICE = 4.0
-
 #: Seconds that a goodbye may take.
 _GOODBYE = 2.0
 
 _known: weakref.WeakKeyDictionary[DHT, dict[str, Seniority]] = weakref.WeakKeyDictionary()
-
-
-def epochs_ahead(seconds_left: float | None, seconds_per_epoch: float | None) -> int:
-    """How many epochs ahead a change is announced, so that no peer learns of it too late.
-
-    :param seconds_left: of the present epoch, as estimated; ``None`` if unknown
-    :param seconds_per_epoch: of the last ones; ``None`` if unknown
-    """
-    if seconds_left is not None and seconds_left >= 2 * NOTICE:
-        return 1
-    return 2 if not seconds_per_epoch else 1 + max(1, math.ceil(NOTICE / seconds_per_epoch))
 
 
 class Hosting:

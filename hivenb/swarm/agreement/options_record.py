@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -71,6 +72,9 @@ class Return:
 #: Seconds for which a declaration counts after its last renewal: one that leaves without a goodbye is host that long.
 EXPIRATION = 30.0
 
+#: Seconds that all peers are given at least to learn of a change before it counts; each looks once a second.
+NOTICE = 4.0
+
 _MAX_STEPS = 8
 
 _UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)  # OptionsError is a ValueError
@@ -83,6 +87,17 @@ _MAX_ORDER, _LABEL, _PROOF = 8, 16, 128
 
 #: Declarations that are read at most; those that are known already come first.
 MAX_DECLARATIONS = 64
+
+
+def epochs_ahead(seconds_left: float | None, seconds_per_epoch: float | None) -> int:
+    """How many epochs ahead a change is announced, so that no peer learns of it too late.
+
+    :param seconds_left: of the present epoch, as estimated; ``None`` if unknown
+    :param seconds_per_epoch: of the last ones; ``None`` if unknown
+    """
+    if seconds_left is not None and seconds_left >= 2 * NOTICE:
+        return 1
+    return 2 if not seconds_per_epoch else 1 + max(1, math.ceil(NOTICE / seconds_per_epoch))
 
 
 @dataclass(frozen=True)

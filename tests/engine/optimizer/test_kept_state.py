@@ -13,7 +13,7 @@ from tiny import TinyModel, parameters, train
 from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.trust.reliability import RoundReport
-from hivenb.strategy.rollback import KeptState, roll_back
+from hivenb.strategy.kept_state import KeptState, roll_back
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 ADAM = partial(torch.optim.AdamW, lr=0.01)

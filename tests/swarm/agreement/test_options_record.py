@@ -23,12 +23,13 @@ from hivenb.errors import OptionsError
 from hivenb.options import FIELDS, Options
 from hivenb.options.swarm_wide import PART_SIZE, SHARED_FIELDS, shared_part, with_shared_part
 from hivenb.run.status import RunState
-from hivenb.swarm.agreement.host import NOTICE, epochs_ahead
 from hivenb.swarm.agreement.options_record import (
     EXPIRATION,
+    NOTICE,
     Declaration,
     Plan,
     Records,
+    epochs_ahead,
     parse,
 )
 

@@ -1,4 +1,4 @@
-"""What a new run means for those that train already: one of its experiment gives way, and no two train one model.
+"""Runs of one kernel beside each other: one of the same experiment gives way to a new one, no two train one model.
 
 hivemind allows one run of a name for each DHT, and two Trainers would compute gradients of one module at a time.
 """

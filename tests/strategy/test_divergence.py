@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
-from hivenb.strategy.rollback import IN_A_ROW, USUAL_AFTER, LossWatch
+from hivenb.strategy.divergence import IN_A_ROW, USUAL_AFTER, LossWatch
 from hivenb.tasks import digits
 
 CALM = {
