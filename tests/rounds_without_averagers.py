@@ -52,6 +52,7 @@ class FakeAverager:
         self.given_up: list[float] = []
         self.given_up_if_alone: list[float] = []
         self.told: list[SampleReports] = []
+        self.lines: list[bool] = []
         self.round_reports: list[RoundReport] = []
         self.exchanged_early: list[FakeRound] = []
         self.was_made_ready, self.may_begin_early, self.rounds_take_long = 0, True, False
@@ -80,6 +81,9 @@ class FakeAverager:
 
     def note_reports(self, reports: SampleReports) -> None:
         self.told.append(reports)
+
+    def note_line(self, is_long: bool) -> None:
+        self.lines.append(is_long)
 
     def take_round_reports(self) -> list[RoundReport]:
         taken, self.round_reports = self.round_reports, []

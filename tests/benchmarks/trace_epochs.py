@@ -6,6 +6,7 @@ the thread that trains and the averagers of gradients and state. What the ends o
 Computing is a fixed wait in each step.
 
     python tests/benchmarks/trace_epochs.py --peers 4 --out trace.json
+    python tests/benchmarks/trace_epochs.py --peers 4 --line 100 --out trace.json
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import bench_peer
 from bench_peer import Work
+from places import Line, places
 from swarm_bench import PATIENCE, Peer, leave_all, machine, parser, say, settled_epoch, starting, table, write_json
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
@@ -200,19 +203,32 @@ def shares(peer: int, events: Sequence[Event], since: float) -> list[Row]:
     return rows
 
 
-def trace(work: Work, count: int, epochs: int, patience: float) -> tuple[dict[int, list[Event]], float]:
+@contextmanager
+def works_on(milliseconds: float, works: Sequence[Work]) -> Iterator[Sequence[Work]]:
+    """The works of peers, each on a host of its own if the lines between them have a length.
+
+    :param milliseconds: there and back, at 50 Mbit/s each way
+    """
+    if not milliseconds:
+        yield works
+        return
+    home = Line(delay=milliseconds / 4e3, up=50e6, down=50e6)  # two hosts are two lines apart
+    with places([home] * len(works)) as (_, found):
+        yield [work.at(place) for work, place in zip(works, found, strict=True)]
+
+
+def trace(works: Sequence[Work], epochs: int, patience: float) -> tuple[dict[int, list[Event]], float]:
     """Let a swarm train, after its start.
 
-    :param work: of each peer
-    :param count: of peers
+    :param works: of each peer
     :param epochs: that are traced
     :param patience: seconds that one may take
     :returns: what the peers noted, and since when it counts: microseconds of the shared clock
     """
     with tempfile.TemporaryDirectory(prefix="hivenb-trace-") as folder, starting() as start:
         peers: list[Peer] = []
-        for number in range(count):
-            peers.append(start(work, peers, Traced(folder, number), count))
+        for number, work in enumerate(works):
+            peers.append(start(work, peers, Traced(folder, number), len(works)))
         first = settled_epoch(peers, PATIENCE)
         since = 1e6 * time.monotonic()
         for peer in peers:
@@ -228,6 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--epochs", type=int, default=4, help="that are traced, after the start")
     options.add_argument("--step", type=float, default=0.05, help="seconds that the computing of a batch takes")
     options.add_argument("--parameters", type=int, default=Work.parameters, help="of the model")
+    options.add_argument("--line", type=float, default=0.0, help="milliseconds there and back; as root")
     options.add_argument("--out", type=Path, help="a file for the trace")
     given = options.parse_args(arguments)
     if given.quick:
@@ -235,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(machine())
     target = given.peers * round(given.epoch / given.step) * Work.batch
     work = Work(target=target, step=given.step, parameters=given.parameters)
-    events, since = trace(work, given.peers, given.epochs, given.epoch + 35)
+    with works_on(given.line, [work] * given.peers) as works:
+        events, since = trace(works, given.epochs, given.epoch + 35)
     rows = [row for peer, own in events.items() for row in shares(peer, own, since)]
     cells = [[row.peer, row.name, f"{1e3 * row.seconds:.1f}", f"{1e3 * row.most:.1f}"] for row in rows]
     print(table(["peer", "within the ends of epochs", "mean, ms", "most, ms"], cells))

@@ -48,6 +48,13 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=["shared out", "sent to all"])
+def way_of_many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How three and more peers exchange few numbers: on short lines, and on long ones."""
+    monkeypatch.setattr(all_reduce, "is_far", lambda record: request.param == "sent to all")
+    return str(request.param)
+
+
 async def average(memory: InMemorySwarm, *peers: InMemoryPeer) -> list[Any]:
     """What each has of a round in which they put in 1, 2, 3 and so on."""
     memory.expect_each_other(*peers)
@@ -75,7 +82,7 @@ async def test_both_have_the_average(memory: InMemorySwarm, way: str) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 8])
-async def test_all_have_the_average(memory: InMemorySwarm, count: int) -> None:
+async def test_all_have_the_average(memory: InMemorySwarm, count: int, way_of_many: str) -> None:
     size = 2 * SHARED // count
     peers = await memory.join_with_averagers(count, size, **SMALL_PARTS)
     began = memory.now
@@ -84,6 +91,23 @@ async def test_all_have_the_average(memory: InMemorySwarm, count: int) -> None:
     for peer in peers:
         assert torch.allclose(peer.numbers, torch.full((size,), (count + 1) / 2))
     assert memory.now - began < 5.0
+
+
+@pytest.mark.parametrize("are_all", [True, False], ids=["all", "all but one"])
+async def test_peers_send_all_to_each_other_if_the_lines_of_all_are_long(memory: InMemorySwarm, are_all: bool) -> None:
+    peers = await memory.join_with_averagers(3, SHARED, **SMALL_PARTS)
+    for peer in peers if are_all else peers[1:]:
+        peer.averager.note_line(True)
+    sent: list[int] = []
+
+    def count(message: Message) -> bool:
+        sent.append(len(message.data) if averaging(message) and not message.is_answer else 0)
+        return False
+
+    memory.network.breaks = count
+    await average(memory, *peers)
+    shares = 6 if are_all else 2  # each of three sends to two others all of its numbers, or a third of them
+    assert sum(sent) == pytest.approx(4 * SHARED * shares, rel=0.1)
 
 
 # -- one that dies -------------------------------------------------------------------------------------------------
@@ -102,7 +126,9 @@ async def test_of_two_of_whom_one_dies_before_it_sends_the_other_one_goes_on_at_
     assert memory.now - began < 2.0
 
 
-async def test_where_one_dies_the_others_have_the_averages_of_all_parts_but_its_own(memory: InMemorySwarm) -> None:
+async def test_where_one_dies_the_others_have_the_averages_of_all_parts_but_its_own(
+    memory: InMemorySwarm, way_of_many: str
+) -> None:
     *living, dying = peers = await memory.join_with_averagers(4, SHARED, **SMALL_PARTS)
     rounds = await memory.meet(*peers)
     dying.die()
@@ -111,11 +137,13 @@ async def test_where_one_dies_the_others_have_the_averages_of_all_parts_but_its_
     groups = await asyncio.gather(*map(outcome, rounds[:3]))
     assert [set(group) for group in groups] == [ids(*living)] * 3
     for value, peer in enumerate(living, start=1):
-        assert set(peer.numbers.tolist()) == {float(value), 2.0}
+        assert set(peer.numbers.tolist()) == ({float(value), 2.0} if way_of_many == "shared out" else {2.0})
     assert memory.now - began < 2.0
 
 
-async def test_one_that_dies_in_the_middle_costs_the_others_no_deadline(memory: InMemorySwarm) -> None:
+async def test_one_that_dies_in_the_middle_costs_the_others_no_deadline(
+    memory: InMemorySwarm, way_of_many: str
+) -> None:
     """Some of its numbers have arrived, and some have not."""
     *living, dying = peers = await memory.join_with_averagers(4, SHARED, **SMALL_PARTS)
     dying_host = memory.network.hosts[dying.peer_id]
@@ -298,7 +326,9 @@ async def test_one_that_leaves_a_group_says_so_for_both_halves_of_a_round(memory
 # -- lines ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_slow_peer_makes_the_round_as_long_as_its_line_and_takes_part(memory: InMemorySwarm) -> None:
+async def test_a_slow_peer_makes_the_round_as_long_as_its_line_and_takes_part(
+    memory: InMemorySwarm, way_of_many: str
+) -> None:
     *_, slow = peers = await memory.join_with_averagers(3, SHARED, **SMALL_PARTS)
     rounds = await memory.meet(*peers)
     memory.network.hosts[slow.peer_id].rate = 12_000.0  # bytes in a second
@@ -308,13 +338,15 @@ async def test_a_slow_peer_makes_the_round_as_long_as_its_line_and_takes_part(me
     assert [set(group) for group in groups] == [ids(*peers)] * 3
     for peer in peers:
         assert torch.allclose(peer.numbers, torch.full((SHARED,), 2.0))
-    sent = 4 * SHARED * 4 / 3
+    sent = 4 * SHARED * (4 / 3 if way_of_many == "shared out" else 2)
     assert sent / 12_000 - 0.5 < memory.now - began < sent / 12_000 + 2.0
     assert not any(account.stalled for peer in peers for account in peer.averager.take_round_reports())
 
 
 @pytest.mark.parametrize("loss", [0.1, 0.4])
-async def test_what_the_line_loses_arrives_later_and_nothing_is_missing(memory: InMemorySwarm, loss: float) -> None:
+async def test_what_the_line_loses_arrives_later_and_nothing_is_missing(
+    memory: InMemorySwarm, loss: float, way_of_many: str
+) -> None:
     memory.network.loss = loss
     peers = await memory.join_with_averagers(4, SHARED, **SMALL_PARTS)
     groups = await average(memory, *peers)
@@ -446,6 +478,22 @@ async def test_the_others_average_without_a_sender_of_such(memory: InMemorySwarm
         # parts of those that average before the last number, which is the bad one, may hold all three
         assert bool(peer.numbers.isfinite().all())
         assert peer.numbers[-1].item() == 1.5
+
+
+@pytest.mark.parametrize("attack", [*ATTACKS, "another shape"])
+async def test_each_of_those_who_get_all_of_it_refuses_it(
+    memory: InMemorySwarm, attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(all_reduce, "is_far", lambda record: True)
+    kind = OtherShape if attack == "another shape" else type("OneOfThose", (Sender,), ATTACKS[attack])
+    outcomes, (*honest, attacker) = await attacked(memory, kind, bandwidth=1.0)
+    # one whose weight is none ends its part of the round itself, maybe before the last of them has heard of it
+    assert any(one.refused for one in outcomes)
+    for one, peer in zip(outcomes, honest, strict=True):
+        assert one.refused.keys() <= ids(attacker)
+        assert set(one) == ids(*honest)
+        assert peer.numbers.tolist()[-1] == 1.5
+        assert set(peer.numbers.tolist()) <= {1.5, 3.0}
 
 
 @pytest.mark.parametrize("chosen", [Float16Compression(), Uniform8BitQuantization()], ids=["float16", "8 bits"])

@@ -44,7 +44,7 @@ from hivenb.engine.exchange.all_reduce import GroupExchange, PartCodec, RoundTer
 from hivenb.engine.exchange.part_messages import PartMessage
 from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.matchmaking import matchmaking
-from hivenb.engine.matchmaking.group_records import marked, of_upstream
+from hivenb.engine.matchmaking.group_records import FAR, marked, of_upstream
 from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking, ExpectedPeers
 from hivenb.engine.network.daemon import limit_for, remove_socket
 from hivenb.engine.network.dht import ending_with
@@ -267,6 +267,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
         # in its own process
         self._exchange = GroupExchange()
         self._terms = RoundTerms(are_of_ours=False, has_helper=False)
+        self._is_far = False
         super().__init__(*args, **kwargs)
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
@@ -394,6 +395,10 @@ class Averager(WatchedProcess, DecentralizedAverager):
         """Let senders count for no more than this. On any thread."""
         self._outer_pipe.send(("_note_reports", [reports], {}))
 
+    def note_line(self, is_long: bool) -> None:
+        """Let groups know, from the next search on, whether this peer's line to the others is long. On any thread."""
+        self._outer_pipe.send(("_note_line", [is_long], {}))
+
     def take_round_reports(self) -> list[RoundReport]:
         """What the others did in its rounds, since the last call. For one thread."""
         return self._round_reports.take()
@@ -483,6 +488,9 @@ class Averager(WatchedProcess, DecentralizedAverager):
     async def _note_reports(self, reports: SampleReports) -> None:
         self._exchange.note_reports(reports)
 
+    async def _note_line(self, is_long: bool) -> None:
+        self._is_far = is_long
+
     async def _tell_whether_alone(self, epoch: float, answer: Any) -> None:
         answer.set_result(self._matchmaking.is_alone(epoch))
 
@@ -546,6 +554,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
 
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
         fields = [field for extension in self.extensions for field in extension.fields()]
+        fields += [FAR] if self._is_far else []
         step._data_for_gather = marked(step.data_for_gather, fields, self._exchange.megabits)
         try:
             try:

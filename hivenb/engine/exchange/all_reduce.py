@@ -21,7 +21,7 @@ from hivenb.engine.exchange.all_gather import AllGather, suits_all_gather
 from hivenb.engine.exchange.part_messages import encoded
 from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.exchange.sending import SendingRate
-from hivenb.engine.matchmaking.group_records import is_helper, is_marked
+from hivenb.engine.matchmaking.group_records import is_far, is_helper, is_marked
 from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking
 from hivenb.engine.trust.aggregation import SampleReports, SenderWeights, UsualNorms
 from hivenb.engine.trust.reliability import ExchangeNotes
@@ -38,11 +38,13 @@ class RoundTerms:
 
     :param are_of_ours: whether nobody in it is a peer of plain hivemind
     :param has_helper: whether somebody only helps the others to average
+    :param are_far: whether the lines of all in it are long, as they say
     :param notes: of its exchanges, of which a round may have several
     """
 
     are_of_ours: bool
     has_helper: bool
+    are_far: bool = False
     notes: ExchangeNotes = field(default_factory=ExchangeNotes)
 
     @classmethod
@@ -51,7 +53,7 @@ class RoundTerms:
 
         :param records: what its peers say of themselves
         """
-        return cls(all(map(is_marked, records)), any(map(is_helper, records)))
+        return cls(all(map(is_marked, records)), any(map(is_helper, records)), all(map(is_far, records)))
 
 
 class GroupExchange:
@@ -107,7 +109,8 @@ class GroupExchange:
         # torch.channels_last it does not; others are sent that order whatever the layout is here
         in_order = [tensor.contiguous() for tensor in tensors]
         # a helper, which has nothing to send, exchanges as with plain hivemind
-        is_gathered = suits_all_gather(settings["peer_fractions"], in_order, terms.are_of_ours and not terms.has_helper)
+        exchange_alike = terms.are_of_ours and not terms.has_helper
+        is_gathered = suits_all_gather(settings["peer_fractions"], in_order, exchange_alike, terms.are_far)
         return (AllGather if is_gathered else FaultTolerantRunner)(
             matchmaking=matchmaking,
             tensors=in_order,

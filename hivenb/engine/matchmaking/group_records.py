@@ -21,6 +21,9 @@ MARK = "hivenb"
 #: What a peer adds that may begin its round before the trigger: when it is ready, or as soon as its group has met.
 EARLY, AT_ONCE = "early", "at once"
 
+#: What a peer adds whose line to others is long.
+FAR = "far"
+
 #: Bytes of what a peer sends to its group; each of them gets all.
 LONGEST_GATHER = 1 << 16
 
@@ -59,6 +62,11 @@ def is_marked(record: list[Any]) -> bool:
 def is_helper(record: list[Any]) -> bool:
     """Whether a peer only helps the others to average."""
     return bool(record[1] == AveragingMode.AUX.value)
+
+
+def is_far(record: list[Any]) -> bool:
+    """Whether the line of a peer is long, as it says."""
+    return FAR in record[UPSTREAM_FIELDS:]
 
 
 def all_offer_early(gathered: Sequence[bytes]) -> bool:

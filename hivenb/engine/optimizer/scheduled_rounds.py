@@ -266,7 +266,8 @@ class AgreedRounds:
         #: the others for whom no round waits, as of the last look; for any thread to read
         self.excluded_peers: tuple[ExcludedPeer, ...] = ()
         self._state_to_come: Round | None = None
-        self._told: tuple[SampleReports, Any] | None = None
+        self._told_samples: tuple[SampleReports, Any] | None = None
+        self._told_line: tuple[bool, Any] = False, None
 
     def begin_anew(self) -> None:
         """Wait for everybody again, from the next look at the swarm on; from any thread.
@@ -308,17 +309,22 @@ class AgreedRounds:
                         averager.give_up_if_alone(over)
                 if own.tracker.local_progress.epoch >= newest - 1:
                     averager.expect_peers(ExpectedPeers(present, gone, ahead, follows, names, avoided))
-        self._tell_samples(reports)
+        self._tell_averager(reports)
         return uncounted
 
-    def _tell_samples(self, reports: Sequence[LocalTrainingProgress]) -> None:
-        """Let the averager know how much its senders may count for, if that has changed."""
+    def _tell_averager(self, reports: Sequence[LocalTrainingProgress]) -> None:
+        """Let the averager know how much its senders may count for, and whether the line is long; if that is news."""
         own = self._participant
-        told = SampleReports.of(own.tracker.target_batch_size, [*reports, own.tracker.local_progress])
+        samples = SampleReports.of(own.tracker.target_batch_size, [*reports, own.tracker.local_progress])
         averager = getattr(own, "grad_averager", None) or getattr(own, "state_averager", None)
-        if averager is not None and (told, averager) != self._told:
-            self._told = told, averager
-            averager.note_reports(told)
+        if averager is None:
+            return
+        if (samples, averager) != self._told_samples:
+            self._told_samples = samples, averager
+            averager.note_reports(samples)
+        if (self._line_is_long, averager) != self._told_line:
+            self._told_line = self._line_is_long, averager
+            averager.note_line(self._line_is_long)
 
     def _look_at_reliability(self, doubted: Sequence[ExcludedPeer]) -> tuple[ExcludedPeer, ...]:
         for name in ("grad_averager", "state_averager"):
@@ -417,8 +423,11 @@ class AgreedRounds:
     @property
     def _state_takes_long(self) -> bool:
         """Whether a round of the state that is held after the step takes long, on a long line or on a narrow one."""
-        own = self._participant
-        return bool(own.tracker.list.round_trip >= LONG_LINE or own.state_averager.rounds_take_long)
+        return self._line_is_long or bool(self._participant.state_averager.rounds_take_long)
+
+    @property
+    def _line_is_long(self) -> bool:
+        return bool(self._participant.tracker.list.round_trip >= LONG_LINE)
 
     def _schedule(self, agreed: AgreedRound, averager: Any, epoch: int, **kwargs: Any) -> None:
         timeout = self._participant.averaging_timeout

@@ -1,4 +1,4 @@
-"""Two peers send each other all they have: nobody waits for an answer, and nothing changes before it was sent."""
+"""Peers that send each other all they have: nobody waits for an answer, and nothing changes before it was sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hivemind.averaging.group_info import GroupInfo
 from slow_sender import SlowSender
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
-from hivenb.engine.exchange.all_gather import MOST_NUMBERS, AllGather, suits_all_gather
+from hivenb.engine.exchange.all_gather import MOST_NUMBERS, MOST_TO_ALL, AllGather, suits_all_gather
 from hivenb.engine.exchange.all_reduce import RoundTerms
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.process.child import shared_locks_held
@@ -29,17 +29,22 @@ MEETING = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "next_chunk_time
 
 
 @pytest.mark.parametrize(
-    ("fractions", "sizes", "are_of_ours", "expected"),
+    ("fractions", "sizes", "are_of_ours", "are_far", "expected"),
     [
-        ((0.5, 0.5), [3], True, True),
-        ((0.9, 0.1), [3, 5], True, True),
-        ((0.5, 0.5), [3], False, False),
-        ((1.0, 0.0), [3], True, False),
-        ((1.0,), [3], True, False),
-        ((0.5, 0.5), [3, 0], True, False),
-        ((0.5, 0.5), [MOST_NUMBERS - 3, 3], True, True),
-        ((0.5, 0.5), [MOST_NUMBERS, 1], True, False),
-        ((0.4, 0.3, 0.3), [3, 5], True, False),
+        ((0.5, 0.5), [3], True, False, True),
+        ((0.9, 0.1), [3, 5], True, False, True),
+        ((0.5, 0.5), [3], False, False, False),
+        ((1.0, 0.0), [3], True, False, False),
+        ((1.0,), [3], True, False, False),
+        ((0.5, 0.5), [3, 0], True, False, False),
+        ((0.5, 0.5), [MOST_NUMBERS - 3, 3], True, False, True),
+        ((0.5, 0.5), [MOST_NUMBERS, 1], True, True, False),
+        ((0.4, 0.3, 0.3), [3, 5], True, False, False),
+        ((0.4, 0.3, 0.3), [3, 5], True, True, True),
+        ((0.4, 0.3, 0.3), [3, 5], False, True, False),
+        ((0.5, 0.5, 0.0), [3, 5], True, True, False),
+        ((0.4, 0.3, 0.3), [MOST_TO_ALL // 2], True, True, True),
+        ((0.4, 0.3, 0.3), [MOST_TO_ALL // 2 + 1], True, True, False),
     ],
     ids=[
         "a pair",
@@ -51,12 +56,17 @@ MEETING = {"min_matchmaking_time": 5.0, "request_timeout": 2.0, "next_chunk_time
         "large",
         "too large",
         "three",
+        "three, far",
+        "three, far, one of plain hivemind",
+        "three, far, one a client",
+        "three, far, large",
+        "three, far, too large",
     ],
 )
 def test_which_group_does_so(
-    fractions: Sequence[float], sizes: Sequence[int], are_of_ours: bool, expected: bool
+    fractions: Sequence[float], sizes: Sequence[int], are_of_ours: bool, are_far: bool, expected: bool
 ) -> None:
-    assert suits_all_gather(fractions, [torch.zeros(size) for size in sizes], are_of_ours) is expected
+    assert suits_all_gather(fractions, [torch.zeros(size) for size in sizes], are_of_ours, are_far) is expected
 
 
 def has(averager: GradientAverager) -> torch.Tensor:

@@ -157,6 +157,14 @@ class TestWhoIsThere:
         assert all(one.told[OWN].epoch == 4 for one in own.grad_averager.told), "and of what this peer has reported"
         assert own.state_averager.told == []
 
+    def test_it_is_told_whether_the_line_is_long_when_that_has_changed(self) -> None:
+        own = participant()
+        rounds = rounds_of(own)
+        for seconds in (0.001, 0.001, 0.1, 0.2, 0.001):
+            own.tracker.list.round_trip = seconds
+            rounds.see_swarm([report(b"a", 4)], frozenset())
+        assert own.grad_averager.lines == [False, True, False]
+
     def test_nobody_waits_for_who_has_missed_rounds_until_it_comes(self) -> None:
         own = participant()
         rounds = rounds_of(own)
