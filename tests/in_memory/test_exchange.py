@@ -36,7 +36,7 @@ def ids(*peers: InMemoryPeer) -> set[Any]:
 
 @pytest.fixture
 def shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two peers share tensors out among them, as they do with large ones, and as more peers do with all."""
+    """Peers share tensors out among them, as they do with large ones."""
     monkeypatch.setattr(all_reduce, "suits_all_gather", lambda *args: False)
 
 

@@ -258,7 +258,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
         self._rounds = weakref.WeakSet()
         self._expected: ExpectedPeers | None = None
         self._seen_alone = 0
-        self._retired = False
+        self._retired = self._is_asked_to_end = False
         #: whether the user has chosen ``target_group_size``, so that a large swarm averages in several groups
         self.group_size_is_fixed = kwargs.get("target_group_size") is not None
         self._round_reports = RoundReportPipe()
@@ -333,7 +333,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
 
     def ask_to_end(self) -> None:
         """Let the process begin to end, for which :meth:`shutdown` waits: several then end beside each other."""
-        if self._is_dismissed:
+        if self._is_asked_to_end:
             return
         self._retired = self._is_dismissed = True
         for control in self._known_rounds():
@@ -342,12 +342,14 @@ class Averager(WatchedProcess, DecentralizedAverager):
             with contextlib.suppress(OSError):  # it was killed just now
                 self._outer_pipe.send(("_shutdown", [self.shutdown_timeout], {}))
             self._inner_pipe.send(("_SHUTDOWN", None))  # ends hivemind's thread that copies the state for it
+        self._is_asked_to_end = True
 
     def shutdown(self) -> None:
         # Replaces hivemind/averaging/averager.py:shutdown, which asks and waits at once
         self.ask_to_end()
         if self.ended is None:
-            self.join(self.shutdown_timeout)
+            if self._popen is not None or self.is_alive():  # else it was never started
+                self.join(self.shutdown_timeout)
             if self.is_alive():
                 logger.warning(f"{self.title} did not end within {self.shutdown_timeout} s, and is ended by force")
                 self.terminate()
@@ -554,7 +556,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
 
     async def _step(self, *, step: StepControl, future_for_init: Any) -> None:
         fields = [field for extension in self.extensions for field in extension.fields()]
-        fields += [FAR] if self._is_far else []
+        fields += [FAR] if self._is_far and not self._exchange.takes_long else []
         step._data_for_gather = marked(step.data_for_gather, fields, self._exchange.megabits)
         try:
             try:

@@ -30,7 +30,7 @@ class Round(StepControl):
     #: whether training waits for it, though it has no trigger yet: it was to begin by itself, or now
     is_due = False
 
-    #: when this peer let its group begin, by ``time.monotonic``; ``None`` if it has not, or had none then
+    #: when its group has begun, by ``time.monotonic``, as this peer let it or by itself; ``None`` if it has none
     let_begin_at: float | None = None
 
     #: whether it was given up since this peer has left, or all others have

@@ -447,6 +447,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
             control.add_done_callback(self._early.note_end)
         if offers_early and self._early.at_once:
             control.begins_early = self.begin_early(int(control.epoch))
+            control.begins_early.add_done_callback(partial(self._early.note_beginning, control))
         return control
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
@@ -558,12 +559,17 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     @property
     def may_begin_early(self) -> bool:
         """Whether its rounds may begin before the step: beside the gradients, not those of large models."""
-        return self._early.suits(self.numbers_in_state)
+        return self._early.suits(self._numbers_exchanged)
 
     @property
     def costs_little_early(self) -> bool:
         """Whether its rounds cost next to nothing if they begin with their group, before the step, on any line."""
-        return self._early.costs_little(self.numbers_in_state)
+        return self._early.costs_little(self._numbers_exchanged)
+
+    @property
+    def _numbers_exchanged(self) -> float:
+        """Numbers that a round averages: parameters, and what of the optimizer is averaged with them."""
+        return float(self.total_size) + sum(extension.numbers for extension in self.extensions)
 
     @property
     def rounds_take_long(self) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +31,12 @@ logger = get_logger(__name__)
 
 #: Seconds between two lines in the log on one peer that is refused in each round.
 SAY_AGAIN_AFTER = 60.0
+
+#: Seconds of an exchange from which on its bytes count for more than the length of the line.
+LONG_EXCHANGE = 0.5
+
+#: Exchanges of which the quickest one is not of a busy moment.
+_ENOUGH = 3
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,13 @@ class GroupExchange:
         self._said_at: dict[PeerID, float] = {}
         self._sender_weights = SenderWeights()
         self._sending_rate = SendingRate()
+        #: seconds of the latest exchanges
+        self._seconds: deque[float] = deque(maxlen=_ENOUGH)
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether exchanges took long of late: what is sent is much for the line, or peers wait for each other."""
+        return len(self._seconds) == _ENOUGH and min(self._seconds) >= LONG_EXCHANGE
 
     @property
     def megabits(self) -> float | None:
@@ -84,7 +98,9 @@ class GroupExchange:
                 yield
         finally:
             overstating = partial(self._sender_weights.overstating, terms.notes.claimed)
-            matchmaking.note_exchange(group, terms.notes, overstating, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            self._seconds.append(seconds)
+            matchmaking.note_exchange(group, terms.notes, overstating, seconds)
             self.log_what_was_not_taken(terms.notes)
 
     def log_what_was_not_taken(self, notes: ExchangeNotes) -> None:

@@ -566,7 +566,8 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
 
     def shutdown(self) -> None:
         """Apply what is still on its way, say goodbye to the swarm and end both averager processes."""
-        # Replaces hivemind/optim/optimizer.py:shutdown, which cancels what is cancelled: an error
+        # Replaces hivemind/optim/optimizer.py:shutdown, which ends one averager after the other, and cancels what is
+        # cancelled: an error
         if self.state_averager.is_alive():
             try:
                 self.tracker.shutdown(self.shutdown_timeout)
@@ -598,10 +599,11 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
 
     def _end_processes(self) -> None:
         averagers = [getattr(self, "state_averager", None), getattr(self, "grad_averager", None)]
-        alive = [averager for averager in averagers if averager is not None and averager.is_alive()]
-        for averager in alive:
-            averager.ask_to_end()
-        for averager in alive:
+        made = [averager for averager in averagers if averager is not None]
+        for averager in made:
+            with contextlib.suppress(OSError):
+                averager.ask_to_end()
+        for averager in made:
             with contextlib.suppress(OSError):
                 averager.shutdown()
 

@@ -241,7 +241,8 @@ def is_excluded(
 # -- agreed rounds ---------------------------------------------------------------------------------------------------
 
 
-#: Seconds there and back from which on an exchange less is worth that peers differ by what one step makes of a codec.
+#: Seconds there and back from which on a way less is worth what it takes: peers that differ by what one step makes of a
+#: codec, and a small model that each sends to all others.
 LONG_LINE = 0.03
 
 #: Seconds for which gradients wait for the group of the state, where its rounds take long. Whoever has just come may
@@ -418,7 +419,7 @@ class AgreedRounds:
         if own.state_averager.group_size_is_fixed or not own.state_averager.may_begin_early:
             return False
         costs_little = own.grad_averager.sends_exactly and own.state_averager.costs_little_early
-        return bool(self._state_takes_long or costs_little)
+        return bool(costs_little or self._state_takes_long)
 
     @property
     def _state_takes_long(self) -> bool:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import concurrent.futures
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from hivemind.utils import MPFuture
 
 from hivenb.engine.averaging.extensions.extension import Extension
 from hivenb.engine.averaging.round import Round
@@ -52,29 +53,37 @@ class EarlyRounds(Extension):
         self.at_once = at_once
         #: a round that may have begun early, and the seconds that it may take
         self._pending: tuple[Round, float] | None = None
-        #: seconds of the latest rounds that were held after their step
+        #: seconds of the latest rounds
         self._seconds: deque[float] = deque(maxlen=_ENOUGH)
         # for both processes
         self._offers = torch.zeros(1, dtype=torch.bool).share_memory_()
 
     # -- in the process that trains -----------------------------------------------------------------------------
 
-    def suits(self, numbers: Callable[[], float]) -> bool:
+    def suits(self, numbers: float) -> bool:
         """Whether a round may begin before the step.
 
-        :param numbers: gives how many there are in what is exchanged
+        :param numbers: that are exchanged
         """
-        return self.at_once or numbers() <= MOST_BESIDE_GRADIENTS
+        return self.at_once or numbers <= MOST_BESIDE_GRADIENTS
 
-    def costs_little(self, numbers: Callable[[], float]) -> bool:
+    def costs_little(self, numbers: float) -> bool:
         """Whether a round that begins with its group costs next to nothing: it is over while all compute, and small.
 
-        :param numbers: as in :meth:`suits`
+        :param numbers: that are exchanged
         """
-        return self.at_once and numbers() <= MOST_BESIDE_GRADIENTS
+        return self.at_once and numbers <= MOST_BESIDE_GRADIENTS
+
+    def note_beginning(self, control: Round, answer: MPFuture[bool]) -> None:
+        """Know when a round has begun with its group. From any thread.
+
+        :param answer: whether it has
+        """
+        if not answer.cancelled() and answer.exception() is None and answer.result():
+            control.let_begin_at = time.monotonic()
 
     def note_end(self, control: Round) -> None:
-        """Know how long a round has taken whose group was let begin after its step. From any thread."""
+        """Know how long a round has taken since its group was let begin, or began. From any thread."""
         if control.let_begin_at is not None and not control.cancelled() and control.exception() is None:
             self._seconds.append(time.monotonic() - control.let_begin_at)
 
@@ -88,7 +97,7 @@ class EarlyRounds(Extension):
 
     @property
     def rounds_take_long(self) -> bool:
-        """Whether a round that can begin with its group took long after the step of late, whatever the line is."""
+        """Whether a round that can begin with its group took long of late, whatever the line is."""
         return self.at_once and len(self._seconds) == _ENOUGH and min(self._seconds) >= LONG_ROUND
 
     def offer(self, offers: bool) -> None:
