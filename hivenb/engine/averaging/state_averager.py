@@ -630,6 +630,8 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         try:
             gathered = control.result(timeout)
             logger.log(self.status_loglevel, f"Averaged parameters with {len(gathered)} peers")
+            if self.costs_little_early:
+                self._early.note_difference(self._share_averaged())
         except (Exception, concurrent.futures.CancelledError) as e:
             # as in a round after the step: whatever was averaged before it failed is taken over
             logger.log(self.status_loglevel, f"Averaging failed with {e!r}")
@@ -637,6 +639,15 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
             self._apply_averaging_results_()
         if self.offload_optimizer:
             self._apply_optimizer_parameters_()
+
+    @torch.no_grad()
+    def _share_averaged(self) -> float:
+        """By how much of their norm the averages differ from the model's parameters, which are not averaged yet."""
+        own = [parameter.detach().cpu().float() for parameter in self.main_parameters]
+        with self.get_tensors() as averaged:
+            differences = [(one.float() - mine).norm() for one, mine in zip(averaged, own, strict=False)]
+        norm = torch.stack([one.norm() for one in own]).norm()
+        return float(torch.stack(differences).norm() / norm.clamp_min(1e-30))
 
     # -- to and from the averaging buffers ------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ buffers change with each batch: where there are some, all is exchanged when the 
 after the step if it is large.
 
 A peer offers that on a long line, and where rounds after the step take long: on a narrow line, or with a large state;
-and on any line where the state is small, and gradients are sent as they are, so that no difference is left. A group
-does so if all in it have offered. Otherwise, with a helper, a peer of plain hivemind or one that averages in the
-background, the round is held after the step, as hivemind does.
+and on any line where the state is small, gradients are sent as they are, and the rounds before found no difference
+between peers, so that none is left. A group does so if all in it have offered. Otherwise, with a helper, one of plain
+hivemind or one that averages in the background, the round is held after the step, as hivemind does.
 """
 
 from __future__ import annotations
@@ -43,6 +43,17 @@ _ENOUGH = 3
 MOST_BESIDE_GRADIENTS = 250_000
 
 
+#: Share of the parameters' norm up to which what peers differ by is rounding. Where they step with the same gradients
+#: and the same moments, it is no more.
+ROUNDING = 1e-6
+
+#: Rounds in a row in which peers differ by more, after which they step differently: one may be of their beginning.
+_IN_A_ROW = 2
+
+#: Rounds after which it is looked at again whether they still do: moments forget slowly.
+_PAUSE = 64
+
+
 class EarlyRounds(Extension):
     """Rounds of an averager of the state that may begin before the step of their epoch.
 
@@ -55,6 +66,8 @@ class EarlyRounds(Extension):
         self._pending: tuple[Round, float] | None = None
         #: seconds of the latest rounds
         self._seconds: deque[float] = deque(maxlen=_ENOUGH)
+        #: early rounds in a row in which peers differed, and rounds that are still to be held after their step for that
+        self._differing, self._pause = 0, 0
         # for both processes
         self._offers = torch.zeros(1, dtype=torch.bool).share_memory_()
 
@@ -70,9 +83,21 @@ class EarlyRounds(Extension):
     def costs_little(self, numbers: float) -> bool:
         """Whether a round that begins with its group costs next to nothing: it is over while all compute, and small.
 
+        Not where peers step differently, as their moments do after local updates: after such a step, their parameters
+        are not the same.
+
         :param numbers: that are exchanged
         """
-        return self.at_once and numbers <= MOST_BESIDE_GRADIENTS
+        return self.at_once and not self._pause and numbers <= MOST_BESIDE_GRADIENTS
+
+    def note_difference(self, share: float) -> None:
+        """Know by how much a round has changed this peer's parameters.
+
+        :param share: of their norm
+        """
+        self._differing = self._differing + 1 if share > ROUNDING else 0
+        if self._differing >= _IN_A_ROW:
+            self._differing, self._pause = 0, _PAUSE
 
     def note_beginning(self, control: Round, answer: MPFuture[bool]) -> None:
         """Know when a round has begun with its group. From any thread.
@@ -103,6 +128,7 @@ class EarlyRounds(Extension):
     def offer(self, offers: bool) -> None:
         """Say whether this peer may hold the round that is scheduled next before its step, if the others may."""
         self._offers.fill_(offers)
+        self._pause = max(0, self._pause - 1)
 
     @property
     def has_begun(self) -> bool:

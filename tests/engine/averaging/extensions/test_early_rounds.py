@@ -18,7 +18,7 @@ from torch import nn
 from hivenb.engine.averaging.averager import ALONE_AFTER
 from hivenb.engine.averaging.extensions import early_rounds
 from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
-from hivenb.engine.averaging.extensions.early_rounds import LONG_ROUND
+from hivenb.engine.averaging.extensions.early_rounds import LONG_ROUND, EarlyRounds
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.engine.matchmaking.matchmaking import ExpectedPeers
 
@@ -129,6 +129,40 @@ def test_without_buffers_it_is_averaged_as_soon_as_all_have_met(
         peer.end_epoch()
         assert peer.value == pytest.approx(1.5 - gradient)
         assert peer.averager.local_epoch == 1
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize("step_alike", [True, False])
+def test_peers_that_step_differently_average_after_the_step_again_where_that_is_quick(
+    make_peer: Callable[..., Peer], step_alike: bool, offloaded: bool
+) -> None:
+    """As after local updates, which leave them with different moments: their parameters are to be the same."""
+    peers = [make_peer(has_buffers=False, offload_optimizer=offloaded) for _ in BEFORE]
+    cost_little = []
+    for _ in range(3):  # they begin with different parameters
+        for peer in peers:
+            peer.look_for_others(offers_early=True)
+        for peer, gradient in zip(peers, GRADIENTS, strict=True):
+            peer.parameter.grad = torch.full((3,), 0.5 if step_alike else gradient)
+            if offloaded:
+                for own in peer.averager.optimizer.param_groups[0]["params"]:
+                    own.grad = peer.parameter.grad
+            peer.exchange_early()
+            peer.end_epoch()
+        cost_little.append([peer.averager.costs_little_early for peer in peers])
+    assert cost_little == [[True] * 2, [step_alike] * 2, [step_alike] * 2]
+
+
+def test_it_is_tried_again_after_a_while() -> None:
+    early = EarlyRounds(at_once=True)
+    for share in (1.0, 0.0, 1.0, 1.0):
+        assert early.costs_little(100)
+        early.note_difference(share)
+    offered = []
+    while not early.costs_little(100):
+        early.offer(False)
+        offered.append(False)
+    assert 16 <= len(offered) <= 256
 
 
 class TestHowLongRoundsTake:
