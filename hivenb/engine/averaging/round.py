@@ -68,6 +68,18 @@ class Round(StepControl):
         # all the same, it comes to nothing, as one that others desert later does
         return not self.is_deserted and bool(super().triggered)
 
+    def await_beginning(self, answer: MPFuture[bool]) -> None:
+        """Know whether it begins without its trigger, and when.
+
+        :param answer: of its averager, which was told to let it
+        """
+        self.begins_early = answer
+        answer.add_done_callback(self._note_beginning)
+
+    def _note_beginning(self, answer: MPFuture[bool]) -> None:
+        if not answer.cancelled() and answer.exception() is None and answer.result():
+            self.let_begin_at = time.monotonic()
+
     def allow_allreduce(self) -> None:
         """Let it begin when it has a group; without effect where it may already, or was given up."""
         with self._lock_cancelling:

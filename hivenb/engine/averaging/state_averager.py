@@ -446,8 +446,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         if is_waited_for:
             control.add_done_callback(self._early.note_end)
         if offers_early and self._early.at_once:
-            control.begins_early = self.begin_early(int(control.epoch))
-            control.begins_early.add_done_callback(partial(self._early.note_beginning, control))
+            control.await_beginning(self.begin_early(int(control.epoch)))
         return control
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
@@ -595,7 +594,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         """
         if control.begins_early is None:
             self._load_state()
-            control.begins_early = self.begin_early(int(control.epoch))
+            control.await_beginning(self.begin_early(int(control.epoch)))
         self._early.expect(control, timeout)
 
     def _load_state(self) -> None:
@@ -630,11 +629,12 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         try:
             gathered = control.result(timeout)
             logger.log(self.status_loglevel, f"Averaged parameters with {len(gathered)} peers")
-            if self.costs_little_early:
-                self._early.note_difference(self._share_averaged())
         except (Exception, concurrent.futures.CancelledError) as e:
             # as in a round after the step: whatever was averaged before it failed is taken over
             logger.log(self.status_loglevel, f"Averaging failed with {e!r}")
+        else:
+            if self.costs_little_early:
+                self._early.note_difference(self._share_averaged())
         if not self.reuse_tensors:
             self._apply_averaging_results_()
         if self.offload_optimizer:

@@ -54,9 +54,14 @@ def of_upstream(record: list[Any]) -> bytes:
     return BoundedSerializer.dumps(record[:UPSTREAM_FIELDS])
 
 
+def says(record: list[Any], word: str) -> bool:
+    """Whether a peer says a word of itself, beside what peers of plain hivemind do."""
+    return word in record[UPSTREAM_FIELDS:]
+
+
 def is_marked(record: list[Any]) -> bool:
     """Whether a peer of ours has sent that record."""
-    return MARK in record[UPSTREAM_FIELDS:]
+    return says(record, MARK)
 
 
 def is_helper(record: list[Any]) -> bool:
@@ -66,14 +71,14 @@ def is_helper(record: list[Any]) -> bool:
 
 def is_far(record: list[Any]) -> bool:
     """Whether the line of a peer is long, as it says."""
-    return FAR in record[UPSTREAM_FIELDS:]
+    return says(record, FAR)
 
 
 def all_offer_early(gathered: Sequence[bytes]) -> bool:
     """Whether a group is of ours alone that may all begin equally early; they are readable."""
     records = [BoundedSerializer.loads(gather) for gather in gathered]
-    words = [record[UPSTREAM_FIELDS:] for record in records if is_marked(record)]
-    return len(words) == len(records) and any(all(word in said for said in words) for word in (EARLY, AT_ONCE))
+    are_of_ours = all(map(is_marked, records))
+    return are_of_ours and any(all(says(record, word) for record in records) for word in (EARLY, AT_ONCE))
 
 
 def epoch_of(gather: bytes) -> int | None:

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from hivemind.utils import MPFuture
 
 from hivenb.engine.averaging.extensions.extension import Extension
 from hivenb.engine.averaging.round import Round
@@ -41,7 +40,6 @@ _ENOUGH = 3
 #: Numbers of a state that is exchanged beside the gradients, at most. With more of them, the bytes take longer than the
 #: round trip that this saves, and on a slow line the one would keep the other waiting.
 MOST_BESIDE_GRADIENTS = 250_000
-
 
 #: Share of the parameters' norm up to which what peers differ by is rounding. Where they step with the same gradients
 #: and the same moments, it is no more.
@@ -98,14 +96,6 @@ class EarlyRounds(Extension):
         self._differing = self._differing + 1 if share > ROUNDING else 0
         if self._differing >= _IN_A_ROW:
             self._differing, self._pause = 0, _PAUSE
-
-    def note_beginning(self, control: Round, answer: MPFuture[bool]) -> None:
-        """Know when a round has begun with its group. From any thread.
-
-        :param answer: whether it has
-        """
-        if not answer.cancelled() and answer.exception() is None and answer.result():
-            control.let_begin_at = time.monotonic()
 
     def note_end(self, control: Round) -> None:
         """Know how long a round has taken since its group was let begin, or began. From any thread."""

@@ -15,7 +15,7 @@ import torch
 from hivemind.compression import CompressionBase, CompressionInfo
 
 from hivenb.engine.exchange.exact_tensors import ExactKey, SendsExactly
-from hivenb.engine.matchmaking.group_records import UPSTREAM_FIELDS, epoch_in, is_marked
+from hivenb.engine.matchmaking.group_records import UPSTREAM_FIELDS, epoch_in, is_marked, says
 
 #: In the metadata of a state, what stands behind the tensors of hivemind's averager.
 _TAILS = "tails"
@@ -57,7 +57,7 @@ class GroupRecords:
 
     def all_say(self, word: str) -> bool:
         """Whether all are peers of ours that say this word."""
-        return self.are_of_ours and all(word in record[UPSTREAM_FIELDS:] for record in self.records)
+        return self.are_of_ours and all(says(record, word) for record in self.records)
 
 
 def _is_said(one: Any, name: str, length: int) -> bool:
