@@ -5,7 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection
+
+from hivenb.engine.process.child import end_with
 
 PORT = 4000
 
@@ -17,7 +20,8 @@ _WAITING, _FORCE = 2**23, 33
 
 
 def echo(enter: Callable[[], None], connection: Connection, address: str) -> None:
-    """Send each datagram back to whom it comes from; ends with its parent."""
+    """Send each datagram back to whom it comes from; ends with its parent, also with one that is killed."""
+    end_with(parent_process().pid)
     enter()
     with _datagrams() as own:
         own.bind((address, PORT))
