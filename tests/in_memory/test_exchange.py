@@ -72,6 +72,18 @@ def averaging(message: Message) -> bool:
     return message.handler.endswith("rpc_aggregate_part")
 
 
+def numbers_sent(memory: InMemorySwarm) -> list[int]:
+    """The bytes of each message with numbers to be averaged, from now on."""
+    sent: list[int] = []
+
+    def count(message: Message) -> bool:
+        sent.append(len(message.data) if averaging(message) and not message.is_answer else 0)
+        return False
+
+    memory.network.breaks = count
+    return sent
+
+
 async def test_both_have_the_average(memory: InMemorySwarm, way: str) -> None:
     peers = await memory.join_with_averagers(2, SHARED, **SMALL_PARTS)
     began = memory.now
@@ -98,16 +110,24 @@ async def test_peers_send_all_to_each_other_if_the_lines_of_all_are_long(memory:
     peers = await memory.join_with_averagers(3, SHARED, **SMALL_PARTS)
     for peer in peers if are_all else peers[1:]:
         peer.averager.note_line(True)
-    sent: list[int] = []
-
-    def count(message: Message) -> bool:
-        sent.append(len(message.data) if averaging(message) and not message.is_answer else 0)
-        return False
-
-    memory.network.breaks = count
+    sent = numbers_sent(memory)
     await average(memory, *peers)
     shares = 6 if are_all else 2  # each of three sends to two others all of its numbers, or a third of them
     assert sum(sent) == pytest.approx(4 * SHARED * shares, rel=0.1)
+
+
+async def test_where_that_takes_long_parts_are_shared_out_again(memory: InMemorySwarm) -> None:
+    peers = await memory.join_with_averagers(3, SHARED, **SMALL_PARTS)
+    for peer in peers:
+        peer.averager.note_line(True)
+        memory.network.hosts[peer.peer_id].rate = 50_000.0  # bytes in a second, of 48,000 that each has to send
+    bytes_of_rounds = []
+    for _ in range(4):
+        sent = numbers_sent(memory)
+        await average(memory, *peers)
+        bytes_of_rounds.append(sum(sent))
+    all_of_it, a_third = (pytest.approx(4 * SHARED * shares, rel=0.1) for shares in (6, 2))
+    assert bytes_of_rounds == [all_of_it, all_of_it, all_of_it, a_third]
 
 
 # -- one that dies -------------------------------------------------------------------------------------------------

@@ -122,6 +122,7 @@ def test_without_buffers_it_is_averaged_as_soon_as_all_have_met(
         peer.look_for_others(offers_early=True)
     for peer in peers:
         assert len(peer.round.result(PATIENCE)) == 2, "nobody has told it to begin"
+        assert peer.round.let_begin_at is not None, "how long it takes is known as well"
         assert peer.round.is_to_come, "the step takes it over"
         assert peer.value == BEFORE[peers.index(peer)], "the model has nothing of it until its step"
     for peer, gradient in zip(peers, GRADIENTS, strict=True):
@@ -151,6 +152,21 @@ def test_peers_that_step_differently_average_after_the_step_again_where_that_is_
             peer.end_epoch()
         cost_little.append([peer.averager.costs_little_early for peer in peers])
     assert cost_little == [[True] * 2, [step_alike] * 2, [step_alike] * 2]
+
+
+def test_what_is_small_is_known_without_a_copy_of_the_statistics(
+    make_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be on a GPU, and are not averaged."""
+    peer = make_peer(has_buffers=False)
+
+    def dump(optimizer: Any) -> Any:
+        raise AssertionError("a copy of all statistics")
+
+    monkeypatch.setattr("hivenb.engine.averaging.state_averager.dump_optimizer_state", dump)
+    assert peer.averager.costs_little_early
+    monkeypatch.setattr(early_rounds, "MOST_BESIDE_GRADIENTS", 2)  # of three numbers
+    assert not peer.averager.costs_little_early
 
 
 def test_it_is_tried_again_after_a_while() -> None:
