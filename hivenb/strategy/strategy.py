@@ -672,10 +672,13 @@ class HivemindStrategy(OneDeviceStrategy):
             afterwards.callback(let_go, self)  # others may have the module
             afterwards.callback(super().teardown)  # moves it to host memory
             try:
-                if self._hooks is not None:
-                    self._hooks.restore()
+                try:
+                    if self._optimizer is not None:
+                        self._optimizer.shutdown()  # it may step once more, with what hooks do to its gradients
+                finally:
+                    if self._hooks is not None:
+                        self._hooks.restore()
                 if self._optimizer is not None:
-                    self._optimizer.shutdown()
                     give_back(self._optimizer, self._given_optimizer)
             finally:
                 self._is_set_up = False

@@ -10,6 +10,9 @@ copies of some parameters at a time, as hivenb does it with optimizers that it d
 moments and write temporary tensors, as it does it with AdamW; and by the sizes of the last step. What they hold at
 most, beside the optimizer and the own gradients, is read off the kernel.
 
+The third has SGD where many peers share an epoch: a linear regression, with own gradients as long as they are, and with
+those that hivenb shortens to a multiple of the last average.
+
     python tests/benchmarks/delay_compensation.py --json delay_compensation.json
 """
 
@@ -27,7 +30,7 @@ import torch
 from swarm_bench import machine, parser, say, table, write_json
 
 from hivenb import tasks
-from hivenb.engine.optimizer.delay_compensation import step_beside
+from hivenb.engine.optimizer.delay_compensation import LONGEST, step_beside
 
 Tensors = list[torch.Tensor]
 
@@ -127,6 +130,40 @@ def _place(
     if mode == "last step sizes":
         return [at.detach() - size * gradient for at, size, gradient in zip(truth, sizes, own, strict=True)]
     return [at.detach().clone() for at in truth]
+
+
+# -- many peers -------------------------------------------------------------------------------------------------------
+
+REGRESSIONS = ("synchronous", "late", "own gradients", "own gradients, shortened")
+
+
+def regress(mode: str, peers: int, seed: int, epochs: int = 60, rate: float = 0.3) -> float:
+    """The squared error to which SGD comes in 64 dimensions, with 128 samples in an epoch."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(1024, 64, generator=generator, dtype=torch.float64)
+    outputs = inputs @ torch.randn(64, generator=generator, dtype=torch.float64)
+    outputs += 0.1 * torch.randn(1024, generator=generator, dtype=torch.float64)
+    truth, average, longest = torch.zeros(64, dtype=torch.float64), None, torch.inf
+    places = [truth] * peers
+    for _ in range(epochs):
+        batches = torch.randint(1024, (peers, 128 // peers), generator=generator)
+        own = [
+            inputs[batch].T @ (inputs[batch] @ at - outputs[batch]) / len(batch)
+            for at, batch in zip(places, batches, strict=True)
+        ]
+        if average is not None:
+            truth = truth - rate * average
+            longest = LONGEST * float(average.norm())
+        average = torch.stack(own).mean(0)
+        if mode == "synchronous":
+            truth, average = truth - rate * average, None
+        places = [truth] * peers
+        if mode.startswith("own"):
+            bound = longest if mode.endswith("shortened") else torch.inf
+            places = [truth - rate * min(1.0, bound / float(one.norm())) * one for one in own]
+    if average is not None:
+        truth = truth - rate * average
+    return float((inputs @ truth - outputs).square().mean())
 
 
 # -- what a step takes ------------------------------------------------------------------------------------------------
@@ -247,6 +284,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     say(learned[-1])
     heads = ["gradients are computed at", "peers", "rate", "loss", "accuracy", "by seed"]
     print(table(heads, [_row(ones) for ones in _alike(learned)]))
+    counts = [4] if given.quick else [4, 8, 16, 32]
+    errors = {
+        (mode, peers): sum(regress(mode, peers, seed) for seed in range(4)) / 4
+        for peers in counts
+        for mode in REGRESSIONS
+    }
+    rows = [[peers, 128 // peers, *(f"{errors[mode, peers]:.3g}" for mode in REGRESSIONS)] for peers in counts]
+    print(table(["peers", "samples each", *REGRESSIONS], rows))
     steps = []
     if given.repeat:
         size = 16 if given.quick else 1024

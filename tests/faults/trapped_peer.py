@@ -14,8 +14,8 @@ from typing import Any
 from fsspec.implementations.local import LocalFileOpener
 from strategy import peer
 
-from hivenb.engine.averaging.averager import Averager
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
+from hivenb.engine.averaging.state_download import SharesState
 from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.matchmaking.matchmaking import EpochMatchmaking
 from hivenb.engine.process.child import shared_locks
@@ -26,7 +26,7 @@ MOMENTS: dict[str, tuple[type, str]] = {
     "matchmaking": (EpochMatchmaking, "look_for_group"),
     "sending": (FaultTolerantRunner, "_communicate_with_peer"),
     "reducing": (FaultTolerantRunner, "rpc_aggregate_part"),
-    "serving": (Averager, "rpc_download_state"),
+    "serving": (SharesState, "rpc_download_state"),
     "downloading": (TrainingStateAverager, "load_state_from_peers"),
     "saving": (LocalFileOpener, "commit"),  # written, and not in its place
 }

@@ -111,8 +111,8 @@ def train(
     torch.set_num_threads(1)
     with hivenb.Swarm.join(invite, **settings) as swarm:
         run = hivenb.TrainingRun(
-            tiny.PacedModel(),
-            tiny.loader(4096),
+            tiny.in_large_batches(tiny.PacedModel()),
+            tiny.large_batches(),
             swarm=swarm,
             options=hivenb.Options(target_batch_size=256, matchmaking_time=3.0),
             accelerator="cpu",

@@ -49,7 +49,8 @@ def train(enter: Callable[[], None], connection: Connection, name: str, invite: 
     with begin(public_name=name) as swarm:
         connection.send(swarm.invite)
         options = hivenb.Options(target_batch_size=target)
-        run = hivenb.TrainingRun(tiny.PacedModel(), tiny.loader(4096), swarm=swarm, options=options, accelerator="cpu")
+        model, data = tiny.in_large_batches(tiny.PacedModel()), tiny.large_batches()
+        run = hivenb.TrainingRun(model, data, swarm=swarm, options=options, accelerator="cpu")
         run.start()
         told, tell = Told(), run.strategy.on_epoch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,7 @@ class Tuned(PacedModel):
         self._follows = follows
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        time.sleep(self.pace)
         return nn.functional.mse_loss(self.layer(self.features(batch[0]).tanh()), batch[1])
 
     def on_train_batch_end(self, *args: Any) -> None:
@@ -43,7 +45,7 @@ class Tuned(PacedModel):
 
 
 def run_of(swarm: hivenb.Swarm, model: Tuned, **options: Any) -> hivenb.TrainingRun:
-    own = hivenb.Options(target_batch_size=512, matchmaking_time=2.0, **options)
+    own = hivenb.Options(target_batch_size=256, matchmaking_time=2.0, **options)
     return hivenb.TrainingRun(in_large_batches(model), large_batches(), swarm=swarm, options=own, accelerator="cpu")
 
 

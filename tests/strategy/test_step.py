@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -14,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tiny import DELAYS, QUIET, TinyModel, loader, own_run, parameters, trainer
 
 import hivenb
+from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.skipped_batches import GradScaler
 from hivenb.strategy import HivemindStrategy
 
@@ -52,6 +54,34 @@ class TestClipping:
         assert difference(parameters(model), expected) < 1e-6
         assert difference(expected, plainly_trained(8)) > 0.01
         assert "configure_gradient_clipping" not in vars(model)
+
+    @pytest.mark.parametrize("is_failing", [False, True])
+    def test_so_is_one_whose_step_is_made_when_training_has_ended(
+        self, swarm: hivenb.Swarm, monkeypatch: pytest.MonkeyPatch, is_failing: bool
+    ) -> None:
+        """It may still have been on its way, as after an error."""
+        lengths: list[float] = []
+        shutdown = Optimizer.shutdown
+
+        def step_once_more(optimizer: Optimizer) -> None:
+            for parameter in optimizer.opt.param_groups[0]["params"]:
+                parameter.grad = torch.full_like(parameter, 100.0)
+            before = [one.detach().clone() for one in optimizer.opt.param_groups[0]["params"]]
+            optimizer.opt.step()
+            lengths.append(difference(before, optimizer.opt.param_groups[0]["params"]))
+            shutdown(optimizer)
+
+        class Failing(TinyModel):
+            def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+                if is_failing and batch_idx == 3:
+                    raise ZeroDivisionError
+
+        monkeypatch.setattr(Optimizer, "shutdown", step_once_more)
+        training = trainer(strategy(swarm, offload_optimizer=True), max_epochs=1, gradient_clip_val=0.1)
+        with pytest.raises(ZeroDivisionError) if is_failing else contextlib.nullcontext():
+            training.fit(Failing(**SGD), loader(64, 4))
+        assert len(lengths) == 1
+        assert 0.0 < lengths[0] <= 0.5 * 0.1
 
     def test_a_module_may_clip_in_its_own_way(self, swarm: hivenb.Swarm) -> None:
         class Clipping(TinyModel):

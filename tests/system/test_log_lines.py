@@ -7,7 +7,8 @@ import threading
 import warnings
 
 from hivenb.system import logs
-from hivenb.system.logs import LogLines, collect_logs, is_deprecation_in_a_library, is_hint, is_noise
+from hivenb.system.log_lines import LogLines, is_deprecation_in_a_library, is_hint, is_noise
+from hivenb.system.logs import collect_logs
 
 LOOK = "Another look_for_group is already in progress. The current run will be scheduled after the existing group"
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hivenb.system.logs import AT_ONCE, MOST_KINDS, PERIOD, LogRate
+from hivenb.system.log_lines import AT_ONCE, MOST_KINDS, PERIOD, LogRate
 
 
 class Clock:

@@ -9,7 +9,8 @@ import pytest
 
 import hivenb
 from hivenb.system import logs
-from hivenb.system.logs import CAPACITY, collect_logs
+from hivenb.system.log_lines import CAPACITY
+from hivenb.system.logs import collect_logs
 
 
 def in_a_child(work) -> None:

@@ -14,7 +14,6 @@ import dataclasses
 import itertools
 import math
 import threading
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -50,11 +49,8 @@ from hivenb.engine.network.daemon import limit_for, remove_socket
 from hivenb.engine.network.dht import ending_with
 from hivenb.engine.network.streams import (
     CLOSED_WITHIN,
-    STATE_LEFT_OPEN,
     download_state,
-    is_end_of_state,
     left_open,
-    with_end,
 )
 from hivenb.engine.network.untrusted_values import bound_this_process
 from hivenb.engine.process.freed_memory import give_back_regularly
@@ -63,56 +59,6 @@ from hivenb.engine.process.watched_child import WatchedProcess, shut_down_on_err
 from hivenb.engine.trust.aggregation import NORM_BOUND, Gathered, SampleReports
 from hivenb.engine.trust.reliability import RoundReport, RoundReportPipe
 from hivenb.errors import ProcessEndedError
-
-# -- download pace ---------------------------------------------------------------------------------------------------
-#
-# How often another peer may download the state: as often as one that joins has to, and not in a loop.
-
-
-#: Seconds for each download, in the long run.
-PERIOD = 1.0
-
-#: Downloads that a peer may make at once before that; one that joins may need several until it is at the newest epoch.
-AT_ONCE = 8
-
-#: Peers that are remembered.
-MOST_REMEMBERED = 1024
-
-
-class DownloadPace:
-    """Lets each peer wait for its turn. It is not refused, as one that joins would then end. On one event loop.
-
-    :param clock: tells the time, in seconds
-    :param sleep: waits for so many
-    """
-
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ):
-        self._clock, self._sleep = clock, sleep
-        self._paid_until: dict[PeerID, float] = {}
-        self._at_work: dict[PeerID, asyncio.Lock] = {}
-
-    @contextlib.asynccontextmanager
-    async def turn(self, peer: PeerID) -> AsyncIterator[None]:
-        """Wait until a peer may download; one of its downloads at a time."""
-        lock = self._at_work.setdefault(peer, asyncio.Lock())
-        try:
-            async with lock:
-                await self._sleep(max(0.0, self._pay(peer) - AT_ONCE * PERIOD))
-                yield
-        finally:
-            if not lock.locked():
-                self._at_work.pop(peer, None)
-
-    def _pay(self, peer: PeerID) -> float:
-        """Seconds by which a peer's downloads are ahead of the time, with this one."""
-        now = self._clock()
-        if len(self._paid_until) >= MOST_REMEMBERED:
-            self._paid_until = {one: until for one, until in self._paid_until.items() if until > now}
-        self._paid_until[peer] = max(self._paid_until.get(peer, now), now) + PERIOD
-        return self._paid_until[peer] - now
-
 
 # -- kept tasks ------------------------------------------------------------------------------------------------------
 #
@@ -262,7 +208,6 @@ class Averager(WatchedProcess, DecentralizedAverager):
         #: whether the user has chosen ``target_group_size``, so that a large swarm averages in several groups
         self.group_size_is_fixed = kwargs.get("target_group_size") is not None
         self._round_reports = RoundReportPipe()
-        self._downloads = DownloadPace()
         self._daemon_link = DaemonLink()
         # in its own process
         self._exchange = GroupExchange()
@@ -530,21 +475,6 @@ class Averager(WatchedProcess, DecentralizedAverager):
         if others:
             await asyncio.wait(others, timeout=timeout)
         await self._p2p.shutdown()  # removes its socket from /tmp
-
-    async def rpc_download_state(
-        self, request: averaging_pb2.DownloadRequest, context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(context.remote_id) else STATE_LEFT_OPEN
-        state = with_end(self._state_in_turn(request, context))
-        async for message in left_open(state, seconds, is_end_of_state):
-            yield message
-
-    async def _state_in_turn(
-        self, request: averaging_pb2.DownloadRequest, context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        async with self._downloads.turn(context.remote_id):
-            async for message in super().rpc_download_state(request, context):
-                yield message
 
     @classmethod
     def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> StubBase:

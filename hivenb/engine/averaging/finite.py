@@ -1,4 +1,4 @@
-"""Whether gradients are finite, for the price of one pass over them."""
+"""Whether gradients are finite, and how long they are, for the price of one pass over them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ def _are_finite(tensors: list[torch.Tensor]) -> bool:
     if math.isfinite(total.item()):
         return True
     return all(bool(tensor.isfinite().all()) for tensor in tensors)  # the squares of large numbers are not either
+
+
+def norm_of(tensors: Sequence[torch.Tensor]) -> float:
+    """The norm of all numbers of some gradients; not finite if one of them is not.
+
+    :param tensors: dense, in main memory
+    """
+    norms = torch._foreach_norm(list(tensors))
+    return float(torch.stack([norm.double() for norm in norms]).norm()) if norms else 0.0
 
 
 def where_not_finite(tensors: Iterable[torch.Tensor | None]) -> str:

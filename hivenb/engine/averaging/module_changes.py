@@ -110,12 +110,26 @@ class ChangesOfModule:
         :param copies: which a round may be averaging
         :param parameters: of the model
         :param write: copies sources, which lie in main memory for long, to targets
+        :raises Exception: what writing to the model does; it gets all of the copies the next time
         """
         if self._last is None or not self._is_remembered:
             write(copies, parameters)
             return
+        try:
+            self._hand_out(copies, parameters, self._last, write)
+        except BaseException:
+            self.forget()  # nobody knows what was written, and values of before would be taken for the module's own
+            raise
+
+    def _hand_out(
+        self,
+        copies: Sequence[torch.Tensor],
+        parameters: Sequence[torch.Tensor],
+        remembered: Sequence[torch.Tensor],
+        write: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None],
+    ) -> None:
         unchanged = []
-        for number, (parameter, copy, last) in enumerate(zip(parameters, copies, self._last, strict=True)):
+        for number, (parameter, copy, last) in enumerate(zip(parameters, copies, remembered, strict=True)):
             value = None
             now = parameter.detach().cpu()
             if not torch.equal(now, last):
@@ -128,7 +142,7 @@ class ChangesOfModule:
                 unchanged.append(number)
             else:
                 parameter.copy_(value)
-        write([self._last[number] for number in unchanged], [parameters[number] for number in unchanged])
+        write([remembered[number] for number in unchanged], [parameters[number] for number in unchanged])
 
     @torch.no_grad()
     def handed_out(self, copies: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:

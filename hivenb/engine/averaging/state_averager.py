@@ -215,6 +215,11 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         return self.local_epoch - self._steps_to_come
 
     @property
+    def is_a_step_behind(self) -> bool:
+        """Whether the step of this peer's epoch is still to be made, in the background."""
+        return self._steps_to_come > 0
+
+    @property
     def outer(self) -> OuterOptimizer | None:
         """The outer optimizer."""
         return None if self.outer_rounds is None else self.outer_rounds.outer
@@ -285,10 +290,10 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         own = self._optimizer_parameters()
 
         def write(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-            for place, parameter in zip(keep_in, own, strict=True):
-                place.copy_(parameter)
-            self._behind_model = keep_in  # before anything of the model is ahead
             try:
+                for place, parameter in zip(keep_in, own, strict=True):
+                    place.copy_(parameter)
+                self._behind_model = keep_in  # before anything of the model is ahead
                 self.staging.copy(sources, targets)
             except BaseException:
                 self._changes.forget()  # nobody knows what was written

@@ -1,15 +1,16 @@
-"""A state that is taken over from a peer: who is asked for it, and why it is believed."""
+"""The state that peers download: how often one may have it, who is asked for another one, and why that is believed."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from hivemind.utils.streaming import combine_from_streaming
 
 from hivenb.engine.averaging.averager import Averager
 from hivenb.engine.averaging.finite import are_finite
+from hivenb.engine.network.streams import CLOSED_WITHIN, STATE_LEFT_OPEN, is_end_of_state, left_open, with_end
 from hivenb.engine.network.untrusted_values import BoundedSerializer, finite, raw, sequence, whole
 from hivenb.errors import UnbelievedStateError
 
@@ -210,6 +212,56 @@ class Testimony:
         return make_statement(self.question, epoch, tensors).contradicts(statement)
 
 
+# -- download pace ---------------------------------------------------------------------------------------------------
+#
+# How often another peer may download the state: as often as one that joins has to, and not in a loop.
+
+
+#: Seconds for each download, in the long run.
+PERIOD = 1.0
+
+#: Downloads that a peer may make at once before that; one that joins may need several until it is at the newest epoch.
+AT_ONCE = 8
+
+#: Peers that are remembered.
+MOST_REMEMBERED = 1024
+
+
+class DownloadPace:
+    """Lets each peer wait for its turn. It is not refused, as one that joins would then end. On one event loop.
+
+    :param clock: tells the time, in seconds
+    :param sleep: waits for so many
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ):
+        self._clock, self._sleep = clock, sleep
+        self._paid_until: dict[PeerID, float] = {}
+        self._at_work: dict[PeerID, asyncio.Lock] = {}
+
+    @contextlib.asynccontextmanager
+    async def turn(self, peer: PeerID) -> AsyncIterator[None]:
+        """Wait until a peer may download; one of its downloads at a time."""
+        lock = self._at_work.setdefault(peer, asyncio.Lock())
+        try:
+            async with lock:
+                await self._sleep(max(0.0, self._pay(peer) - AT_ONCE * PERIOD))
+                yield
+        finally:
+            if not lock.locked():
+                self._at_work.pop(peer, None)
+
+    def _pay(self, peer: PeerID) -> float:
+        """Seconds by which a peer's downloads are ahead of the time, with this one."""
+        now = self._clock()
+        if len(self._paid_until) >= MOST_REMEMBERED:
+            self._paid_until = {one: until for one, until in self._paid_until.items() if until > now}
+        self._paid_until[peer] = max(self._paid_until.get(peer, now), now) + PERIOD
+        return self._paid_until[peer] - now
+
+
 # -- state download --------------------------------------------------------------------------------------------------
 
 
@@ -285,6 +337,7 @@ class SharesState(Averager):
         # in the averager's process: when each peer was asked for a word, and has asked for one
         self._last_asked: dict[PeerID, float] = {}
         self._asked_at: dict[bytes, float] = {}
+        self._downloads = DownloadPace()
         super().__init__(*args, **kwargs)
 
     def numbers_in_state(self) -> float:
@@ -463,6 +516,21 @@ class SharesState(Averager):
             logger.debug(f"{peer} tells nothing of its state: {e!r}")
             return None
         return Testimony(peer.to_bytes(), question, bytes(told.metadata))
+
+    async def rpc_download_state(
+        self, request: averaging_pb2.DownloadRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        seconds = CLOSED_WITHIN if self._matchmaking.is_of_ours(context.remote_id) else STATE_LEFT_OPEN
+        state = with_end(self._state_in_turn(request, context))
+        async for message in left_open(state, seconds, is_end_of_state):
+            yield message
+
+    async def _state_in_turn(
+        self, request: averaging_pb2.DownloadRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        async with self._downloads.turn(context.remote_id):
+            async for message in super().rpc_download_state(request, context):
+                yield message
 
     async def rpc_tell_state(
         self, request: averaging_pb2.DownloadData, context: P2PContext

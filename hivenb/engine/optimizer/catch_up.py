@@ -231,11 +231,16 @@ class CatchingUp:
         own.state_averager.step(wait_for_delayed_updates=True)
         while own.state_averager.pending_updates:  # each wait has a limit; a late step would be made on what comes
             own.state_averager.step(wait_for_delayed_updates=True)
+        was_excluded = self.was_excluded
         self.begin()
         with own.tracker.pause_updates():
             began, sought, taken_before = time.monotonic(), own.tracker.global_epoch, own.state_averager.states_taken
             position = f"This peer is at epoch {own.local_epoch} and the swarm at {sought}"
-            download_in_attempts(partial(self._download, timeout=own.load_state_timeout, **kwargs), position)
+            try:
+                download_in_attempts(partial(self._download, timeout=own.load_state_timeout, **kwargs), position)
+            except BaseException:
+                self.was_excluded = was_excluded  # whoever goes on all the same still lacks what the others have
+                raise
             if self.claims.note_download(began, sought, own.local_epoch, self._others):
                 own.tracker.look_at_once()
             # what a newcomer that could download nothing has at random is no state of the next epoch, if one behind

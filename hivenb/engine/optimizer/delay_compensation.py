@@ -6,6 +6,19 @@ gradients of the epoch, from the same parameters and moments, and computes the n
 has arrived, the optimizer makes its step from where it was, and the model gets what that gives: the other one is gone.
 A peer that is alone waits for its step, and trains as without any delay.
 
+Gradients of few samples are longer than the average, the longer the fewer. The own ones of a speculative step have at
+most :data:`LONGEST` times the length of the last average: where many peers share an epoch, SGD would else go farther
+and farther away. Squared errors of a linear regression in 64 dimensions, 60 epochs of 128 samples, SGD with 0.3:
+
+=================  =======  ======  =======  ===========
+peers by samples   in step  late    bounded  not bounded
+=================  =======  ======  =======  ===========
+4 by 32            0.0103   0.0108  0.0105   0.0105
+8 by 16            0.0103   0.0108  0.0106   0.0109
+16 by 8            0.0103   0.0108  0.0108   0.117
+32 by 4            0.0103   0.0108  0.0110   3e13
+=================  =======  ======  =======  ===========
+
 The optimizer is offloaded then: it works on copies of the parameters in main memory, and those are the truth. They,
 moments and schedules know nothing of the speculative step, which changes the model's parameters alone. So averages,
 downloads and snapshots have what they would without it. Checkpoints, validation and pauses wait for the step itself.
@@ -54,6 +67,7 @@ from typing import Any
 import torch
 from hivemind.utils import get_logger
 
+from hivenb.engine.averaging.finite import norm_of
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.errors import ProcessEndedError
 
@@ -88,6 +102,9 @@ def why_not_beside(optimizer: torch.optim.Optimizer) -> str | None:
     for kind in type(optimizer).__mro__:
         if "__del__" in vars(kind):
             return f"{kind.__name__} frees something when it is deleted (__del__), which a copy would share"
+    for key in optimizer.state:
+        if not torch.is_tensor(key):
+            return f"its state has something of no parameter's own ({str(key)[:40]!r})"
     parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, value in vars(optimizer).items():
         if name in _KNOWN or name.startswith(_HOOKS):
@@ -145,7 +162,7 @@ def step_beside(
             number, gradient = next(given)
             if gradient is None:
                 continue
-            if formula is not None and optimizer.state.get(parameter):
+            if formula is not None and optimizer.state.get(parameter) and not parameter.is_complex():
                 try:
                     value = formula(parameter.detach(), gradient, optimizer.state[parameter], group)
                 except (ArithmeticError, LookupError, TypeError, ValueError):
@@ -286,6 +303,10 @@ def _copied(value: Any) -> Any:
 # -- delay compensation -----------------------------------------------------------------------------------------------
 
 
+#: How long the gradients of a speculative step may be, as a multiple of the last average.
+LONGEST = 2.0
+
+
 class DelayCompensation:
     """The speculative steps of a peer whose gradients are averaged in the background. For the training thread."""
 
@@ -295,6 +316,7 @@ class DelayCompensation:
         # at first the own gradients, then the parameters that the step is made from
         self._kept: list[torch.Tensor] = []
         self._has_gradient: Sequence[bool] | None = None
+        self._length_of_average: float | None = None
         self._is_told = False
         self._is_given_up = False
 
@@ -321,6 +343,13 @@ class DelayCompensation:
             return
         self._has_gradient = tuple(has_gradient)
 
+    def note_average(self, length: float) -> None:
+        """The gradients of an epoch have been averaged with others. From any thread.
+
+        :param length: their norm, of all of them together
+        """
+        self._length_of_average = length
+
     def forget(self) -> None:
         """Give the memory back."""
         self._kept, self._has_gradient = [], None
@@ -338,6 +367,7 @@ class DelayCompensation:
             self._tell(f"{impossible} {reason}")
             return
         gradients = [kept if one else None for kept, one in zip(self._kept, has_gradient, strict=True)]
+        self._shorten([one for one in gradients if one is not None])
         try:
             averager.lead_model(lambda optimizer: self._steps(optimizer, gradients), self._kept)
         except ProcessEndedError:
@@ -345,6 +375,14 @@ class DelayCompensation:
         except Exception as e:  # in the user's optimizer, whose own step may do all the same
             self._is_given_up = True  # it may have left something behind, and would so in each epoch
             self._tell(f"{impossible} a step of it with copies of its parameters fails: {e!r}")
+
+    def _shorten(self, gradients: list[torch.Tensor]) -> None:
+        """Let own gradients be no longer than they may be."""
+        if self._length_of_average is None:
+            return
+        length, longest = norm_of(gradients), LONGEST * self._length_of_average
+        if longest < length < math.inf:
+            torch._foreach_mul_(gradients, longest / length)
 
     def _steps(
         self, optimizer: torch.optim.Optimizer, gradients: Sequence[torch.Tensor | None]

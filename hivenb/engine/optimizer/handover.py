@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hivenb.engine.averaging.torch_optimizer_state import lay_out_like_parameters
+from hivenb.engine.optimizer.delay_compensation import DelayCompensation
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.skipped_batches import SkippedBatches
 from hivenb.engine.optimizer.untrained_parameters import UntrainedParameters
@@ -33,7 +34,8 @@ class Handover:
     :param skipped_batches: the count of the batches that were skipped
     :param outer: the state of the outer optimizer; ``None`` without one
     :param frozen: what of the given parameters is not trained
-    :param clip: clips gradients before a step; ``None`` if nobody does
+    :param compensation: with how gradients are clipped, and how long the last average was
+    :param is_to_catch_up: whether the others have averaged gradients without this peer
     """
 
     tracker: ProgressTracker
@@ -47,7 +49,8 @@ class Handover:
     skipped_batches: SkippedBatches
     outer: dict[str, Any] | None
     frozen: UntrainedParameters
-    clip: Callable[[torch.optim.Optimizer], None] | None
+    compensation: DelayCompensation
+    is_to_catch_up: bool
 
 
 def release(optimizer: Optimizer) -> Handover:
@@ -68,8 +71,10 @@ def release(optimizer: Optimizer) -> Handover:
         skipped_batches=optimizer.skipped_batches,
         outer=None if optimizer.state_averager.outer is None else optimizer.state_averager.outer.state(),
         frozen=optimizer.frozen,
-        clip=optimizer.compensation.clip,
+        compensation=optimizer.compensation,
+        is_to_catch_up=optimizer.is_to_catch_up,
     )
+    optimizer.compensation.forget()
     optimizer.end_averagers()
     return handover
 
@@ -106,7 +111,7 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
             **settings,
         )
     successor.skipped_batches = handover.skipped_batches
-    successor.compensation.clip = handover.clip
+    successor.compensation = handover.compensation
     successor.go_on_at(handover.epoch)
     if successor.state_averager.outer is not None and handover.outer is not None:
         successor.state_averager.outer.take_over(handover.outer)
@@ -114,6 +119,8 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
         successor.grad_averager.set_mean_gradients(handover.gradients, handover.samples)
     if handover.has_begun:
         successor.take_part()
+    if handover.is_to_catch_up:
+        successor.fall_behind()
     return successor
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import inspect
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.optim.grad_scaler import GradScaler
 from hivemind.utils import get_logger
 
-from hivenb.engine.averaging.finite import are_finite, where_not_finite
+from hivenb.engine.averaging.finite import are_finite, norm_of, where_not_finite
 from hivenb.engine.averaging.gradient_averager import has_state_of_its_own, own_factory
 from hivenb.engine.averaging.round import Round
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
@@ -450,6 +451,9 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         self.rounds.look_for_state()
 
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
+        while self.state_averager.pending_updates and self.state_averager.is_a_step_behind:
+            # each wait has a limit; a round under way would send what is written next in place of its own gradients
+            self.state_averager.step(wait_for_delayed_updates=True)
         self.rounds.be_ready_for_gradients()
         compensates = self._compensates and not self.state_averager.pending_updates
         if compensates:
@@ -480,16 +484,24 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         # were reset when it began. The averager's tensors have this peer's own, and averages wherever those arrived.
         outcome = self.rounds.average_gradients(maybe_step_control)
         logger.log(self.status_loglevel, outcome.failed or f"Averaged gradients with {outcome.group_size} peers")
-        self._load_averaged_gradients_into_optimizer_()
+        length = self._load_averaged_gradients()
+        if outcome.failed is None:
+            self.compensation.note_average(length)
 
     def _load_averaged_gradients_into_optimizer_(self) -> None:
+        self._load_averaged_gradients()
+
+    def _load_averaged_gradients(self) -> float:
+        """Let the optimizer have the gradients that it is to step with; returns their norm."""
         with self.grad_averager.get_tensors() as averaged:
-            where = None if are_finite(averaged) else where_not_finite(averaged)
+            length = norm_of(averaged)
+            where = None if math.isfinite(length) or are_finite(averaged) else where_not_finite(averaged)
         if where is not None:
             self.state_averager.leave_out_step()
             logger.warning(f"Epoch {self.local_epoch} ends without a step of the optimizer: {where}, as averaged")
         self._give_gradients()
         self.grad_averager.notify_used_averaged_gradients()
+        return length
 
     def _give_gradients(self) -> None:
         # Replaces what hivemind/optim/optimizer.py:_load_averaged_gradients_into_optimizer_ does in the stream in which
@@ -532,6 +544,11 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
     def fall_behind(self) -> None:
         """Download the others' state before another batch counts, as one that has missed a round."""
         self._catching_up.was_excluded = True
+
+    @property
+    def is_to_catch_up(self) -> bool:
+        """Whether the others' state is to be downloaded before another batch counts."""
+        return self._catching_up.was_excluded
 
     def others_share_state(self) -> bool:
         """Whether other peers are there, from which the state can be downloaded; waits until they were looked at."""

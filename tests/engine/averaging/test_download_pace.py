@@ -4,8 +4,8 @@ import asyncio
 
 from hivemind.p2p import PeerID
 
-from hivenb.engine.averaging import averager
-from hivenb.engine.averaging.averager import AT_ONCE, PERIOD, DownloadPace
+from hivenb.engine.averaging import state_download
+from hivenb.engine.averaging.state_download import AT_ONCE, PERIOD, DownloadPace
 
 A, B = PeerID(b"a"), PeerID(b"b")
 
@@ -79,7 +79,7 @@ def test_a_peer_has_one_download_at_a_time_and_one_that_breaks_off_keeps_nobody_
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(averager, "MOST_REMEMBERED", 10)
+    monkeypatch.setattr(state_download, "MOST_REMEMBERED", 10)
     time = Time()
     pace = DownloadPace(time.clock, time.sleep)
     for number in range(100):

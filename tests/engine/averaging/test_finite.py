@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hivenb.engine.averaging.finite import LateVerdict, are_finite, can_be_judged_late, where_not_finite
+from hivenb.engine.averaging.finite import LateVerdict, are_finite, can_be_judged_late, norm_of, where_not_finite
 
 ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -34,6 +34,14 @@ def test_large_numbers_are_finite(dtype: torch.dtype, large: float) -> None:
 def test_complex_numbers_are_judged_as_autograd_leaves_them(value: complex, expected: bool) -> None:
     """Conjugated, but not yet in memory."""
     assert are_finite([torch.full((3,), value, dtype=torch.complex64).conj(), torch.ones(2)]) is expected
+
+
+def test_the_norm_is_of_all_numbers_together() -> None:
+    assert norm_of([]) == 0.0
+    both = [torch.full((2, 2), 3.0), torch.full((), 8.0, dtype=torch.float64), torch.full((1,), 0j)]
+    assert norm_of(both) == pytest.approx(10.0)
+    assert not math.isfinite(norm_of([torch.ones(2), torch.full((2,), math.nan)]))
+    assert norm_of([torch.full((1,), 1e15), torch.full((1,), 1e15)]) == pytest.approx(1e15 * math.sqrt(2))
 
 
 def test_of_a_sparse_one_its_values_count() -> None:

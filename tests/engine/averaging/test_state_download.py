@@ -21,7 +21,6 @@ from in_memory.real_time import RealTimeSwarm
 from tiny import LOOPBACK, TinyModel
 
 from hivenb.engine.averaging import state_download
-from hivenb.engine.averaging.averager import Averager
 from hivenb.engine.averaging.state_averager import TrainingStateAverager
 from hivenb.engine.averaging.state_download import Download, SharesState, Wanted, ranked_sources
 from hivenb.engine.network.dht import DHT
@@ -286,7 +285,7 @@ class TestBelieved:
         dhts = real_dhts
         was_asked, may_end = mp.Event(), mp.Event()
 
-        serves, makes = Averager._state_in_turn, state_download.make_statement
+        serves, makes = SharesState._state_in_turn, state_download.make_statement
 
         async def slowly(self: Any, *args: Any) -> AsyncIterator[Any]:
             async for message in serves(self, *args):
@@ -298,7 +297,7 @@ class TestBelieved:
             return makes(*args)
 
         with monkeypatch.context() as of_one:
-            of_one.setattr(Averager, "_state_in_turn", slowly)
+            of_one.setattr(SharesState, "_state_in_turn", slowly)
             liar = serve(dhts[1], lambda parameter: -parameter, priority=1e9)
         with monkeypatch.context() as of_one:
             of_one.setattr(state_download, "make_statement", telling)

@@ -11,7 +11,7 @@ from rounds_without_averagers import FakeAverager, participant
 
 from hivenb.engine.optimizer import catch_up as module
 from hivenb.engine.optimizer.catch_up import LOAD_STATE_ATTEMPTS, CatchingUp, download_in_attempts
-from hivenb.errors import SwarmError
+from hivenb.errors import SwarmError, UnbelievedStateError
 
 
 class TestCalledFor:
@@ -42,6 +42,17 @@ class TestCalledFor:
         catching_up.begin()
         assert not catching_up.is_called_for
 
+    def test_a_download_that_fails_takes_nothing_of_that_back(self) -> None:
+        class Refused(Downloading):
+            def download(self, timeout: float) -> None:
+                raise UnbelievedStateError("no peer sends a state that can be believed")
+
+        refused = Refused(5, 5, found=None, take_over=False)
+        refused.catching_up.was_excluded = True
+        with pytest.raises(UnbelievedStateError):
+            refused.catching_up.take_over_state()
+        assert refused.catching_up.is_called_for
+
     def test_it_is_under_way_until_an_epoch_was_ended_with_the_others(self) -> None:
         catching_up = self.at(5)
         assert not catching_up.is_under_way
@@ -69,9 +80,12 @@ class Downloading:
     :param others: theirs
     :param found: of the state that there is; ``None`` for none
     :param averager: of its state
+    :param take_over: whether it downloads at once
     """
 
-    def __init__(self, own: int, others: int, found: int | None, averager: FakeAverager | None = None):
+    def __init__(
+        self, own: int, others: int, found: int | None, averager: FakeAverager | None = None, take_over: bool = True
+    ):
         rounds = SimpleNamespace(take=lambda wait: None, leave=lambda wait: None)
         self.participant = participant(
             local_epoch=own,
@@ -92,7 +106,8 @@ class Downloading:
         own_averager.give_up_searches = lambda: None
         self.found = found
         self.catching_up = CatchingUp(self.participant)
-        self.catching_up.take_over_state()
+        if take_over:
+            self.catching_up.take_over_state()
 
     def download(self, timeout: float) -> None:
         assert not self.participant.state_averager.pending_updates

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.checkpoint import epoch_of
+from hivenb.engine.optimizer.delay_compensation import LONGEST
 from hivenb.engine.optimizer.handover import release, set_live, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.progress.tracker import ProgressTracker
@@ -78,6 +79,8 @@ class Peer:
 
     def __init__(self, number: int, dht: Any, run_id: str, kind: str, together: threading.Barrier, **kwargs: Any):
         self.number, self.model, self._together = number, TinyModel(), together
+        #: seconds for which an average is on its way when the next gradients have been computed
+        self.late_by = 0.0
         self.optimizer = Late(
             dht=dht,
             run_id=run_id,
@@ -103,7 +106,10 @@ class Peer:
         for epoch in epochs:
             self.optimizer.zero_grad()
             loss_of(self.model, self.number, epoch).backward()
-            self.optimizer.note_computed(epoch)
+            arrives = threading.Timer(self.late_by, self.optimizer.note_computed, (epoch,))
+            arrives.start()
+            if not self.late_by:
+                arrives.join()
             self.optimizer.step(batch_size=8)
             self._together.wait(WITHIN)
             self.optimizer.tracker.is_over = True
@@ -164,7 +170,7 @@ def expected(kind: str, late: bool, compensated: bool = False, epochs: int = EPO
     """What two peers come to, in plain torch: in step, an epoch late, or with steps of their own meanwhile."""
     model = TinyModel()
     optimizer = OPTIMIZERS[kind](model.parameters())
-    places, coming = [model, model], None
+    places, coming, longest = [model, model], None, float("inf")
 
     def step(gradients: list[Tensor]) -> None:
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
@@ -178,6 +184,7 @@ def expected(kind: str, late: bool, compensated: bool = False, epochs: int = EPO
         ]
         if coming is not None:
             step(coming)
+            longest = LONGEST * length_of(coming)
         coming = [torch.stack(some).mean(0) for some in zip(*own, strict=True)]
         if not late:
             step(coming)
@@ -187,12 +194,17 @@ def expected(kind: str, late: bool, compensated: bool = False, epochs: int = EPO
             for place, gradients in zip(places, own, strict=True):
                 ahead = OPTIMIZERS[kind](place.parameters())
                 ahead.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                shortened = min(1.0, longest / length_of(gradients))
                 for parameter, gradient in zip(place.parameters(), gradients, strict=True):
-                    parameter.grad = gradient
+                    parameter.grad = gradient * shortened
                 ahead.step()
     if coming is not None:
         step(coming)
     return model
+
+
+def length_of(gradients: Sequence[Tensor]) -> float:
+    return float(torch.cat([one.flatten() for one in gradients]).norm())
 
 
 def apart(one: nn.Module, other: nn.Module) -> float:
@@ -245,6 +257,18 @@ def come_to_plain_torch(peers: Peers, kind: str, compensated: bool) -> None:
     for peer in peers:
         assert [report.group_size for report in peer.reports][1:] == [2] * (EPOCHS - 1)
         assert apart(peer.model, expected(kind, late=True, compensated=compensated)) < 1e-4
+
+
+def test_what_an_epoch_sends_is_not_written_over_by_the_next_however_long_it_is_on_its_way(
+    make_peers: Callable[..., Peers],
+) -> None:
+    peers = make_peers(allreduce_timeout=0.3)  # after which hivemind waits no longer
+    for peer in peers:
+        peer.late_by = 1.0
+    both(peers, lambda peer: peer.train(range(4)))
+    both(peers, Peer.finish)
+    for peer in peers:
+        assert apart(peer.model, expected("SGD", late=True, compensated=True, epochs=4)) < 1e-5
 
 
 def test_only_the_model_is_ahead(make_peers: Callable[..., Peers]) -> None:

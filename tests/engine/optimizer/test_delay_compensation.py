@@ -172,6 +172,19 @@ def test_torch_before_2_7_does_not_say_in_groups_how_weights_decay(kind: Any) ->
         assert_alike(kind.__name__, value, parameters(twin)[number])
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_of_complex_parameters_too(kind: Any) -> None:
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(4, dtype=torch.complex64))
+    optimizer = kind([parameter], 0.1)
+    for _ in range(2):
+        step(optimizer, [torch.randn(4, dtype=torch.complex64)])
+    own = torch.randn(4, dtype=torch.complex64)
+    ((_, beside),) = step_beside(optimizer, [own])
+    step(optimizer, [own])
+    assert torch.allclose(beside, parameter.detach())
+
+
 def test_where_a_formula_fails_the_optimizers_own_code_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_another_version(*_: Any) -> torch.Tensor:
         raise KeyError("dampening")
@@ -211,6 +224,13 @@ def test_one_that_would_reach_the_parameters_another_way_is_told() -> None:
     assert "another optimizer in its attribute inner" in str(why_not_beside(optimizer))
     flat.flat = parameters(flat)  # type: ignore[attr-defined]
     assert "parameters in its attribute flat" in str(why_not_beside(flat))
+
+
+def test_one_whose_state_is_not_all_of_parameters_is_told() -> None:
+    optimizer = make("AdamW")
+    assert why_not_beside(optimizer) is None
+    optimizer.state["step"] = 3  # type: ignore[index, assignment]
+    assert "its state has something of no parameter's own ('step')" in str(why_not_beside(optimizer))
 
 
 @pytest.mark.parametrize(
@@ -391,6 +411,23 @@ def test_a_step_that_fails_on_its_way_leaves_the_model_as_it_was() -> None:
     assert [one.tolist() for one in (*model, *copies)] == [[1.0, 2.0], [3.0]] * 2
 
 
+@pytest.mark.parametrize("fails", ["before", "on its way"])
+def test_a_model_that_could_not_be_given_its_result_gets_all_of_it_the_next_time(fails: str) -> None:
+    changes, model, copies = ahead([(0, torch.tensor([5.0, 6.0])), (1, torch.tensor([9.0]))])
+    copies[0] += 0.5
+
+    def failing(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> None:
+        if fails == "on its way":
+            write(list(sources)[:1], list(targets)[:1])
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        changes.hand_out(copies, model, failing)
+    changes.hand_out(copies, model, write)
+    changes.take_in(model, copies, remember=False)
+    assert [one.tolist() for one in model] == [one.tolist() for one in copies] == [[1.5, 2.5], [3.0]]
+
+
 class Averager:
     """As a speculative step knows the averager of the state: an optimizer that works on copies."""
 
@@ -425,6 +462,25 @@ def test_own_gradients_are_clipped_as_those_of_the_step() -> None:
     per_number = 0.5 / math.sqrt(12 + 5 + 1)
     expected = torch.tensor([0.1] * 12 + [0.03] * 6) * per_number
     assert torch.allclose(moved, expected, atol=1e-6)
+
+
+def moved_by(compensation: DelayCompensation, size: float) -> float:
+    """How far a speculative step of SGD goes with own gradients of that size."""
+    averager = Averager(make("SGD", steps=0))
+    compensation.note_gradients([torch.full(shape, size) for shape in SHAPES], [True, True, False, True])
+    compensation.speculate(averager)  # type: ignore[arg-type]
+    return float((parameters(averager.optimizer)[0].detach() - averager.led[0]).flatten()[0])
+
+
+def test_own_gradients_of_few_samples_go_no_farther_than_twice_the_average() -> None:
+    compensation = DelayCompensation()
+    per_number = math.sqrt(12 + 5 + 1)  # the numbers that have a gradient
+    assert moved_by(compensation, 7.0) == pytest.approx(0.7, rel=1e-4), "nothing is known of others yet"
+    compensation.note_average(3.0 * per_number)
+    assert moved_by(compensation, 5.0) == pytest.approx(0.5, rel=1e-4)
+    assert moved_by(compensation, 60.0) == pytest.approx(0.6, rel=1e-4)
+    compensation.note_average(math.inf)
+    assert moved_by(compensation, 7.0) == pytest.approx(0.7, rel=1e-4)
 
 
 def test_clipping_may_give_parameters_other_gradients_or_none() -> None:

@@ -17,6 +17,7 @@ from tiny import DELAYS, TinyModel
 from hivenb.engine.averaging.gradient_averager import GradientAverager
 from hivenb.engine.averaging.round import Round
 from hivenb.engine.matchmaking.matchmaking import Attendance, ExpectedPeers
+from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.scheduled_rounds import RoundOutcome, is_excluded
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
@@ -95,6 +96,22 @@ def test_it_gives_up_when_the_others_wait_for_its_state(optimizer: Optimizer, ev
     assert state.weight == NEXT_TO_NOTHING
     assert optimizer._should_load_state_from_peers()
     state.cancel()
+
+
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_a_successor_knows_it(
+    make_optimizer_in_memory: Callable[..., Optimizer], memory_dht: RealTimeDHT, run_id: str, is_behind: bool
+) -> None:
+    optimizer = make_optimizer_in_memory(TinyModel().parameters(), run_id=run_id)
+    if is_behind:
+        optimizer.fall_behind()
+    handover = release(optimizer)
+    successor = take_over(handover, Optimizer, offload=True, dht=memory_dht, run_id=run_id, target_batch_size=8)
+    try:
+        assert successor.is_to_catch_up is is_behind
+        assert successor.compensation is optimizer.compensation
+    finally:
+        successor.shutdown()
 
 
 def test_it_gives_up_when_all_others_have_ended_the_epoch(optimizer: Optimizer) -> None:
