@@ -34,8 +34,8 @@ def norm_of(tensors: Sequence[torch.Tensor]) -> float:
 
     :param tensors: dense, in main memory
     """
-    norms = torch._foreach_norm(list(tensors))
-    return float(torch.stack([norm.double() for norm in norms]).norm()) if norms else 0.0
+    norms = torch._foreach_norm(list(tensors)) if tensors else ()
+    return math.hypot(*(norm.item() for norm in norms))
 
 
 def where_not_finite(tensors: Iterable[torch.Tensor | None]) -> str:

@@ -102,7 +102,8 @@ def why_not_beside(optimizer: torch.optim.Optimizer) -> str | None:
     for kind in type(optimizer).__mro__:
         if "__del__" in vars(kind):
             return f"{kind.__name__} frees something when it is deleted (__del__), which a copy would share"
-    for key in optimizer.state:
+    keys: Iterable[Any] = optimizer.state
+    for key in keys:
         if not torch.is_tensor(key):
             return f"its state has something of no parameter's own ({str(key)[:40]!r})"
     parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
