@@ -6,7 +6,7 @@ import logging
 import threading
 import warnings
 
-from hivenb.system import logs
+from hivenb.system import log_lines, logs
 from hivenb.system.log_lines import LogLines, is_deprecation_in_a_library, is_hint, is_noise
 from hivenb.system.logs import collect_logs
 
@@ -25,7 +25,7 @@ def test_a_line_that_comes_again_is_counted() -> None:
 def test_after_a_while_it_is_a_line_of_its_own(monkeypatch) -> None:
     lines = LogLines(3)
     lines.add("10:00:00 WARN no group")
-    monkeypatch.setattr(logs, "_COUNTED_FOR", -1.0)
+    monkeypatch.setattr(log_lines, "_COUNTED_FOR", -1.0)
     assert lines.add("10:02:00 WARN no group")
     assert lines.tail(9) == ("10:00:00 WARN no group", "10:02:00 WARN no group")
 
