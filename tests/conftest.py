@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 import hivenb
+from hivenb.peers.fork_server import VARIABLE
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Read when torch is imported: each worker has one core, and would else take all from the others.
@@ -77,6 +78,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     if item.get_closest_marker("process"):
         return (yield)
     with processes.forbidden():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """Lets local peers of a notebook be forked from a copy of its kernel, as on Binder, where workers share the cores.
+
+    The server that they come from else imports all once more, which takes as much CPU as a short notebook.
+    """
+    with pytest.MonkeyPatch.context() as of_kernel:
+        if "PYTEST_XDIST_WORKER" in os.environ and not isinstance(item, pytest.Function):
+            of_kernel.setenv(VARIABLE, "1")
         return (yield)
 
 

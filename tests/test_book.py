@@ -128,6 +128,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.process
 @pytest.mark.timeout(540)
+@pytest.mark.slow
 def test_it_builds_without_a_warning_and_needs_no_host(built: Path) -> None:
     """Scripts, styles, pictures and fonts of each page are beside it."""
     pages = [page for page in sorted(built.rglob("*.html")) if "_static" not in page.parts]

@@ -49,6 +49,7 @@ def seen() -> dict[str, dict[str, str]]:
     return told
 
 
+@pytest.mark.slow
 def test_the_import_of_all_modules_changes_nothing_of_others(seen: dict[str, dict[str, str]]) -> None:
     found = seen["by import"]
     assert set(found) == BY_IMPORT, found

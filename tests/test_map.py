@@ -91,6 +91,7 @@ def test_every_file_on_it_is_there() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_training_with_everything_on_takes_locks_in_that_order_and_has_no_other_threads() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), str(WITNESS.parent)])}
     done = subprocess.run(

@@ -64,6 +64,7 @@ def run_forked(folder: Path, code: str) -> str:
     return ended.out
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_a_friend_joins(tmp_path: Path) -> None:
     notebook, friend, _ = snippets()
     assert '"hivenb://..."' in friend
@@ -85,6 +86,7 @@ def test_the_notebook_runs_and_a_friend_joins(tmp_path: Path) -> None:
         host.wait()
 
 
+@pytest.mark.slow
 def test_the_script_runs(tmp_path: Path) -> None:
     _, _, script = snippets()
     said = run_forked(tmp_path, script + "\nprint('STEPS', strategy.last_epoch_report.epoch)\n")

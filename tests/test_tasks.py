@@ -111,6 +111,7 @@ def test_training_and_validation_do_not_overlap():
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_tasks_travel_to_another_process():
     made = [tasks.TASKS[name](**SMALL[name]) for name in sorted(tasks.TASKS)]
     cargo = cloudpickle.dumps(made)

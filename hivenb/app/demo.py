@@ -217,6 +217,8 @@ def _watch(
     run: TrainingRun, terminal: Terminal, until_epoch: int | None = None, for_epochs: int | None = None
 ) -> RunStatus:
     """Show how the run goes until it has reached an epoch, or has gone through a number of them since it joined."""
+    from hivenb.run.status import RunState
+
     first: int | None = None
     while True:
         status = run.status
@@ -224,9 +226,9 @@ def _watch(
             first = status.epoch - 1  # a peer that joins late begins with the epoch that the others have reached
         terminal.show(_fitting(status, terminal.width))
         goal = until_epoch if for_epochs is None else None if first is None else first + for_epochs
-        if goal is not None and status.epoch >= goal:
+        if (goal is not None and status.epoch >= goal) or not status.state.is_active:
             return status
-        run.wait(epochs=1, timeout=_REFRESH_SECONDS)
+        run.wait_for(RunState.FINISHED, timeout=_REFRESH_SECONDS)  # run.wait() would say so in a line each time
 
 
 def _fitting(status: RunStatus, width: int | None) -> str:

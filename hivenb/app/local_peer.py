@@ -9,6 +9,7 @@ import contextlib
 import logging
 import multiprocessing as mp
 import os
+import shutil
 import sys
 import tempfile
 from multiprocessing.connection import Connection
@@ -24,6 +25,7 @@ from hivenb.options.options import Options
 from hivenb.peers.fork_server import unpack
 from hivenb.peers.peer_recipe import PeerRecipe
 from hivenb.run.endless_trainer import trainer_without_end
+from hivenb.run.fit import Fit
 from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
 from hivenb.swarm.swarm import Swarm
@@ -41,6 +43,7 @@ class _Follower(TrainingRun):
     _may_host = False
     _has_own_end = False
     _new_trainer = staticmethod(trainer_without_end)
+    _is_leaving = False
 
     def train_with(self, options: Options) -> None:
         """Train, or train on, with these options."""
@@ -51,6 +54,15 @@ class _Follower(TrainingRun):
         if is_renamed:
             self.start()
         self.resume()
+
+    def leave(self) -> None:
+        """End, and go on no more: nothing is kept for another start."""
+        self._is_leaving = True
+        self.stop()
+
+    def _keep(self, fit: Fit, has_failed: bool) -> None:
+        if not self._is_leaving:
+            super()._keep(fit, has_failed)
 
 
 def _trains_in_full(options: Options) -> Options:
@@ -85,11 +97,15 @@ def main(
                 keep_history=False,
                 **{**recipe.trainer_kwargs, "limit_val_batches": 0},
             )
-            run.start()
-            run.pause()  # until the run in the notebook starts; everything is set up by then
-            run.wait_for(RunState.PAUSED)
-            connection.send(("ready", swarm.peer_id))
-            _obey(connection, run)
+            try:
+                run.start()
+                run.pause()  # until the run in the notebook starts; everything is set up by then
+                run.wait_for(RunState.PAUSED)
+                connection.send(("ready", swarm.peer_id))
+                _obey(connection, run)
+            finally:
+                # as large as the model and its optimizer; this process ends without finalizers, its siblings train on
+                shutil.rmtree(run.kept_folder.path, ignore_errors=True)
     except Exception as e:
         logger.exception("this peer failed")
         with contextlib.suppress(OSError):
@@ -108,7 +124,7 @@ def _obey(connection: Connection, run: _Follower) -> None:
             if order == "train":
                 run.train_with(cloudpickle.loads(options))
             elif order == "leave":
-                run.stop()
+                run.leave()
     run.wait()
 
 

@@ -379,10 +379,11 @@ class LocalPeers:
         run_id = run.options.run_id
         recipe = make_recipe(run, self._ask_the_way_in(), seed=number)
         log_path = self._folder() / f"peer-{number}.log"
-        wait_for_server()
-        with interrupts_blocked():  # one in between would leave a peer that is nobody's
-            process, connection = fork_peer(f"hivenb-peer-{number}", recipe, log_path)
-            launched.append(LocalPeer(number, process, connection, log_path, run_id, run.followers.experiment))
+        with _errors_of_the_system(number):
+            wait_for_server()
+            with interrupts_blocked():  # one in between would leave a peer that is nobody's
+                process, connection = fork_peer(f"hivenb-peer-{number}", recipe, log_path)
+                launched.append(LocalPeer(number, process, connection, log_path, run_id, run.followers.experiment))
 
     def _folder(self) -> Path:
         with self._changed:
@@ -396,6 +397,21 @@ class LocalPeers:
     def _require_open(self) -> None:
         if self._is_closed:
             raise LocalPeerError("the swarm was closed before the peers on this machine had started; open it anew")
+
+
+@contextlib.contextmanager
+def _errors_of_the_system(number: int) -> Iterator[None]:
+    """Tells in words that the system has no process to give.
+
+    :raises LocalPeerError: in place of what it says itself
+    """
+    try:
+        yield
+    except (OSError, EOFError) as e:  # the latter where the server that forks could not
+        raise LocalPeerError(
+            f"local peer {number} could not be started ({type(e).__name__}: {e}). Memory, processes or open files may "
+            "have run short on this machine: end what is not needed, or add fewer peers"
+        ) from e
 
 
 def left_behind(peers: Sequence[LocalPeer], run: FollowedRun) -> tuple[LocalPeer, ...]:

@@ -29,8 +29,8 @@ class RunFolder:
         self.path = Path(folder.name)
         #: what another start goes on from; ``None`` while there is nothing
         self.checkpoint: Path | None = None
-        self._former: tuple[Path | None, int] = (None, 0)
         self._left: Prints | None = None
+        self._former: tuple[Path | None, int, Prints | None] = (None, 0, None)
         self._parameters: Mapping[str, weakref.ref[torch.nn.Parameter]] = {}
         weakref.finalize(self, folder.cleanup)
 
@@ -44,7 +44,7 @@ class RunFolder:
         :raises TrainingError: if it does, there is no such file, or it is something else
         """
         if not is_active:
-            self._former = self.checkpoint, epoch
+            self._former = self.checkpoint, epoch, self._left
         if checkpoint is None:
             return epoch
         if is_active:
@@ -84,12 +84,15 @@ class RunFolder:
                 return f"{name} is {here or 'not there'} here and {there or 'not there'} in what the run has learned"
         return None
 
-    def take_back(self) -> int:
+    def take_back(self, was_refused: bool = False) -> int:
         """Let the next start go on from where the last one was to: it failed before it had begun.
 
+        :param was_refused: whether nothing has touched the model, so that what it was left with still counts
         :returns: the swarm epoch from which that goes on
         """
-        self.checkpoint, epoch = self._former
+        self.checkpoint, epoch, left = self._former
+        if was_refused:
+            self._left = left
         return epoch
 
     def left_in(self, model: torch.nn.Module) -> LeftModel | None:

@@ -13,7 +13,7 @@ import numpy as np
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.figures.history import Series, Snapshot
 from hivenb.options.options import Options
-from hivenb.run.monitor import MemoryUse
+from hivenb.run.monitor import MemoryUse, let_go_of_tensors
 from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
 from hivenb.swarm.swarm import Swarm
@@ -186,11 +186,17 @@ class ComparedTraining:
                 swarm.add_local_peers(self.local_peers, run)
             look("starts to train")
             run.start()
-            _meet(run, peers, lambda: look("peers meet"))
+            if not _meet(run, peers, lambda: look("peers meet")):
+                _require_all(run, name)
+                raise TrainingError(
+                    f"{name}: the {peers} peers have not met within {EPOCHS_TO_MEET} epochs, and fewer are no "
+                    "comparison. Longer epochs help (target_batch_size), or fewer local_peers"
+                )
             first = run.status.epoch
             if not _follow(run, self.epochs, lambda: look(f"epoch {run.status.epoch - first} of {self.epochs}")):
                 reached = f"training ended in epoch {run.status.epoch}"
                 raise TrainingError(f"{name}: {reached}, before its {self.epochs} were over")
+            _require_all(run, name)
             look("stops")
             run.stop()
         return outcome_of(name, options, run.history.snapshot(), peers, memory)
@@ -227,6 +233,7 @@ def run_each(training: ComparedTraining, options: Mapping[str, Options], watch: 
             _mark_interrupted(entries, name)
             break
         except Exception as error:
+            let_go_of_tensors(error)  # the others need the memory
             put(replace(_unfinished(entries[name]), words=f"failed: {type(error).__name__}: {error}", error=error))
     comparison = Comparison(tuple(entries.values()))
     errors = [entry.error for entry in comparison.unfinished if entry.error is not None]
@@ -245,11 +252,27 @@ def _unfinished(entry: Outcome | Unfinished) -> Unfinished:
     return entry if isinstance(entry, Unfinished) else Unfinished(entry.name, entry.options, snapshot=entry.snapshot)
 
 
-def _meet(run: TrainingRun, peers: int, look: Callable[[], None]) -> None:
-    """Wait until all peers have been in a round; with local updates there is none to be seen."""
-    for _ in range(0 if run.options.use_local_updates else EPOCHS_TO_MEET):
+def _meet(run: TrainingRun, peers: int, look: Callable[[], None]) -> bool:
+    """Wait until all peers have been in a round; with local updates there is none to be seen.
+
+    :returns: whether they have, or training has ended
+    """
+    if run.options.use_local_updates:
+        return True
+    for _ in range(EPOCHS_TO_MEET):
         if run.history.snapshot().last("group_size") == peers or not _follow(run, 1, look):
-            return
+            return True
+    return False
+
+
+def _require_all(run: TrainingRun, name: str) -> None:
+    """Refuse figures of fewer peers than there were to be.
+
+    :raises TrainingError: with the last words of a local peer that has ended
+    """
+    for peer in run.local_peers:
+        if peer.state == "failed":
+            raise TrainingError(f"{name}: local peer {peer.number} has ended: {peer.last_words}")
 
 
 def _follow(run: TrainingRun, epochs: int, look: Callable[[], None]) -> bool:

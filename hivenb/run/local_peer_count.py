@@ -83,8 +83,6 @@ class LocalPeerCount:
 
         :param count: how many peers on this machine, this process not included
         """
-        if (run := self._run()) is not None:
-            run.swarm.local.forget_those_to_come(run)  # this is how many there are to be, however they come
         with self._lock:
             is_working = self._wanted is not None
             self._wanted, self._error = max(0, count), ""
@@ -106,6 +104,8 @@ class LocalPeerCount:
         added: list[LocalPeer] = []
         while True:
             run = self._run()
+            if run is not None:  # waits for one that is on its way; this is how many there are to be, however they come
+                run.swarm.local.forget_those_to_come(run)
             peers = () if run is None else run.local_peers
             there = len(alive(peers))
             with self._lock:

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -262,6 +263,24 @@ class MemoryUse:
             self._searched_at = time.monotonic()
         here = resident_bytes() - self._resident
         self.peak = max(self.peak, here + sum(map(_unshared_bytes, self._ours)))
+
+
+def let_go_of_tensors(error: BaseException | None) -> None:
+    """Let an error, and those that it came of, hold nothing that its frames have computed, on a GPU above all.
+
+    Where it was raised stays known; what was in the variables there does not.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def is_of_memory(error: BaseException | None) -> bool:
+    """Whether memory has run out, on a device or here."""
+    # torch's is in several places, one in each of its versions
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _unshared_bytes(process: psutil.Process) -> int:

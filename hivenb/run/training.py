@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 
+from hivenb._interrupts import interrupts_blocked
 from hivenb._signatures import OwnSignature, keywords_of, shown_with, unchanged, with_keywords
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.errors import OptionsError, TrainingError
@@ -29,6 +30,7 @@ from hivenb.run.live_options import RunOptions
 from hivenb.run.model_copy import model_of
 from hivenb.run.model_snapshot import take_snapshot
 from hivenb.run.module_modes import KeptModes
+from hivenb.run.monitor import is_of_memory, let_go_of_tensors
 from hivenb.run.pause_and_stop import Gate, Stage
 from hivenb.run.recorder import Recorder
 from hivenb.run.script import script_of
@@ -161,23 +163,38 @@ class TrainingRun:
                 elif self._state is RunState.STOPPING:
                     raise TrainingError("the run is stopping; wait for it with run.wait() and start it again")
                 return
-            self._find_name()
-            gate = Gate(self._stage, self._modes, self._began, self._step_aside, partial(self.history.mark, "run"))
-            folder = str(self._folder.path)
-            modes, new_trainer = self._modes, self._new_trainer
-            fit = prepare_fit(self, folder, self._recorder, gate, modes, self._on_epoch, self._look, new_trainer)
-            if self._fit is not None and checkpoint is None and self._has_own_end:
-                require_way_to_go(fit.trainer, self._fit.trainer)
-            self._rolling_back.begin(fit.strategy)
-            older, former = claim_place(self), before(self)
-            self._started_at, self._keeps_local_peers = time.monotonic(), False
-            self.swarm.run_names.take(self.experiment, self.options.run_id, self.model)
-            self.swarm.runs.adopt(self)
-            self._fit, self._exception, self._origin = fit, None, "new run"
-            self._options.begin(fit.strategy)
+            try:
+                self._begin(checkpoint)
+            except BaseException:
+                if not self._state.is_active:
+                    self._recorder.epoch = self._folder.take_back(was_refused=True)
+                raise
+
+    def _begin(self, checkpoint: str | Path | None) -> None:
+        self._find_name()
+        gate = Gate(self._stage, self._modes, self._began, self._step_aside, partial(self.history.mark, "run"))
+        folder = str(self._folder.path)
+        modes, new_trainer = self._modes, self._new_trainer
+        fit = prepare_fit(self, folder, self._recorder, gate, modes, self._on_epoch, self._look, new_trainer)
+        if self._fit is not None and checkpoint is None and self._has_own_end:
+            require_way_to_go(fit.trainer, self._fit.trainer)
+        self._rolling_back.begin(fit.strategy)
+        older, former = claim_place(self), before(self)
+        self._started_at, self._keeps_local_peers = time.monotonic(), False
+        self.swarm.run_names.take(self.experiment, self.options.run_id, self.model)
+        self.swarm.runs.adopt(self)
+        self._fit, self._exception, self._origin = fit, None, "new run"
+        self._options.begin(fit.strategy)
+        thread = BackgroundThread(target=self._train, args=(fit, older, former), name="hivenb-trainer")
+        with interrupts_blocked():  # in between, a run would be starting for ever
             self._stage.enter(RunState.STARTING)
-            self._thread = BackgroundThread(target=self._train, args=(fit, older, former), name="hivenb-trainer")
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError as e:
+                self._exception = TrainingError(f"training could not begin: {e}. End what else runs here")
+                self._stage.enter(RunState.FAILED)
+                raise self._exception from e
+        self._thread = thread
 
     def stop(self, wait: bool = True, keep_local_peers: bool = False) -> None:
         """End training at the next batch. The model keeps what it has learned; :meth:`start` goes on from there.
@@ -488,6 +505,8 @@ class TrainingRun:
             # options that came too late are those of the next start
             too_late = first_failure(self._stage.do_tasks, self.followers.end)
             self._exception = failure = failure or left or too_late
+            if is_of_memory(failure):  # this holds it, and the next start needs it
+                let_go_of_tensors(failure)
             ended = RunState.STOPPED if self._state is RunState.STOPPING else RunState.FINISHED
             ended = RunState.FAILED if failure is not None else ended
             self.history.mark("run", ended.value if failure is None else f"failed: {type(failure).__name__}")

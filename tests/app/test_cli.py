@@ -24,13 +24,15 @@ from typing import Any, TextIO
 import forked
 import psutil
 import pytest
+import tiny
 import torch
 
 import hivenb
-from hivenb.app import cli
+from hivenb.app import cli, demo
 from hivenb.app.lab import open_lab, own_copy
 from hivenb.errors import HivenbError, MissingDependencyError
 from hivenb.peers.fork_server import VARIABLE
+from hivenb.run import wait_output
 from hivenb.tasks import TASKS, DigitsModel, Task, digits
 from hivenb.view.terminal import Terminal
 
@@ -401,3 +403,17 @@ def _ask(url: str, timeout: float) -> Any:
             if time.monotonic() >= deadline:
                 raise
             time.sleep(0.1)
+
+
+def test_how_it_goes_is_one_line_that_is_written_over(
+    swarm: hivenb.Swarm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a terminal, run.wait() leaves a line each time that it returns."""
+    monkeypatch.setattr(wait_output, "_somebody_looks", lambda: True)
+    options = hivenb.Options(target_batch_size=32)
+    run = hivenb.TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
+    run.start()
+    assert demo._watch(run, Terminal(io.StringIO()), until_epoch=3).epoch >= 3
+    run.stop()
+    assert not demo._watch(run, Terminal(io.StringIO())).state.is_active, "it has ended"
+    assert capsys.readouterr().out == ""

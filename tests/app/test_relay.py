@@ -83,6 +83,7 @@ def a_port() -> int:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_relay_is_the_same_one_again_and_who_is_out_stays_out(tmp_path: Path) -> None:
     settings = RelaySettings(tmp_path / "relay", a_port())
     arguments = ["relay", "--port", str(settings.port), "--folder", str(settings.folder)]
@@ -115,6 +116,7 @@ def test_a_relay_is_the_same_one_again_and_who_is_out_stays_out(tmp_path: Path) 
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_on_this_machine_alone_no_socket_can_be_reached_from_elsewhere_and_it_ends_with_all_it_has_started(
     tmp_path: Path,
 ) -> None:

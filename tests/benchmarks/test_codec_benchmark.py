@@ -30,6 +30,7 @@ def benchmark() -> Iterator[Any]:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_bytes_on_the_wire_are_those_of_the_theory(
     benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

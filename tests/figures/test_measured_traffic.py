@@ -87,6 +87,7 @@ def test_connections_of_both_families_are_told_apart() -> None:
                 assert counts[os.fstat(near.fileno()).st_ino].sent in (12345, 12346)  # Linux counts the SYN
 
 
+@pytest.mark.slow
 def test_float16_halves_the_bytes_of_an_epoch(swarm: hivenb.Swarm, eventually: Callable[..., None]) -> None:
     plain = _bytes_a_round(swarm, "plain", eventually)
     half = _bytes_a_round(swarm, "half", eventually, grad_compression="float16", state_averaging_compression="float16")

@@ -89,6 +89,7 @@ def wait_for_counts(connections: list[Connection], counts: list[int]) -> None:
                 now[number] = told if isinstance(told, int) else now[number]
 
 
+@pytest.mark.slow
 def test_it_is_found_again_after_all_have_struck_it_off(three: tuple[Internet, list[Connection]]) -> None:
     internet, nodes = three
     wait_for_counts(nodes, [2, 2, 2])

@@ -64,6 +64,7 @@ def peers() -> Iterator[Open]:
         yield join
 
 
+@pytest.mark.slow
 def test_in_a_private_swarm_members_find_out_too(peers: Open) -> None:
     secret = {"secret": Secret.random()}
     with Internet([Line(delay=0.02), Line(delay=0.02), Line(is_walled=True)]) as internet:
@@ -73,6 +74,7 @@ def test_in_a_private_swarm_members_find_out_too(peers: Open) -> None:
         assert peers(internet, WALLED, **joining)[:2] == (Reach.NOT, True)
 
 
+@pytest.mark.slow
 def test_who_is_not_reached_is_a_client_and_who_says_how_it_is_reached_is_asked_nothing(peers: Open) -> None:
     lines = [Line(delay=0.02), Line(delay=0.02), Line(is_walled=True), Line(is_translated=True)]
     with Internet(lines) as internet:

@@ -145,6 +145,7 @@ def wait_for_rounds(connections: Sequence[Connection], more: int) -> list[Told]:
         assert time.monotonic() < end, now
 
 
+@pytest.mark.slow
 def test_peers_behind_routers_train_together_through_a_relay(tmp_path: Path) -> None:
     walled = {"delay": 0.02, "is_translated": True}
     with ExitStack() as ended:

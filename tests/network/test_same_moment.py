@@ -75,6 +75,7 @@ def told(connection: Connection) -> Any:
     return connection.recv()
 
 
+@pytest.mark.slow
 def test_two_that_dial_each_other_at_the_same_moment_both_get_through() -> None:
     with ExitStack() as ended:
         internet = ended.enter_context(Internet([AFAR] * (1 + 2 * PAIRS)))

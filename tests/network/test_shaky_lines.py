@@ -35,6 +35,7 @@ def three(allowed: None) -> Iterator[tuple[Internet, list[Connection]]]:
         yield internet, connections
 
 
+@pytest.mark.slow
 def test_a_line_of_300_ms_makes_nobody_a_ghost(three: tuple[Internet, list[Connection]]) -> None:
     _, peers = three
     first = max(ask(peers[ANN]).groups)
@@ -45,6 +46,7 @@ def test_a_line_of_300_ms_makes_nobody_a_ghost(three: tuple[Internet, list[Conne
     assert [ask(one).gone for one in peers] == [set()] * 3
 
 
+@pytest.mark.slow
 def test_stalls_of_two_seconds_make_nobody_a_ghost(three: tuple[Internet, list[Connection]]) -> None:
     internet, peers = three
     for _ in range(2):
@@ -58,6 +60,7 @@ def test_stalls_of_two_seconds_make_nobody_a_ghost(three: tuple[Internet, list[C
     assert [one.gone for one in told] == [set()] * 3
 
 
+@pytest.mark.slow
 def test_the_state_is_averaged_in_the_round_trip_of_the_gradients(three: tuple[Internet, list[Connection]]) -> None:
     _, peers = three
     first = max(ask(peers[ANN]).groups)

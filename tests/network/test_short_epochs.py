@@ -20,6 +20,7 @@ def allowed() -> None:
         pytest.skip(reason)
 
 
+@pytest.mark.slow
 def test_no_epoch_is_missed_once_they_have_met() -> None:
     line = Line(delay=0.075, jitter=0.004)
     with Internet([line, line]) as internet, training(internet, ["Ann", "Bob"], TARGET) as peers:

@@ -46,6 +46,7 @@ print("ended with those it serves:", server.wait(30))
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_copy_is_a_helper_that_holds_nothing_and_ends_with_those_it_serves() -> None:
     told = subprocess.run(
         [sys.executable, "-c", _PROGRAM],

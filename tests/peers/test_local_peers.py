@@ -213,6 +213,17 @@ def test_what_cannot_be_added_is_refused(run, swarm):
             peers.close()
 
 
+@pytest.mark.parametrize("error", [EOFError("unexpected EOF"), OSError(24, "Too many open files")])
+def test_where_the_system_has_no_process_to_give_an_error_says_so(run, swarm, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(local_peers, "fork_peer", fail)
+    with pytest.raises(LocalPeerError, match=r"could not be started \(.*open files may have run short"):
+        swarm.add_local_peers(1, run)
+    assert swarm.local_peers == ()
+
+
 def test_a_peer_that_fails_at_the_start_says_why_and_leaves_nothing(run, swarm):
     before = processes.passing()
     run.trainer_kwargs["accelerator"] = "abacus"

@@ -89,7 +89,11 @@ def test_closing_the_swarm_ends_them_and_their_folder(tmp_path, eventually):
         (peer,) = swarm.add_local_peers(1, run)
         folder = peer._log_path.parent
         assert list(folder.iterdir())
-    assert peer.state == "left"
+        run.start()
+        assert run.wait(epochs=2, timeout=PATIENCE)
+        run.stop()
+        assert peer.state == "left"
+        assert [path.name for path in folder.iterdir() if path.is_dir()] == [], "of its model and optimizer"
     assert not folder.exists()
     assert processes.passing() <= before
 

@@ -144,6 +144,7 @@ def test_a_checkpoint_that_is_asked_for_is_what_goes_on(make: Callable[..., Any]
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_weights_that_are_put_in_where_others_train_on_give_way_to_theirs_and_that_is_said(
     make: Callable[..., Any], swarm: hivenb.Swarm
 ) -> None:

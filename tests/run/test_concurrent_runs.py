@@ -85,6 +85,7 @@ def test_a_new_run_of_a_name_takes_the_place_of_the_old_one(make, same_model, na
     assert new.status.state is RunState.STOPPED
 
 
+@pytest.mark.slow
 def test_local_peers_of_a_run_that_has_ended_leave_and_as_many_follow_the_new_one(make, home, eventually):
     old = make("ended")
     home.add_local_peers(1, old)
@@ -104,6 +105,7 @@ def test_local_peers_of_a_run_that_has_ended_leave_and_as_many_follow_the_new_on
     assert new.status.state is RunState.TRAINING
 
 
+@pytest.mark.slow
 def test_cells_that_are_run_three_times_train_with_one_local_peer_each_time(make, home, eventually):
     """In both orders; the one of the old run leaves."""
     name, runs = "thrice", []
@@ -140,6 +142,7 @@ class Still(tiny.PacedModel):
 @pytest.mark.parametrize(
     ("way", "resumes"), [("stopped", True), ("training", True), ("peers kept", True), ("peers kept", False)]
 )
+@pytest.mark.slow
 def test_a_new_model_begins_anew_unless_the_state_of_the_run_is_wanted(make, home, eventually, way, resumes):
     name = f"{way.replace(' ', '-')}-{resumes}"
     count = 1 if way == "stopped" else 2
@@ -176,6 +179,7 @@ def test_what_does_not_fit_cannot_be_resumed(make):
         new.wait(timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_local_peers_stop_with_their_run_and_come_back_with_it(make, home, eventually):
     run = make("stopping")
     (first,) = home.add_local_peers(1, run)
@@ -195,6 +199,7 @@ def test_local_peers_stop_with_their_run_and_come_back_with_it(make, home, event
     assert home.local_peers == ()
 
 
+@pytest.mark.slow
 def test_local_peers_follow_their_run_to_another_name(make, home, eventually):
     run = make("first-name")
     home.add_local_peers(1, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,8 @@ class SlowSwarm:
         self.begun = threading.Semaphore(0)
         self.failure = None
         self.state = "training"
+        self.has_arrived = threading.Event()  # whoever came by itself
+        self.has_arrived.set()
 
     def add_local_peers(self, count, run, restart):
         self.restart = restart
@@ -40,7 +43,7 @@ class SlowSwarm:
         return 0
 
     def forget_those_to_come(self, run):
-        pass
+        assert self.has_arrived.wait(10)
 
     @property
     def local(self):
@@ -82,6 +85,18 @@ def test_what_is_asked_for_last_holds_while_a_person_drags(slow, eventually):
     slow.swarm.allowed.release()  # the one that is on its way
     eventually(lambda: count.now == LocalCount(0, 0))
     eventually(lambda: workers() == 0)
+
+
+def test_nobody_who_asks_waits_for_one_that_comes_by_itself(slow, eventually):
+    slow.swarm.has_arrived.clear()
+    slow.swarm.allowed.release()
+    count = LocalPeerCount(slow)
+    began = time.monotonic()
+    count.ask_for(1)
+    assert time.monotonic() - began < 5
+    assert count.now == LocalCount(0, 1)
+    slow.swarm.has_arrived.set()
+    eventually(lambda: count.now == LocalCount(1, 1))
 
 
 def test_an_error_ends_the_work_and_is_told_until_something_else_is_asked_for(slow, eventually):

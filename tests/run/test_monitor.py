@@ -107,6 +107,7 @@ def test_it_sees_peers_come_and_go(swarm, eventually):
     assert not any(thread.name == "hivenb-monitor" for thread in threading.enumerate())
 
 
+@pytest.mark.slow
 def test_while_a_run_trains_its_tracker_alone_reads_who_is_there(swarm, eventually):
     run = run_of("read", swarm)
     (local,) = swarm.add_local_peers(1, run)
@@ -198,6 +199,7 @@ def test_an_error_of_its_own_fails_the_run_also_while_it_is_paused(swarm, eventu
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_it_ends_quietly_with_the_swarm():
     with hivenb.Swarm("ends") as swarm:
         monitor = Monitor(swarm, "none", History())

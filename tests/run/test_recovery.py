@@ -124,6 +124,7 @@ def wait_for_mark(title: str, run: TrainingRun, count: int) -> None:
 
 
 @pytest.mark.parametrize("delays", WAYS)
+@pytest.mark.slow
 def test_parts_that_are_killed_are_started_anew_and_the_peers_meet_again(swarm, monkeypatch, delays):
     """One after the other, in one run, which would end of so many in a minute."""
     monkeypatch.setattr(restart_count, "MOST_RESTARTS", len(PARTS))
@@ -143,6 +144,7 @@ def test_parts_that_are_killed_are_started_anew_and_the_peers_meet_again(swarm, 
 
 
 @pytest.mark.parametrize("delays", WAYS)
+@pytest.mark.slow
 def test_those_that_are_killed_in_the_middle_of_an_answer_are_started_anew_as_well(swarm, monkeypatch, delays):
     monkeypatch.setattr(restart_count, "MOST_RESTARTS", 6)
     run, groups = train_with_another(swarm, options("answering", **delays))

@@ -180,6 +180,7 @@ def test_a_paused_run_returns_and_stays_paused(swarm, start, eventually):
 
 
 @pytest.mark.parametrize("factor", [1e3, pytest.param(float("nan"), marks=pytest.mark.long)])
+@pytest.mark.slow
 def test_all_peers_return_together_and_one_without_that_state_downloads_it(three_runs, eventually, factor):
     runs = three_runs
     with pytest.raises(TrainingError, match="cannot roll the run back"):
@@ -196,6 +197,7 @@ def test_all_peers_return_together_and_one_without_that_state_downloads_it(three
     eventually(lambda: runs[0].strategy.last_epoch_report.group_size == 3, PATIENCE)
 
 
+@pytest.mark.slow
 def test_peers_that_reach_the_epoch_of_a_return_before_anybody_has_returned_do_so(three_runs, eventually, monkeypatch):
     runs = three_runs
     monkeypatch.setattr("hivenb.run.swarm_rollback.NOTICE", 1000.0)  # nobody is the first before that epoch

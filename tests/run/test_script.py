@@ -117,6 +117,7 @@ def test_a_variable_comes_before_an_attribute() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_it_runs_as_it_stands_in_a_script(names: dict[str, Any], tmp_path: Path) -> None:
     """One form after the other, in a fresh process."""
     parts = [PRELUDE]

@@ -26,6 +26,7 @@ def much_faster(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 100.0)
 
 
+@pytest.mark.slow
 def test_what_harms_is_named_and_a_click_takes_it_back(swarm: hivenb.Swarm, eventually: Callable[..., None]) -> None:
     model = tiny.PacedModel(optimizer=torch.optim.Adam, lr=0.02)
     options = Options(target_batch_size=32, matchmaking_time=1.0, averaging_timeout=20.0, run_id="taking-back")

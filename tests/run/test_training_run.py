@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+import weakref
 
 import forked
 import lightning
@@ -17,6 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import hivenb
 from hivenb.errors import OptionsError, SwarmError, TrainingError
 from hivenb.options import Options
+from hivenb.run import training
 from hivenb.run.fit import split_data
 from hivenb.run.status import RunState
 from hivenb.training import TrainingRun
@@ -166,6 +168,65 @@ def test_wrong_trainer_arguments_surface_at_start(make):
     run.trainer_kwargs["accelerator"] = "cpu"
     run.start()
     assert run.wait(steps=1, timeout=PATIENCE)
+
+
+def test_a_start_that_is_refused_changes_nothing_of_the_next_one(make, tmp_path):
+    saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
+    other = make(max_epochs=1, callbacks=[saving], enable_checkpointing=True)
+    other.start()
+    assert other.wait(timeout=PATIENCE)
+    run = make()
+    run.start()
+    assert run.wait(epochs=2, timeout=PATIENCE)
+    run.stop()
+    epoch = run.status.epoch
+    with torch.no_grad():
+        run.model.layer.bias.fill_(7.0)
+    run.trainer_kwargs["accelerator"] = "abacus"
+    with pytest.raises(ValueError, match="abacus"):
+        run.start(tmp_path / "last.ckpt")
+    assert run.status.epoch == epoch
+    run.trainer_kwargs["accelerator"] = "cpu"
+    run.start()
+    run.pause()
+    assert run.wait_for(RunState.PAUSED, timeout=PATIENCE)
+    assert run.strategy.hivemind_epoch == epoch
+    assert run.model.layer.bias.tolist() == [7.0, 7.0], "what somebody has put in"
+
+
+def test_where_no_thread_can_begin_the_run_has_failed_and_starts_again(make, monkeypatch):
+    run = make()
+
+    def full(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.BackgroundThread, "start", full)
+        with pytest.raises(TrainingError, match="can't start new thread"):
+            run.start()
+    assert run.status.state is RunState.FAILED
+    run.stop()
+    run.start()
+    assert run.wait(steps=1, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("kind", [torch.cuda.OutOfMemoryError, MemoryError, ValueError])
+def test_an_error_of_memory_holds_none(make, kind):
+    """Others keep what was in the variables where they were raised, to be looked at."""
+    held = []
+
+    class Hungry(tiny.TinyModel):
+        def training_step(self, batch, batch_idx):
+            ballast = torch.zeros(4)
+            held.append(weakref.ref(ballast))
+            raise kind("there is no more")
+
+    run = make(Hungry())
+    run.start()
+    with pytest.raises(kind, match="there is no more"):
+        run.wait(timeout=PATIENCE)
+    gc.collect()
+    assert (held[0]() is None) is (kind is not ValueError)
 
 
 def test_start_in_a_closed_swarm_is_a_clear_error(swarm):

@@ -266,6 +266,7 @@ def swarms() -> Iterator[tuple[hivenb.Swarm, hivenb.Swarm]]:
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "all delays"])
+@pytest.mark.slow
 def test_the_other_peers_go_on(swarms: tuple[hivenb.Swarm, hivenb.Swarm], mode: str) -> None:
     """Whoever fails leaves no round, lock or process behind, and ends soon."""
     seen: list[list[torch.Tensor]] = []

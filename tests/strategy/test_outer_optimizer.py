@@ -132,6 +132,7 @@ def test_a_state_that_was_kept_has_them_too(swarm: hivenb.Swarm) -> None:
 
 
 @pytest.mark.parametrize(("delayed", "pieces"), [(False, 1), (True, 2)], ids=["synchronous", "delayed, in pieces"])
+@pytest.mark.slow
 def test_peers_of_a_swarm_step_the_same_anchors(
     swarm: hivenb.Swarm, delayed: bool, pieces: int, eventually: Any
 ) -> None:

@@ -41,6 +41,7 @@ def part_of(pid: int, part: str) -> int:
 
 
 @pytest.mark.parametrize("delays", WAYS)
+@pytest.mark.slow
 def test_the_peers_of_a_script_meet_again(start_peer: Start, delays: dict[str, Any]) -> None:
     settings = {"peers": 2, "epochs": None, "strategy": delays}
     first = start_peer(0, settings)

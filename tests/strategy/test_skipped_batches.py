@@ -194,6 +194,7 @@ class Choosy(TinyModel):
 KINDS: dict[str, dict[str, Any]] = {"synchronous": {}, "delays": DELAYS, "reused": {"reuse_grad_buffers": True}}
 
 
+@pytest.mark.slow
 def test_the_others_get_nothing_of_it(train_together: Swarm) -> None:
     cases = [*((Spoiled, kind) for kind in KINDS), (Choosy, "delays")]
     # summed in the model's own buffers, gradients of earlier batches are lost with those of a spoiled one: in two of

@@ -30,6 +30,7 @@ def test_a_peer_is_blocked_until_it_is_unblocked(swarm: hivenb.Swarm) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_blocked_peer_is_in_no_round_and_the_others_go_on_with_it(swarm: hivenb.Swarm, eventually) -> None:
     import tiny
 

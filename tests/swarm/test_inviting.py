@@ -167,6 +167,7 @@ class TestInvites:
             hivenb.Swarm.join(invite, "late")
 
     @pytest.mark.timeout(240)
+    @pytest.mark.slow
     def test_who_came_by_one_is_out_when_it_expires_and_the_others_train_on(
         self, swarm: hivenb.Swarm, join: Join, eventually: Any
     ) -> None:
@@ -202,6 +203,7 @@ class TestBans:
         assert host.banned == ()
 
     @pytest.mark.timeout(300)
+    @pytest.mark.slow
     def test_who_is_shown_it_gets_nothing_from_anybody(self, swarm: hivenb.Swarm, join: Join, eventually: Any) -> None:
         """The others, who came by the same invite, stay; nobody new comes by it."""
         invite = swarm.invite

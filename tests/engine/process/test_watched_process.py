@@ -127,6 +127,7 @@ def test_one_that_is_ended_on_purpose_is_no_news(service: Service, end: Any) -> 
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_lock_that_it_took_along_is_free_again_each_time() -> None:
     for _ in range(3):
         service = Service()

@@ -127,6 +127,7 @@ def test_a_stranger_with_another_secret_gets_nothing() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("plain", [True, False], ids=["plain hivemind", "hivenb"])
+@pytest.mark.slow
 def test_a_stranger_without_a_secret_gets_nothing(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_client, "PROVEN_WITHIN", 2.0)  # it is waited out: a stranger shows nothing
     talk(SECRET, None, nothing_is_answered, plain)
