@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
-from lightning.pytorch.utilities.data import _extract_batch_size as sizes_in
+import numpy as np
+import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
@@ -20,6 +23,10 @@ from hivenb.strategy.trains import Trains
 # How many samples a batch holds, and how many have come since the last step.
 
 
+#: Tensors and other things in the first batch in which another number of samples is looked for.
+MOST_LOOKED_AT = 10_000
+
+
 class SampleCount:
     """Samples of the batches of one peer."""
 
@@ -27,56 +34,64 @@ class SampleCount:
         #: of the present batch
         self.in_batch = 0
         self._of_first_batch = 0
-        self._has_warned = False
-        #: of the batches since the last step, without those that give no gradient
+        self._is_first = True
+        self._has_gradient = False
+        #: of the batches since the last step that have given a gradient
         self.since_step = 0
 
-    def add(self, batch: Any, batch_size: int | None, loaders: Any = None) -> None:
-        """Count a batch.
+    def look_at(self, batch: Any, batch_size: int | None, loaders: Any = None) -> None:
+        """Count the samples of a batch that comes next.
 
         :param batch_size: of all batches; ``None`` to look at this one
         :param loaders: that it comes from, as a Trainer has them: of several, all samples count
         :raises MisconfigurationException: if its size cannot be told
         """
         parts = [] if batch_size else batches_in(batch, loaders) or [batch]
-        self.in_batch = batch_size or sum(map(self._count, parts))
-        self.since_step += self.in_batch
+        self.in_batch, self._has_gradient = batch_size or sum(map(self._count, parts)), False
+        self._is_first = False
 
     def _count(self, batch: Any) -> int:
         sizes = sizes_in(batch)
         counted = _first_of(sizes, batch)
-        if not self._has_warned:
-            self._warn_if_ambiguous(batch, counted, sizes)
+        if self._is_first:
+            _warn_if_ambiguous(batch, counted, sizes)
         return counted
 
-    def _warn_if_ambiguous(self, batch: Any, counted: int, further: Iterator[int | None]) -> None:
-        other = next((size for size in further if size not in (None, counted)), None)
-        if other is None:
-            return
-        self._has_warned = True
-        rank_zero_warn(
-            f"A batch of type {type(batch).__name__} is taken for {counted} samples: its first tensor has so "
-            f"many, and another one in it has {other}. If that is wrong, this peer counts for too little or "
-            "too much: give it as HivemindStrategy(batch_size=...), or Options(batch_size=...)"
-        )
+    def note_gradient(self) -> None:
+        """The present batch gives a gradient, or another one."""
+        if not self._has_gradient:
+            self._has_gradient = True
+            self.since_step += self.in_batch
 
-    def leave_out(self) -> None:
-        """Let the present batch count no more: it gives no gradient."""
-        self.since_step -= self.in_batch
+    @property
+    def at_most(self) -> int:
+        """How many samples the next step can have, with those of the present batch."""
+        return self.since_step + self.in_batch
 
     def counted(self, said: int) -> int:
-        """How many count of the samples that a step is said to have: it is in its closure that a batch gives none."""
+        """How many count of those that a step has at most: in its closure a batch gives a gradient, or none."""
         return min(said, self.since_step)
 
     def begin_anew(self) -> None:
-        """A step was made with what there is."""
-        self.since_step = 0
+        """There is no gradient any more: a step was made with what there was, or it was taken away."""
+        self.since_step, self._has_gradient = 0, False
 
     @property
     def of_first_batch(self) -> int:
         """Samples of the batch at which this was first looked at: each other one is weighed against it."""
         self._of_first_batch = self._of_first_batch or self.in_batch
         return self._of_first_batch
+
+
+def _warn_if_ambiguous(batch: Any, counted: int, further: Iterator[int | None]) -> None:
+    other = next((size for size in islice(further, MOST_LOOKED_AT) if size not in (None, counted)), None)
+    if other is None:
+        return
+    rank_zero_warn(
+        f"A batch of type {type(batch).__name__} is taken for {counted} samples: its first tensor has so "
+        f"many, and another one in it has {other}. If that is wrong, this peer counts for too little or "
+        "too much: give it as HivemindStrategy(batch_size=...), or Options(batch_size=...)"
+    )
 
 
 def batches_in(batch: Any, loaders: Any) -> list[Any]:
@@ -99,6 +114,22 @@ def count_samples(batch: Any) -> int:
     """
     # not by extract_batch_size, which says of some batches to give their size to self.log: without effect here
     return _first_of(sizes_in(batch), batch)
+
+
+def sizes_in(part: Any) -> Iterator[int | None]:
+    """Samples of each tensor in a batch, in the order in which Lightning finds them; ``None`` for what has none."""
+    if isinstance(part, torch.Tensor):
+        yield part.size(0) if part.ndim else 1
+    elif isinstance(part, np.ndarray) and part.dtype != object:
+        yield None  # as one; each of its numbers would take a microsecond
+    elif isinstance(part, Iterable) and not isinstance(part, (str, bytes, bytearray, memoryview)):
+        for one in part.values() if isinstance(part, Mapping) else part:
+            yield from sizes_in(one)
+    elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+        for field in dataclasses.fields(part):
+            yield from sizes_in(getattr(part, field.name))
+    else:
+        yield None
 
 
 def _first_of(sizes: Iterator[int | None], batch: Any) -> int:
@@ -130,6 +161,10 @@ class CountedBatches:
         self._training, self._recovery, self._rollback = training, recovery, rollback
         self._samples = SampleCount()
 
+    def begin_anew(self) -> None:
+        """The gradients of earlier batches are gone."""
+        self._samples.begin_anew()
+
     @property
     def samples_in_batch(self) -> int:
         """Of the present batch."""
@@ -147,7 +182,7 @@ class CountedBatches:
         options = training.options
         if not options.auxiliary:
             loaders = None if options.batch_size else training.lightning_module.trainer.train_dataloader
-            self._samples.add(batch, options.batch_size, loaders)
+            self._samples.look_at(batch, options.batch_size, loaders)
 
     def training_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The module's training step; an auxiliary peer, which only helps the others to average, makes none.
@@ -158,21 +193,22 @@ class CountedBatches:
             return None
         output = step(*args, **kwargs)
         self._rollback.see_loss(output)
-        if output is None and self._training.lightning_module.automatic_optimization:
-            self._samples.leave_out()  # Lightning computes no gradient then
         return output
 
-    def weigh(self, closure_loss: Any) -> None:
-        """Weigh a batch before its gradients are computed, where they are summed in the model."""
+    def before_backward(self, closure_loss: Any) -> None:
+        """Count a batch, as it gives a gradient; and weigh it, where gradients are summed in the model."""
         training = self._training
-        if not training.options.reuse_grad_buffers or not closure_loss.requires_grad:
+        if not closure_loss.requires_grad:
+            return
+        self._samples.note_gradient()
+        if not training.options.reuse_grad_buffers:
             return
         if (optimizer := training.optimizer) is None:
             return
         averager, trainer = optimizer.grad_averager, training.lightning_module.trainer
         averager.keep_gradients()
         # Lightning divides the loss by the number of batches of a step
-        averager.samples_of_weight_one = self._samples.of_first_batch * trainer.accumulate_grad_batches
+        averager.sum_in_units_of(self._samples.of_first_batch * trainer.accumulate_grad_batches)
         weight = self._samples.in_batch / self._samples.of_first_batch
         if weight != 1:
             closure_loss.register_hook(lambda gradient: gradient * weight)
@@ -189,8 +225,10 @@ class CountedBatches:
             closure()  # Lightning wants it called; it computes nothing
             time.sleep(HELPING_INTERVAL)
             return recovery.recovering(optimizer.step)
+        if not self._training.lightning_module.automatic_optimization and not samples.since_step:
+            samples.note_gradient()  # by loss.backward(), which tells nobody
         # as the method of the base class, which takes no model of pytorch_lightning
-        kwargs |= {"model": model or self._training.lightning_module, "batch_size": samples.since_step}
+        kwargs |= {"model": model or self._training.lightning_module, "batch_size": samples.at_most}
         try:
             return recovery.recovering(self._rollback.tolerating_divergence, self._step, optimizer, closure, **kwargs)
         finally:

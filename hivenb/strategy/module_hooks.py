@@ -65,6 +65,8 @@ _EMPTY = (
     "on_after_backward",
     "on_before_optimizer_step",
 )
+#: Hooks that take a model's gradients away: before a batch, and before a validation.
+_ZERO_GRAD = ("optimizer_zero_grad", "on_validation_model_zero_grad")
 _DEFINED_IN = ("lightning.pytorch.core.hooks", "pytorch_lightning.core.hooks")
 
 
@@ -99,7 +101,8 @@ class ModuleHooks:
                 f"{type(self._module).__name__}.optimizer_zero_grad has no effect with reuse_grad_buffers=True: "
                 "gradients are accumulated in the model, and hivemind clears them"
             )
-        self._replace("optimizer_zero_grad", _Silenced)
+        for name in _ZERO_GRAD:
+            self._replace(name, _Silenced)
 
     def warn_of_own_scheduler_step(self) -> None:
         """Say that a hook of the user's own which moves schedulers does not: the swarm epochs do."""
@@ -111,7 +114,8 @@ class ModuleHooks:
 
     def enable_zero_grad(self) -> None:
         """Let ``optimizer_zero_grad`` have its effect again."""
-        self._put_back("optimizer_zero_grad")
+        for name in _ZERO_GRAD:
+            self._put_back(name)
 
     def follow(self, optimizer: Optimizer) -> None:
         """Let the module's gradients be clipped in the swarm's step, and batches that are skipped spoil nothing in it.
@@ -119,6 +123,8 @@ class ModuleHooks:
         :param optimizer: the swarm's
         """
         optimizer.compensation.clip = self.clip_at(optimizer.opt)
+        if optimizer.offload_optimizer:
+            self._warn_of_clipped_parameters()
         statistics = RunningStatistics(self._module)
         optimizer.skipped_batches.on_batch = statistics.follow if statistics.are_there else None
 
@@ -144,6 +150,17 @@ class ModuleHooks:
 
         self._clipping = optimizer.register_step_pre_hook(clip_before_step)
         return clip_before_step
+
+    def _warn_of_clipped_parameters(self) -> None:
+        """Say that a hook of the user's own may clip gradients that no step is made with."""
+        hook, _ = self._find("configure_gradient_clipping")
+        names = getattr(getattr(hook, "__code__", None), "co_names", ())
+        if self._module.automatic_optimization and {"parameters", "named_parameters"}.intersection(names):
+            rank_zero_warn(
+                f"{type(self._module).__name__}.configure_gradient_clipping looks at the module's parameters. An "
+                "optimizer in main memory (offload_optimizer=True, and with it all delays) steps with copies of them, "
+                "which have gradients of their own: clip those of the optimizer that it is given, optimizer.param_groups"
+            )
 
     def restore(self) -> None:
         """Put the module's own hooks back, and take that off its optimizer which may be used again."""

@@ -374,6 +374,7 @@ class HivemindStrategy(OneDeviceStrategy):
         if scheduler is not None:
             self._hooks.warn_of_own_scheduler_step()
         self._hooks.follow(self._optimizer)
+        self._batches.begin_anew()
         self._show_to_lightning(self._optimizer, self._hooks)
         self._callback = FirstCallback.among(trainer.callbacks, self)
         self._is_set_up, self._trials = True, Trials(self, self._hooks, self._set_up)
@@ -382,7 +383,7 @@ class HivemindStrategy(OneDeviceStrategy):
 
     def _show_to_lightning(self, optimizer: Optimizer, hooks: ModuleHooks) -> None:
         """Let the Trainer and the module know the optimizer and its schedulers as they are now."""
-        self.optimizers = [optimizer]
+        self.optimizers, optimizer.on_zero_grad = [optimizer], self._batches.begin_anew
         self.lr_scheduler_configs = shown_to_lightning(optimizer.state_averager.scheduler, self._configured_schedulers)
         if self.options.reuse_grad_buffers:
             hooks.disable_zero_grad()
@@ -578,7 +579,7 @@ class HivemindStrategy(OneDeviceStrategy):
     def pre_backward(self, closure_loss: Any) -> None:
         """Called before gradients are computed."""
         if not self._trials.are_on:
-            self._batches.weigh(closure_loss)
+            self._batches.before_backward(closure_loss)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         step = super().optimizer_step if self._trials.are_on else self._batches.optimizer_step
@@ -679,7 +680,8 @@ class HivemindStrategy(OneDeviceStrategy):
                     if self._hooks is not None:
                         self._hooks.restore()
                 if self._optimizer is not None:
-                    give_back(self._optimizer, self._given_optimizer)
+                    given, self._given_optimizer = self._given_optimizer, None  # a second time would be one too often
+                    give_back(self._optimizer, given)
             finally:
                 self._is_set_up = False
                 order, self._order_of_data = self._order_of_data, None

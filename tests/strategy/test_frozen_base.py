@@ -82,6 +82,29 @@ def test_a_checkpoint_goes_on_in_the_other_one(swarm: hivenb.Swarm, tmp_path: An
         assert torch.allclose(one, other, atol=1e-5), name
 
 
+class FrozenFirst(FineTuned):
+    """Gives its optimizer what is frozen before what is trained, and the same optimizer each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parameters = sorted(self.parameters(), key=lambda one: one.requires_grad)
+        self.given = torch.optim.AdamW(parameters, lr=0.01)
+
+    def configure_optimizers(self) -> Any:
+        return self.given
+
+
+def test_the_optimizer_is_given_back_once_whatever_else_its_trainer_does(swarm: hivenb.Swarm) -> None:
+    model = FrozenFirst()
+    before = list(model.given.param_groups[0]["params"])
+    training = trainer(HivemindStrategy(32, dht=swarm.dht, matchmaking_time=0.5, **own_run()), max_epochs=1)
+    training.fit(model, loader(64, 8))
+    for _ in range(2):
+        training.validate(model, loader(), verbose=False)
+    assert [id(one) for one in model.given.param_groups[0]["params"]] == [id(one) for one in before]
+    assert len(model.given.state_dict()["param_groups"][0]["params"]) == len(before)
+
+
 def test_an_unfrozen_base_is_refused_with_what_to_do(swarm: hivenb.Swarm) -> None:
     with pytest.raises(MisconfigurationException, match=r"base\.weight was frozen .* in on_train_start"):
         fit(Unfreezing(), HivemindStrategy(8, dht=swarm.dht, **own_run()))

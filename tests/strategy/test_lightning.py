@@ -80,10 +80,11 @@ class TestEvaluation:
             model, count = Model(**ADAM), Count()
             count.losses = []
             chosen = strategy(dht=swarm.dht, run_id=run_id, **MODES[mode])
-            flags = {"val_check_interval": 2, "check_val_every_n_epoch": None, "inference_mode": inference_mode}
+            # two batches to an epoch: in the middle of one, too
+            flags = {"val_check_interval": 3, "check_val_every_n_epoch": None, "inference_mode": inference_mode}
             trainer(chosen, max_epochs=2, callbacks=[count], **flags).fit(model, loader(64, 8), data)
             assert chosen.hivemind_epoch == 8
-            assert len(count.losses) == (8 if data else 0)
+            assert len(count.losses) == (5 if data else 0)
             assert count.losses == [] or count.losses[-1] < count.losses[0]
             with_and_without.append(parameters(model))
         if mode != "all delays":  # what runs in the background comes when it comes

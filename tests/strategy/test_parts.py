@@ -6,13 +6,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hivenb.errors import ProcessEndedError
 from hivenb.options.options import Options
 from hivenb.strategy import live_changes
-from hivenb.strategy.counted_batches import CountedBatches
+from hivenb.strategy.counted_batches import CountedBatches, SampleCount, sizes_in
 from hivenb.strategy.fit_without_step import FirstEpoch
 from hivenb.strategy.live_changes import Recovery
 from hivenb.strategy.rollback import Rollback
@@ -26,6 +27,7 @@ class Training:
 
     def __init__(self, **options: Any):
         self.options = Options(target_batch_size=64, **options)
+        units: list[int] = []
         progress = SimpleNamespace(is_last_batch=True)
         trainer = SimpleNamespace(
             fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
@@ -41,7 +43,9 @@ class Training:
         self.optimizer: Any = SimpleNamespace(
             local_epoch=3,
             local_progress=SimpleNamespace(samples_accumulated=8),
-            grad_averager=SimpleNamespace(ended=None, keep_gradients=lambda: None),
+            grad_averager=SimpleNamespace(
+                ended=None, keep_gradients=lambda: None, units=units, sum_in_units_of=units.append
+            ),
             state_averager=SimpleNamespace(ended=None, epoch_of_parameters=3),
             skipped_batches=SimpleNamespace(in_a_row=0, outlasts=None),
         )
@@ -116,24 +120,94 @@ def test_a_batch_weighs_by_its_samples_where_gradients_are_summed_in_the_model()
     for samples in (8, 4, 16):
         counted.begin([torch.zeros(samples, 2)])
         loss = torch.zeros((), requires_grad=True)
-        counted.weigh(loss)
+        counted.before_backward(loss)
         loss.backward()
         assert loss.grad is not None
         weights.append(loss.grad.item())
     assert weights == [1.0, 0.5, 2.0]
-    assert training.optimizer.grad_averager.samples_of_weight_one == 8
+    assert training.optimizer.grad_averager.units == [8, 8, 8]
+
+
+def steps_of(training: Training, counted: CountedBatches) -> list[int]:
+    """Samples of each step, as they count when its closure was called."""
+    said: list[int] = []
+
+    def step(optimizer: Any, closure: Any, batch_size: int, model: Any) -> None:
+        closure()
+        said.append(optimizer.skipped_batches.counted(batch_size))
+
+    training.precision_plugin.optimizer_step = step
+    return said
 
 
 def test_a_batch_that_gives_no_gradient_counts_for_nothing_in_its_step() -> None:
     training = Training()
-    counted, said = batches(training), []
-    training.precision_plugin.optimizer_step = lambda optimizer, closure, batch_size, model: said.append(batch_size)
-    for output in (torch.tensor(1.0), None, torch.tensor(1.0)):
+    counted = batches(training)
+    said = steps_of(training, counted)
+    for output in (torch.tensor(1.0, requires_grad=True), None, torch.tensor(1.0, requires_grad=True)):
         counted.begin([torch.zeros(8, 2)])
         assert counted.training_step(lambda given: given, output) is output
+        if output is not None:
+            counted.before_backward(output)
     counted.optimizer_step(training.optimizer, lambda: None)
     counted.optimizer_step(training.optimizer, lambda: None)
     assert said == [16, 0]
+
+
+def test_each_step_of_a_batch_by_hand_counts_it_and_one_without_a_gradient_nothing() -> None:
+    training = Training()
+    training.lightning_module.automatic_optimization = False
+    counted = batches(training)
+    said, loss = steps_of(training, counted), torch.tensor(1.0, requires_grad=True)
+    for _ in range(2):
+        counted.begin([torch.zeros(8, 2)])  # in parts, as in truncated backpropagation
+        for _ in range(3):
+            counted.before_backward(loss)
+            counted.optimizer_step(training.optimizer, lambda: None)
+    counted.begin([torch.zeros(8, 2)])  # which is left out
+    counted.begin([torch.zeros(8, 2)])
+    counted.before_backward(loss)
+    counted.before_backward(loss)  # of two losses
+    counted.optimizer_step(training.optimizer, lambda: None)
+    counted.begin([torch.zeros(8, 2)])
+    counted.optimizer_step(training.optimizer, lambda: None)  # after loss.backward(), of which nobody knows
+    assert said == [8] * 6 + [8, 8]
+
+
+def test_a_batch_counts_whose_gradient_is_computed_in_the_step_and_none_whose_gradient_was_taken_away() -> None:
+    training = Training()
+    counted = batches(training)
+    said, loss = steps_of(training, counted), torch.tensor(1.0, requires_grad=True)
+    counted.begin([torch.zeros(8, 2)])
+    counted.before_backward(loss)  # accumulated; then the pass ends
+    counted.begin([torch.zeros(4, 2)])
+
+    def closure() -> None:
+        counted.begin_anew()  # as zero_grad() does before the first batch of a group
+        counted.before_backward(loss)
+
+    counted.optimizer_step(training.optimizer, closure)
+    counted.begin([torch.zeros(2, 2)])
+    counted.optimizer_step(training.optimizer, lambda: None)  # its training step has returned None
+    assert said == [4, 0]
+
+
+def test_numbers_that_are_in_no_tensor_are_not_looked_at_one_by_one() -> None:
+    looked = []
+
+    class Rows(list):
+        def __iter__(self) -> Any:
+            looked.append(len(self))
+            return super().__iter__()
+
+    large = {"mask": np.zeros((64, 64, 64)), "raw": bytes(100_000), "x": torch.zeros(3, 2), "ids": Rows([1] * 50)}
+    assert list(sizes_in(large)) == [None, None, 3] + [None] * 50
+    count = SampleCount()
+    count.look_at(large, None)
+    assert count.in_batch == 3
+    looked.clear()
+    count.look_at(large, None)  # of later batches only the first tensor
+    assert looked == []
 
 
 def test_an_auxiliary_peer_computes_nothing() -> None:

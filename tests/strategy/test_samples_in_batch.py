@@ -21,7 +21,7 @@ def loader(samples: int, batch_size: int) -> DataLoader[Any]:
 def counted(combined: CombinedLoader) -> Iterator[int]:
     count = SampleCount()
     for batch, _, _ in combined:
-        count.add(batch, None, combined.iterables)
+        count.look_at(batch, None, combined.iterables)
         yield count.in_batch
 
 
@@ -40,12 +40,12 @@ def test_one_batch_is_no_collection_of_loaders() -> None:
     batch = [torch.zeros(4, 3), torch.zeros(4)]
     assert batches_in(batch, loader(8, 4)) == batches_in(batch, None) == [batch]
     count = SampleCount()
-    count.add(batch, None, [loader(8, 4)])  # after a hook that has taken it out of its list
+    count.look_at(batch, None, [loader(8, 4)])  # after a hook that has taken it out of its list
     assert count.in_batch == 4
-    count.add(batch, 7, {"a": loader(8, 4)})
+    count.look_at(batch, 7, {"a": loader(8, 4)})
     assert count.in_batch == 7
 
 
 def test_a_batch_of_unclear_size_is_warned_of_for_its_loader() -> None:
     with pytest.warns(UserWarning, match="taken for 4 samples: its first tensor .* another one in it has 5"):
-        SampleCount().add({"a": [torch.zeros(4), torch.zeros(5)], "b": torch.zeros(8)}, None, {"a": 0, "b": 0})
+        SampleCount().look_at({"a": [torch.zeros(4), torch.zeros(5)], "b": torch.zeros(8)}, None, {"a": 0, "b": 0})

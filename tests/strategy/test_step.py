@@ -83,6 +83,21 @@ class TestClipping:
         assert len(lengths) == 1
         assert 0.0 < lengths[0] <= 0.5 * 0.1
 
+    @pytest.mark.parametrize("is_offloaded", [True, False])
+    def test_one_that_clips_the_modules_parameters_is_told_where_others_are_stepped(
+        self, swarm: hivenb.Swarm, is_offloaded: bool
+    ) -> None:
+        class Clipping(TinyModel):
+            def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+                torch.nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            training = trainer(strategy(swarm, offload_optimizer=is_offloaded), max_steps=1)
+            training.fit(Clipping(**SGD), loader(64, 16))
+        told = [str(one.message) for one in warned if "optimizer.param_groups" in str(one.message)]
+        assert bool(told) is is_offloaded
+
     def test_a_module_may_clip_in_its_own_way(self, swarm: hivenb.Swarm) -> None:
         class Clipping(TinyModel):
             clipped: list[type]

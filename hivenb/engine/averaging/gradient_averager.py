@@ -290,6 +290,18 @@ class GradientAverager(_GradientAverager, SharesState):
         for _ in self._grads_from_parameters():
             pass
 
+    @torch.no_grad()
+    def sum_in_units_of(self, samples: float) -> None:
+        """Let what is summed in the model's own buffers be weighed by samples over these from now on."""
+        if samples == self.samples_of_weight_one:
+            return
+        before = self._weight_of_all() if self.local_samples_accumulated else 0.0
+        self.samples_of_weight_one = samples
+        if before:
+            for total in self._sums():
+                if total is not None:
+                    total.mul_(self._weight_of_all() / before)
+
     def _weight_of_all(self) -> float:
         """By what the sum of the accumulated gradients is to be divided."""
         unit = self.samples_of_weight_one if self.reuse_grad_buffers else self._anchor_batch_size

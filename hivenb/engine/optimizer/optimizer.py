@@ -329,6 +329,9 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         groups = self.state_averager.optimizer.param_groups
         return hash(tuple(tuple(parameter.shape) for group in groups for parameter in group["params"]))
 
+    #: called when the gradients of the model were taken away
+    on_zero_grad: Callable[[], None] | None = None
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of the model; without effect where they are accumulated in place."""
         if self._is_trying:
@@ -336,6 +339,8 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
                 parameter.grad = None
         elif self.grad_averager is None or not self.grad_averager.reuse_grad_buffers:
             super().zero_grad(set_to_none)
+            if self.on_zero_grad is not None:
+                self.on_zero_grad()
 
     def begin_epoch(self, epoch: int) -> None:
         """Be at a swarm epoch with nothing accumulated yet; to be called while the tracker is paused."""

@@ -48,6 +48,18 @@ def test_batches_count_by_their_samples(averager: Any) -> None:
     assert torch.allclose(averager.mean_gradients()[0], MEAN)
 
 
+def test_what_is_handed_over_keeps_its_weight_whatever_the_unit_is_then(
+    memory_dht: RealTimeDHT, make_averager: Make
+) -> None:
+    successor = make_averager(memory_dht, reuse_grad_buffers=True)
+    successor.set_mean_gradients([torch.ones(3)], 40)
+    for unit in (4, 8, 8):  # by the samples of a batch, and how many of them make a step
+        successor.sum_in_units_of(unit)
+        successor.parameters[0].grad += 8 / unit
+        successor.accumulate_grads_(8)
+        assert torch.allclose(loaded(successor), torch.ones(3))
+
+
 def test_nothing_of_an_epoch_gets_into_the_next(averager: Any) -> None:
     accumulate(averager, torch.full((3,), math.nan), 4)
     averager.reset_accumulated_grads_()
