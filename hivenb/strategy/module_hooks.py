@@ -159,7 +159,7 @@ class ModuleHooks:
             rank_zero_warn(
                 f"{type(self._module).__name__}.configure_gradient_clipping looks at the module's parameters. An "
                 "optimizer in main memory (offload_optimizer=True, and with it all delays) steps with copies of them, "
-                "which have gradients of their own: clip those of the optimizer that it is given, optimizer.param_groups"
+                "which have gradients of their own: clip those of the given optimizer, in optimizer.param_groups"
             )
 
     def restore(self) -> None:
