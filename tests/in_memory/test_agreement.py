@@ -13,7 +13,7 @@ from hivenb.engine.progress.peer_reports import PeerInfo
 from hivenb.errors import OptionsError
 from hivenb.options import Options
 from hivenb.options.swarm_wide import shared_part
-from hivenb.swarm.agreement.host import RENEWAL, Hosting
+from hivenb.swarm.agreement.host import CANDIDATES, RENEWAL, Hosting
 from hivenb.swarm.agreement.options_record import EXPIRATION, NOTICE, Declaration, Plan, Records, label_of
 from in_memory.swarm import RUN, InMemoryPeer, InMemorySwarm
 
@@ -134,6 +134,68 @@ async def test_of_hosts_that_start_in_the_same_moment_one_is_left(
         await looks(*all_)
     assert sum(member.leads for member in all_) == 1
     assert len({member.size for member in all_}) == 1
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["all at once", "one after the other"])
+@pytest.mark.parametrize("count", [6, 7])
+async def test_one_host_is_left_when_all_that_have_declared_anything_have_gone(
+    memory: InMemorySwarm, count: int, at_once: bool
+) -> None:
+    """Those behind them have seen nothing of each other."""
+    all_ = await members(memory, count, others=count - 1)
+    for member in all_:
+        await member.join()
+        await asyncio.sleep(1.0)
+        await looks(*all_[: all_.index(member) + 1])
+    for _ in range(40):  # nobody has just come any more
+        await asyncio.sleep(1.0)
+        await looks(*all_)
+    gone, left = all_[:CANDIDATES], all_[CANDIDATES:]
+    for member in gone:
+        if at_once:
+            member.peer.die()
+        else:
+            await member.call(member.hosting.leave)
+            await asyncio.sleep(1.0)
+            await looks(*all_[all_.index(member) + 1 :])
+    for _ in range(int(2 * EXPIRATION)):
+        await asyncio.sleep(1.0)
+        await looks(*left)
+    (host,) = [member for member in left if member.leads]
+    host.hosting.decide(target(384), 0, None)
+    for _ in range(20):
+        await asyncio.sleep(1.0)
+        for member in left:
+            member.epoch += 1
+        await looks(*left)
+    assert [member.size for member in left] == [384] * len(left)
+
+
+@pytest.mark.parametrize("sleeps", [True, False], ids=["asleep", "cut off"])
+async def test_a_host_that_was_away_goes_on_with_what_was_decided_meanwhile(
+    memory: InMemorySwarm, sleeps: bool
+) -> None:
+    host, other = await members(memory, 2, others=1)
+    for member in (host, other):
+        await member.join()
+        await asyncio.sleep(1.0)
+        await looks(host, other)
+    assert host.leads
+    read, host.hosting._records.read = host.hosting._records.read, lambda: ()
+    write, host.hosting._records.write = host.hosting._records.write, lambda _: None
+    for _ in range(int(EXPIRATION) + 15):
+        await asyncio.sleep(1.0)
+        await looks(*([other] if sleeps else [host, other]))
+    assert other.leads
+    other.hosting.decide_at_once(target(384), 0)
+    await asyncio.sleep(5.0)
+    await looks(other)
+    host.hosting._records.read, host.hosting._records.write = read, write
+    for _ in range(5):
+        await looks(host, other)
+        assert [host.size, other.size] == [384, 384]
+        await asyncio.sleep(1.0)
+    assert (host.leads, other.leads) == (True, False)
 
 
 async def test_a_host_that_dies_is_followed_until_its_declaration_expires(memory: InMemorySwarm) -> None:

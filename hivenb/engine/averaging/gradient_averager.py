@@ -21,6 +21,7 @@ from hivenb.engine.averaging.extensions.extension import Exchange, Extension, Gr
 from hivenb.engine.averaging.finite import LateVerdict, are_finite, where_not_finite
 from hivenb.engine.averaging.state_download import Download, SharesState
 from hivenb.engine.exchange.exact_tensors import ExactKey
+from hivenb.engine.exchange.runner import FaultTolerantRunner
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING, NORM_BOUND, Gathered
 
 # -- gradient buffers ------------------------------------------------------------------------------------------------
@@ -375,6 +376,9 @@ class PowerSGDGradientAverager(GradientAverager, _PowerSGDGradientAverager):
     rank 32 and a matrix of rank 8, the average was off by 80 percent, and the peers' averages by 20 from each other.
     """
 
+    # in the averager's process: whether what is to be sent was added to what is left over, in the present round
+    _is_added = False
+
     @property
     def sends_exactly(self) -> bool:
         return False
@@ -408,10 +412,29 @@ class PowerSGDGradientAverager(GradientAverager, _PowerSGDGradientAverager):
         for rows in self._qs:  # what a gradient of zeros leaves: whatever comes next, hivemind would see zeros in it
             generator = torch.Generator().manual_seed(rows.shape[1])
             rows += torch.randn(rows.shape, generator=generator) * (rows.norm(dim=0) == 0)
-        gathered = await super().exchange_with_group(aggregate, group_info, min_vector_size, **kwargs)
+        counts = kwargs["weight"] > NEXT_TO_NOTHING
+        before = None if counts else [one.clone() for one in self._ms]
+        self._is_added = False
+        try:
+            gathered = await super().exchange_with_group(aggregate, group_info, min_vector_size, **kwargs)
+        except BaseException:
+            if self._is_added:  # this peer steps with its gradients as they are: nothing of them is left over
+                async with enter_asynchronously(self.get_tensors()) as own:
+                    for left, gradient in zip(self._ms, self._compressed(own), strict=True):
+                        left.sub_(gradient)
+            raise
         async with enter_asynchronously(self.get_tensors()) as averages:
             self._keep_left_over_of_unused(averages)
+        for left, kept in zip(self._ms, before or (), strict=False):
+            left.copy_(kept)  # others have sent the average, and this peer nothing that it could lack
         return gathered
+
+    def _runner_of(self, *args: Any, **settings: Any) -> FaultTolerantRunner:
+        self._is_added = True  # before its first phase, hivemind adds what is to be sent to what is left over
+        return super()._runner_of(*args, **settings)
+
+    def _compressed(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [one for number, one in enumerate(gradients) if number not in self._uncompressed_gradients_indexes]
 
     @torch.no_grad()
     def _keep_left_over_of_unused(self, averages: Sequence[torch.Tensor]) -> None:

@@ -464,6 +464,8 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         if kwargs.get("averaging_round"):
             self._module_access.expect_read()
         kwargs = self._conclude_early(kwargs)
+        if kwargs.get("averaging_round") and kwargs.get("averaging_control") is None:
+            self._early.withdraw()
         if self._averaged_buffers is not None and kwargs.get("averaging_round"):
             # by now, since the module goes on with its own while they are averaged in the background
             self._step_or_raise(wait_for_delayed_updates=True)
@@ -837,6 +839,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
             self.scheduler = scheduler
         self._take_tails()
         lay_out_like_parameters(self.optimizer)  # what was sent has no layout
+        self.share_statistics()
         restore_switches(self.optimizer, settings)
         if scheduler is not None:
             restore_group_settings(self.optimizer, settings)
@@ -844,6 +847,24 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
                 self._update_scheduler()
             except Exception as e:  # raised by the next step: a download that fails would be repeated
                 self._note(e)
+
+    @torch.no_grad()
+    def share_statistics(self) -> None:
+        """Let an offloaded optimizer have its statistics where rounds average them.
+
+        To be called when a state was loaded into it, which puts others in their place.
+        """
+        if not self.reuse_tensors:
+            return
+        parameters = self._optimizer_parameters()
+        with self.lock_optimizer, self.get_tensors() as averaged:
+            statistics = iter(averaged[len(parameters) :])
+            for name in self.opt_keys_for_averaging:
+                for parameter, shared in zip(parameters, statistics, strict=False):
+                    own = self.optimizer.state[parameter][name]
+                    if own is not shared:
+                        shared.copy_(own)
+                        self.optimizer.state[parameter][name] = shared
 
     def _take_tails(self) -> None:
         tails, self._tails = self._tails, None

@@ -182,7 +182,7 @@ class FaultTolerantRunner(AllReduceRunner):
         call = stub.rpc_aggregate_part
 
         async def exchange(parts: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
-            streams = streams_for(count, size) if self._matchmaking.is_of_ours(peer) else 1
+            streams = streams_for(count, size, self.group_size) if self._matchmaking.is_of_ours(peer) else 1
             return self._noting(peer, await aggregate_in_streams(call, count, parts, streams))
 
         stub.rpc_aggregate_part = exchange

@@ -156,17 +156,21 @@ PARTS_EACH, BYTES_EACH = 2, 1 << 18
 #: Averages that wait to be sent, of each stream: who sends slowly is to receive as fast as it can.
 _ANSWERS_WAITING = 2
 
+#: Streams from a group to one of its peers at most: each is unproven until a part comes through it.
+MOST_OF_GROUP = 128
+
 _END = object()
 
 Answer = Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
 
 
-def streams_for(count: int, size: int) -> int:
+def streams_for(count: int, size: int, peers: int) -> int:
     """How many streams suit so many parts.
 
     :param size: of all parts together, in bytes before any codec
+    :param peers: in the group, of which each has so many to each other one
     """
-    return max(1, min(STREAMS, count // PARTS_EACH, size // BYTES_EACH))
+    return max(1, min(STREAMS, count // PARTS_EACH, size // BYTES_EACH, MOST_OF_GROUP // peers))
 
 
 def place_of(message: averaging_pb2.AveragingData) -> tuple[int, int]:

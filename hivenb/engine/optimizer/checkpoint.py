@@ -199,6 +199,7 @@ def restore_optimizer_state(averager: TrainingStateAverager, state_dict: Mapping
         averager.optimizer.load_state_dict(state)
         if keeps_state:
             initialize_optimizer_state(averager.optimizer)  # plain torch has none of what it has not stepped yet
+    averager.share_statistics()
     reload_parameters(averager)
     if own is not None and averager.outer is not None and "outer_optimizer" in own:
         averager.outer.take_over(own["outer_optimizer"])

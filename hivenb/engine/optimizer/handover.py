@@ -157,18 +157,23 @@ def rehome(
             if old in optimizer.state:
                 on_device = bool(own.get("fused") or own.get("capturable"))
                 state = optimizer.state.pop(old)
-                optimizer.state[new] = {name: _moved(value, old, new, on_device) for name, value in state.items()}
+                optimizer.state[new] = {name: _moved(name, value, old, new, on_device) for name, value in state.items()}
         own["params"] = new_parameters
     lay_out_like_parameters(optimizer)
     return optimizer
 
 
-def _moved(value: Any, old: torch.Tensor, new: torch.Tensor, on_device: bool) -> Any:
+#: What torch's optimizers count by, for each parameter: numbers that stay in main memory, in their own type.
+_COUNTS = frozenset({"step", "mu_product", "eta", "mu"})
+
+
+def _moved(name: str, value: Any, old: torch.Tensor, new: torch.Tensor, on_device: bool) -> Any:
     if not torch.is_tensor(value):
         return value
-    if value.shape == old.shape and value.is_floating_point() and value.dim():
+    is_count = not value.dim() and (old.dim() > 0 or name in _COUNTS)  # a parameter can be a single number as well
+    if value.shape == old.shape and value.is_floating_point() and not is_count:
         return value.to(device=new.device, dtype=new.dtype)
-    return value.to(new.device) if value.dim() or on_device else value.cpu()  # a count of steps
+    return value.cpu() if is_count and not on_device else value.to(new.device)
 
 
 # -- live settings ---------------------------------------------------------------------------------------------------

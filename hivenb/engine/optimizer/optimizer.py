@@ -27,7 +27,6 @@ from hivenb.engine.optimizer.scheduled_rounds import AgreedRounds, EpochReport, 
 from hivenb.engine.optimizer.skipped_batches import SkipsBatches
 from hivenb.engine.optimizer.untrained_parameters import UntrainedParameters
 from hivenb.engine.progress.tracker import ProgressTracker
-from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 
 logger = get_logger(__name__)
 
@@ -309,9 +308,9 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
                 averager.wait_for_step()  # which waits for nobody, unless a round of before is still under way
             return
         averager.outer_rounds.fragments.count(self.local_progress.samples_accumulated)
+        averager.outer_rounds.every = self.average_state_every
         if self.scheduled_state is not None:
-            samples = averager.outer_rounds.samples_of_round(self.scheduled_state.epoch)
-            self.scheduled_state.weight = max(NEXT_TO_NOTHING, samples)
+            self.scheduled_state.weight = averager.outer_rounds.weight(self.scheduled_state.epoch)
         was_alone = self.rounds.is_alone
         super()._update_global_epoch(grad_scaler)
         if was_alone and self.rounds.is_alone and self.local_epoch % self.average_state_every == 0:

@@ -41,6 +41,8 @@ class SkippedBatches:
         self._said_at, self._unsaid = -SAY_AGAIN_AFTER, 0
         #: steps that have brought gradients, finite or not
         self.seen = 0
+        #: steps that were made at all
+        self.calls = 0
         #: those that were skipped
         self.total = 0
         #: those that were skipped since the last one that was not, but for those that the scale of the losses has cost
@@ -111,6 +113,7 @@ class SkipsBatches(hivemind.Optimizer):
         self, closure: Callable[[], Any] | None = None, batch_size: int | None = None, grad_scaler: Any = None
     ) -> Any:
         """As the step of ``hivemind.Optimizer``, but for a batch that counts for nothing."""
+        self.skipped_batches.calls += 1
         if self.auxiliary or self.use_gradient_averaging:
             return super().step(closure, batch_size, grad_scaler)
         # with local updates, hivemind/optim/optimizer.py:step goes from the closure right to the step of the optimizer
@@ -235,9 +238,9 @@ class GradScalerOfBatches(torch.amp.GradScaler):
         if not isinstance(optimizer, SkipsBatches):
             return super().step(optimizer, *args, **kwargs)
         optimizer.skipped_batches.scale = self.get_scale
-        seen = optimizer.skipped_batches.seen
+        calls = optimizer.skipped_batches.calls
         result = super().step(optimizer, *args, **kwargs)
-        if optimizer.skipped_batches.seen == seen:
+        if optimizer.skipped_batches.calls == calls:
             # torch does not call it with gradients that are not finite: the others would wait for this peer in vain
             result = optimizer.step(*args, **kwargs)
         return result

@@ -439,7 +439,9 @@ class ProgressTracker(_ProgressTracker):
         loop = asyncio.get_running_loop()
         shutdown = loop.run_in_executor(None, self.shutdown_triggered.wait)
         while not self.shutdown_triggered.is_set():
-            pause = max(0.0, self.global_progress.next_fetch_time - get_dht_time())
+            until = self.global_progress.next_fetch_time - get_dht_time()
+            # no longer than any look was ever put off: the clock may have been set back meanwhile
+            pause = min(max(0.0, until), max(self.max_refresh_period, self.list.pace.look_period))
             if await loop.run_in_executor(None, self.global_state_updated.wait, pause):
                 self.global_state_updated.clear()
                 continue

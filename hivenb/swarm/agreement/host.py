@@ -63,6 +63,8 @@ class Hosting:
         self._declared: tuple[float, Plan, tuple[str, ...]] | None = None
         self._own_plan: Plan | None = None
         self._unsure_until = -math.inf
+        # when another peer's declaration was read last, as DHT time, which goes on while this machine sleeps
+        self._saw_others_at = -math.inf
         self._taken = 0
         self._others, self._swarm_epoch = 0, 0
         self._epochs_at: deque[float] = deque(maxlen=6)
@@ -254,8 +256,13 @@ class Hosting:
 
     def _update(self, declarations: Sequence[Declaration]) -> None:
         others = [one for one in declarations if one.owner != self._records.owner]
+        known = [one for one in others if self._seniority.knows(one.owner)]
         self._meet(others)
         elders = self._seniority.elders(others)
+        if not elders:
+            self._catch_up(known)
+        if others:
+            self._saw_others_at = get_dht_time()
         self._order = self._seniority.labels(declarations)
         if elders:
             self._host = elders[0]
@@ -266,6 +273,18 @@ class Hosting:
             self._host = None
         if self._seniority.since is not None and self._plan is not None and self._has_to_declare(len(elders)):
             self._declare(self._plan)
+
+    def _catch_up(self, known: Sequence[Declaration]) -> None:
+        """As the host that was away, asleep or cut off, go on with what was decided meanwhile, as one that comes back.
+
+        :param known: the declarations of peers that were there before
+        """
+        was_away = get_dht_time() - self._saw_others_at > EXPIRATION
+        if not known or not was_away or self._plan is None or self._seniority.since is None:
+            return
+        in_its_place = self._seniority.juniors(known)[0]
+        if in_its_place.plan.version > self._plan.version:
+            self._follow(in_its_place)
 
     def _has_to_declare(self, elders: int) -> bool:
         if self._declared is None:
@@ -301,6 +320,8 @@ class Hosting:
 
     def _declare(self, plan: Plan) -> None:
         self._records.write(self._declaration(plan))
+        if self._declared is None:
+            self._seniority.be_seen()
         self._declared = (time.monotonic(), plan, self._order)
 
     def _declaration(self, plan: Plan) -> Declaration:

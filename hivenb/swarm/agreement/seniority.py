@@ -35,8 +35,8 @@ class Seniority:
         self._own = own
         self._order: list[bytes] = []
         self._not_followed: set[bytes] = set()
-        #: when this peer came, by a clock that nobody sets
-        self._came_at = -math.inf
+        #: when this peer came, and when others began to see it, by a clock that nobody sets
+        self._came_at, self._seen_since = -math.inf, math.inf
         #: when this peer came, as DHT time; ``None`` if it does not declare anything
         self.since: float | None = None
         #: whether there may have been others when it came, and it has not seen yet what they declare
@@ -55,6 +55,10 @@ class Seniority:
         if self._own not in self._order:
             self._order.append(self._own)
             self.since, self._came_at = since, time.monotonic()
+
+    def be_seen(self) -> None:
+        """From now on, others see what this peer declares, and give it a place."""
+        self._seen_since = time.monotonic()
 
     def meet(self, declarations: Iterable[Declaration], trusted: frozenset[str] = frozenset()) -> None:
         """Give those a place who have none yet, after all others; those whom this peer's elders vouch for, before them.
@@ -88,6 +92,10 @@ class Seniority:
             known, key=lambda one: self._order.index(one.owner) if one.owner in self._order else MAX_REMEMBERED
         )
 
+    def knows(self, owner: bytes) -> bool:
+        """Whether a peer has a place already."""
+        return owner in self._order
+
     def stop_following(self, owner: bytes) -> None:
         """Believe somebody no more."""
         self._not_followed.add(owner)
@@ -101,8 +109,13 @@ class Seniority:
         came_before = one.rank < (self.since, self._own)
         has_just_come = time.monotonic() - self._came_at <= SEEN_WITHIN
         came_at_once = has_just_come and self.since - AT_ONCE <= one.since
+        # those behind the first few do not declare anything, and do so all at once when these have gone
+        has_just_begun = time.monotonic() - self._seen_since <= SEEN_WITHIN
+        was_behind_others = own > 0 and not has_just_come
         # of two that are unsure, each would take the other one for the host if neither looked at what they claim
-        yields = came_before and (self.is_unsure or (came_at_once and own == 0))
+        yields = came_before and (
+            self.is_unsure or (came_at_once and own == 0) or (was_behind_others and has_just_begun)
+        )
         return own if yields else len(self._order)
 
     def _believe_elders(self, there: dict[bytes, Declaration]) -> None:
@@ -116,6 +129,22 @@ class Seniority:
                 if owner != self._own and self._order.index(owner) > self._order.index(elder):
                     self._order.remove(owner)
                     self._order.insert(self._order.index(elder), owner)
+        first = next((one for one in self._elders_of_own() if one in there and one not in self._not_followed), None)
+        if first is not None:
+            self._believe_order(there[first], owners)
+
+    def _believe_order(self, elder: Declaration, owners: dict[str, bytes]) -> None:
+        """Have those whom the first of this peer's elders has a place for, and this peer, in the order that it tells.
+
+        :param elder: that is there
+        :param owners: of this peer's order, by their labels
+        """
+        if label_of(self._own) not in elder.order:
+            return
+        told = [owners[label] for label in dict.fromkeys(elder.order) if label in owners]
+        places = sorted(self._order.index(owner) for owner in told)
+        for place, owner in zip(places, told, strict=True):
+            self._order[place] = owner
 
     def _elders_of_own(self) -> list[bytes]:
         return self._order[: self._order.index(self._own)] if self._own in self._order else list(self._order)

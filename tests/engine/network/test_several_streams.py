@@ -17,6 +17,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import achain, as_aiter
 
 from hivenb.engine.averaging.gradient_averager import GradientAverager
+from hivenb.engine.network.access.streams import MOST_UNPROVEN
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.network.streams import STREAMS, JoinedStreams, aggregate_in_streams, place_of, streams_for
 
@@ -31,12 +32,18 @@ NUMBERS = 20 * 2**17
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 1), (3, 1), (4, 2), (7, 3), (8, STREAMS), (1000, STREAMS)])
 def test_few_parts_need_few_streams(count: int, expected: int) -> None:
-    assert streams_for(count, count << 19) == expected
+    assert streams_for(count, count << 19, 2) == expected
 
 
 @pytest.mark.parametrize(("size", "expected"), [(0, 1), (40_000, 1), (1 << 19, 2), (1 << 20, STREAMS)])
 def test_few_bytes_need_few_streams_however_many_tensors_they_are_of(size: int, expected: int) -> None:
-    assert streams_for(160, size) == expected
+    assert streams_for(160, size, 2) == expected
+
+
+@pytest.mark.parametrize(("peers", "expected"), [(2, STREAMS), (32, STREAMS), (65, 1), (200, 1)])
+def test_the_streams_of_a_large_group_are_no_more_than_may_be_unproven(peers: int, expected: int) -> None:
+    assert streams_for(1000, 1 << 30, peers) == expected
+    assert (peers - 1) * expected <= MOST_UNPROVEN
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,10 @@ class EarlyRounds(Extension):
         self._offers.fill_(offers)
         self._pause = max(0, self._pause - 1)
 
+    def withdraw(self) -> None:
+        """Offer nothing in the round that comes next, which nobody has scheduled: it comes after the step."""
+        self._offers.fill_(False)
+
     @property
     def has_begun(self) -> bool:
         """Whether a round was let begin early whose outcome the next step takes over."""

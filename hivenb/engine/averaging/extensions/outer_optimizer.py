@@ -254,6 +254,8 @@ class OuterRounds(Extension):
         #: the pieces in which the model is synchronized, with this peer's samples
         self.fragments = Fragments([one.numel() for one in outer.anchors], pieces)
         self._samples_sent: list[float] = []
+        #: epochs between two rounds
+        self.every = 1
         # for both processes: what was exchanged, and which piece of it
         self._exchanged = torch.zeros(2, dtype=torch.int64).share_memory_()
         # in the averager's process: what the group exchanges, and what is in the buffers, if not pseudo-gradients
@@ -331,12 +333,11 @@ class OuterRounds(Extension):
         """For both processes: what is in the averaging buffers."""
         self._exchanged.copy_(torch.tensor([kind, piece]))
 
-    def samples_of_round(self, epoch: int) -> float:
-        """Samples that this peer has put into what the round of an epoch synchronizes, since that was last averaged."""
-        return self.fragments.samples[self.fragments.of_round(epoch)]
-
-    def weight(self, epoch: int) -> float | None:
-        return max(NEXT_TO_NOTHING, self.samples_of_round(epoch))
+    def weight(self, epoch: int) -> float:
+        # since that piece was last averaged; for each epoch of that time, as nobody counts for much more than it has
+        # reported of one
+        samples = self.fragments.samples[self.fragments.of_round(epoch)]
+        return max(NEXT_TO_NOTHING, samples / (len(self.fragments) * self.every))
 
     def begin_at_parameters(self) -> None:
         """Take the present parameters for those of the last synchronization."""
