@@ -162,6 +162,49 @@ def test_what_power_sgd_has_left_over_waits_until_it_is_used_again(
             assert torch.equal(averages[1], Tensor([0.0]).expand(SHAPE))
 
 
+def power_sgd(make: Make, *dhts: RealTimeDHT) -> list[Any]:
+    return [make(own, partial(PowerSGDGradientAverager, averager_rank=1)) for own in dhts]
+
+
+def test_who_has_sent_nothing_takes_nothing_out_of_the_next_round_of_power_sgd(
+    make: Make, memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT
+) -> None:
+    first, second = peers = power_sgd(make, memory_dht, joining_memory_dht)
+    use(first, [1.0] * 4)
+    with pytest.MonkeyPatch.context() as patch:  # as one whose batches were all skipped
+        patch.setattr(second, "have_gradients", lambda: [True] * 4)
+        second.local_samples_accumulated = 0
+        hold_round(*peers)
+    assert means(first) == [1.0] * 4
+    for _ in range(2):
+        for peer in peers:
+            use(peer, [1.0] * 4)
+        hold_round(*peers)
+        assert means(first) == [1.0] * 4
+
+
+def test_what_a_round_of_power_sgd_was_to_send_before_it_failed_is_sent_once(
+    make: Make, memory_dht: RealTimeDHT, joining_memory_dht: RealTimeDHT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held anew, with the same gradients."""
+    peers = power_sgd(make, memory_dht, joining_memory_dht)
+    after, failed = PowerSGDGradientAverager._after_phase, set()
+
+    def fail_once(self: Any, *args: Any) -> None:
+        if self not in failed:
+            failed.add(self)
+            raise RuntimeError("the line is down")
+        after(self, *args)
+
+    monkeypatch.setattr(PowerSGDGradientAverager, "_after_phase", fail_once)
+    for _ in range(2):
+        for peer in peers:
+            use(peer, [1.0, 2.0, 3.0, 4.0])
+        hold_round(*peers)
+        assert [means(peer) for peer in peers] == [[1.0, 2.0, 3.0, 4.0]] * 2
+    assert failed == set(peers)
+
+
 def test_so_they_do_by_processes(start: Make, dht: DHT, joining_dht: DHT) -> None:
     agree_on_used([start(own, KINDS["power sgd"]) for own in (dht, joining_dht)])
 

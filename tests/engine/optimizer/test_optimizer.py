@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import hivemind
 import psutil
 import pytest
 import torch
@@ -19,10 +22,13 @@ from hivemind.optim.progress_tracker import ProgressTracker
 from in_memory.real_time import RealTimeDHT, RealTimeSwarm
 from tiny import DELAYS, LOOPBACK, TinyModel, parameters, samples, train
 
+from hivenb.engine.averaging.state_download import Download
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer import catch_up as module
+from hivenb.engine.optimizer.handover import rehome
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.optimizer.scheduled_rounds import EpochReport
+from hivenb.engine.optimizer.skipped_batches import GradScalerOfBatches
 from hivenb.engine.progress import tracker
 from hivenb.engine.progress.peer_reports import read_peers
 from hivenb.errors import SwarmError
@@ -529,3 +535,103 @@ class TestJoining:
         assert joiner.state_averager.load_state_from_peers(timeout=5.0) is None
         assert joiner.local_epoch == 0
         joiner.shutdown()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, partial(torch.optim.SGD, momentum=0.9)])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_what_is_known_of_a_single_number_moves_with_it_and_counts_do_not(kind: Any, shape: tuple[int, ...]) -> None:
+    before = torch.nn.Parameter(torch.ones(shape, dtype=torch.bfloat16))
+    optimizer = kind([before], lr=0.1)
+    before.grad = torch.ones_like(before)
+    optimizer.step()
+    after = torch.nn.Parameter(torch.ones(shape))
+    rehome(optimizer, [{"params": [after]}])
+    for name, value in optimizer.state[after].items():
+        if torch.is_tensor(value):
+            assert value.dtype is torch.float32, name
+    after.grad = torch.ones_like(after)
+    optimizer.step()
+
+
+def test_a_state_that_was_loaded_is_what_rounds_average(make_optimizer_in_memory: Make) -> None:
+    """An offloaded optimizer and its averager share their tensors."""
+    names = ("exp_avg", "exp_avg_sq")
+    model = TinyModel()
+    optimizer = make_optimizer_in_memory(
+        optimizer=partial(torch.optim.Adam, lr=0.1),
+        params=list(model.parameters()),
+        offload_optimizer=True,
+        average_opt_statistics=names,
+    )
+    optimizer.begin()
+    train(model, optimizer, epochs=2, batch_size=8)
+    averager = optimizer.state_averager
+    saved = optimizer.state_dict()
+
+    def assert_shared() -> None:
+        own = averager._optimizer_parameters()
+        with averager.get_tensors() as averaged:
+            kept = [averager.optimizer.state[one][name] for name in names for one in own]
+            assert [one.data_ptr() for one in kept] == [one.data_ptr() for one in averaged[len(own) :]]
+            assert all(float(one.abs().max()) > 0 for one in kept)
+
+    assert_shared()
+    optimizer.load_state_dict(copy.deepcopy(saved))
+    assert_shared()
+    metadata, tensors, _ = averager.get_current_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(averager, "_ask_process", lambda wanted: Download(b"another", metadata, tensors))
+        patch.setattr(averager, "_why_refused", lambda loaded: None)
+        averager.load_state_from_peers(timeout=5.0)
+    assert_shared()
+
+
+def test_a_batch_in_half_precision_counts_for_nothing_where_the_state_was_downloaded_instead(
+    make_optimizer_in_memory: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TinyModel()
+    optimizer = make_optimizer_in_memory(model.parameters(), target_batch_size=1000)
+    optimizer.begin()
+    downloads: list[bool] = []
+
+    def download() -> None:
+        downloads.append(True)
+        optimizer._catching_up.begin()
+
+    monkeypatch.setattr(optimizer, "load_state_from_peers", download)
+    scaler = GradScalerOfBatches("cpu")
+    counted = []
+    for is_behind in (False, True, False):
+        if is_behind:
+            optimizer.fall_behind()
+        optimizer.zero_grad()
+        x, y = samples(8)
+        scaler.scale(torch.nn.functional.mse_loss(model.layer(x), y)).backward()
+        scaler.step(optimizer, batch_size=8)
+        scaler.update()
+        counted.append(optimizer.local_progress.samples_accumulated)
+    assert counted == [8, 8, 16]
+    assert downloads == [True]
+
+
+@pytest.mark.parametrize(("fragments", "every"), [(4, 1), (1, 3), (1, 1)])
+def test_what_peers_average_of_several_epochs_weighs_as_that_of_one(
+    make_optimizer_in_memory: Make, monkeypatch: pytest.MonkeyPatch, fragments: int, every: int
+) -> None:
+    """Nobody counts for more than about twice what it has reported of an epoch."""
+    optimizer = make_optimizer_in_memory(
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        params=[torch.nn.Parameter(torch.ones(3)) for _ in range(4)],
+        use_local_updates=True,
+        delay_state_averaging=False,
+        average_state_every=every,
+        averager_opts={"outer_optimizer": partial(torch.optim.SGD, lr=1.0), "outer_fragments": fragments},
+    )
+    monkeypatch.setattr(hivemind.Optimizer, "_update_global_epoch", lambda *_: None)
+    monkeypatch.setattr(type(optimizer.rounds), "is_alone", False)
+    monkeypatch.setattr(optimizer.tracker, "local_progress", SimpleNamespace(samples_accumulated=500))
+    for _ in range(fragments * every):
+        optimizer.scheduled_state = round_ = SimpleNamespace(epoch=3, weight=None, done=lambda: True)
+        optimizer._end_epoch(None)
+    assert round_.weight == pytest.approx(500)
+    optimizer.scheduled_state = None

@@ -282,6 +282,17 @@ def test_with_one_that_has_buffers_and_one_that_has_none_it_is_averaged_after_th
     assert peers[0].value == peers[1].value == pytest.approx(1.0)
 
 
+def test_what_was_offered_before_counts_for_no_round_that_nobody_has_scheduled(make_peer: Callable[..., Peer]) -> None:
+    peer = make_peer()
+    peer.look_for_others(offers_early=True)
+    assert list(peer.averager._early.fields()) != []
+    peer.round.cancel()
+    peer.averager._step_or_raise = lambda **_: None  # it would look for others
+    peer.averager.step(increment_epoch=True, optimizer_step=True, averaging_round=True)
+    assert list(peer.averager._early.fields()) == []
+    del peer.averager._step_or_raise
+
+
 def test_with_one_that_does_not_offer_it_is_averaged_after_the_step(make_peer: Callable[..., Peer]) -> None:
     offering, other = make_peer(), make_peer()
     offering.look_for_others(offers_early=True)
