@@ -308,6 +308,26 @@ async def test_a_clock_that_is_set_back_silences_nobody(
     assert stored[-1] < memory.loop.dht_time() - set_back + METADATA_EXPIRATION + 1.0
 
 
+async def test_nor_does_it_blind_anybody(memory: InMemorySwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_back = 0.0
+    monkeypatch.setattr(module, "get_dht_time", lambda: memory.loop.dht_time() - set_back)
+    (peer,) = await tracking(memory, 1)
+    looked: list[Any] = []
+    get = peer.dht.get
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        looked.append(args)
+        return get(*args, **kwargs)
+
+    peer.dht.get = noting
+    peer.tracker.report_local_progress(0, 1)
+    await asyncio.sleep(2.0)
+    set_back = 600.0
+    before = len(looked)
+    await asyncio.sleep(30.0)
+    assert len(looked) >= before + 10
+
+
 async def test_alone_it_soon_looks_again(memory: InMemorySwarm) -> None:
     (peer,) = await tracking(memory, 1)
     peer.tracker.report_local_progress(0, 1)
