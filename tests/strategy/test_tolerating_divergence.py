@@ -20,7 +20,7 @@ class Stepping:
     """What of a training such a step needs."""
 
     dht: Any = None
-    lightning_module: Any = object()
+    lightning_module: Any = SimpleNamespace(automatic_optimization=True)
     precision_plugin: Any = SimpleNamespace(optimizer_step=lambda *args, **kwargs: diverged())
 
     def __init__(self, roll_back: bool, num_peers: int = 2):

@@ -374,7 +374,8 @@ class OuterRounds(Extension):
         self._fill_buffers(exchange.tensors)
         exchange = dataclasses.replace(exchange, weights_are_samples=True)
         if self._agreed is _Exchanged.PARAMETERS:
-            return dataclasses.replace(exchange, weight=min(1.0, exchange.weight))  # as all others have
+            counts = exchange.weight > NEXT_TO_NOTHING
+            return dataclasses.replace(exchange, weight=1.0 if counts else exchange.weight)  # as all others have
         tensors, infos, count = exchange.tensors, exchange.infos, len(self.outer.anchors)
         if self._agreed is _Exchanged.ALL:
             moments = self.outer.moments

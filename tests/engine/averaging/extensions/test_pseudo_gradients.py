@@ -169,7 +169,9 @@ def test_peers_with_other_pieces_are_brought_together_all_the_same(make_peer: Ca
         peer.learn(difference)
         peer.averager.local_epoch = 1
     average(first, second)
-    assert first.weights == second.weights == pytest.approx([0.8] * 3, abs=1e-5)
+    # one sample of each: in pieces of two epochs and of three
+    together = 1.0 - (0.1 / 2 + 0.3 / 3) / (1 / 2 + 1 / 3)
+    assert first.weights == second.weights == pytest.approx([together] * 3, abs=1e-5)
 
 
 def test_what_is_learned_while_a_round_is_under_way_is_kept_and_is_a_part_of_the_next(
