@@ -114,6 +114,10 @@ class GradientAverager(_GradientAverager, SharesState):
             )
         for parameter in without:
             parameter.grad = None  # hivemind gives each one of zeros, by which it would look used
+        if self.reuse_grad_buffers:
+            for parameter in parameters:
+                if parameter.grad is not None:  # of a training, or an epoch, that is over
+                    parameter.grad.zero_()
         self._watch()
 
     #: Samples for which a gradient counts as one where they are summed in the model's own buffers, by whoever computes

@@ -499,12 +499,34 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         if self._failure is None:
             if kwargs.get("increment_epoch") and kwargs.get("optimizer_step"):
                 self._steps_to_come = 1
-            self._take_in_for(kwargs)
-            output = super().step(*args, **kwargs)
+            with self._beside_round(kwargs):
+                self._take_in_for(kwargs)
+                output = super().step(*args, **kwargs)
         elif only_waits:
             super().step(*args, **{**kwargs, "apply_delayed_updates": False})
         self._raise_failure(only_waits)
         return output
+
+    @contextlib.contextmanager
+    def _beside_round(self, step: dict[str, Any]) -> Iterator[None]:
+        """Let a local step be made while a round averages what was learned before it.
+
+        hivemind has a thread for each then, and adds what comes of the round to what the steps have made meanwhile. But
+        hivemind/optim/state_averager.py:step lets each of them wait for the round, and others not, where it was to be
+        the other way round.
+
+        :param step: what the step is to do
+        """
+        is_local = self.delta_rule_averaging and step.get("optimizer_step") and not step.get("averaging_round")
+        if not (is_local and self.pending_updates):
+            yield
+            return
+        self._module_access.wait_until_read(self.pending_updates)  # from then on, the round has what it averages
+        under_way, self.pending_updates = self.pending_updates, set()
+        try:
+            yield
+        finally:
+            self.pending_updates |= under_way
 
     def _take_in_for(self, step: dict[str, Any]) -> None:
         """Take in what the module has changed itself, before a step or a round that writes over it.
@@ -712,6 +734,8 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     def step_outer_alone(self) -> None:
         """Step the outer optimizer, if there is one, as the only peer of the run."""
         if self.outer_rounds is not None:
+            while self.pending_updates:  # of when others were there; each wait has a limit
+                self.step(wait_for_delayed_updates=True)
             self._load_local_tensors_into_averager_()
             self.outer_rounds.note_alone(self.local_epoch)
             self._apply_averaging_results_()

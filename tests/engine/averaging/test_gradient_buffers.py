@@ -12,6 +12,8 @@ from hivemind.optim import grad_averager
 from in_memory.real_time import RealTimeDHT
 from torch import Tensor
 
+from hivenb.engine.averaging.gradient_averager import GradientAverager
+
 Make = Callable[..., Any]
 
 #: A gradient of a batch, and samples in it.
@@ -46,6 +48,18 @@ def test_batches_count_by_their_samples(averager: Any) -> None:
         accumulate(averager, gradient, samples)
     assert torch.allclose(loaded(averager), MEAN)
     assert torch.allclose(averager.mean_gradients()[0], MEAN)
+
+
+def test_what_the_model_was_left_with_is_in_no_sum(memory_dht: RealTimeDHT, make_averager: Make) -> None:
+    def with_rest(parameters: Any, **kwargs: Any) -> GradientAverager:
+        parameters[0].grad = torch.full((3,), 7.0)
+        return GradientAverager(parameters, **kwargs)
+
+    averager = make_averager(memory_dht, kind=with_rest, reuse_grad_buffers=True)
+    averager.sum_in_units_of(1)
+    for gradient, samples in BATCHES:
+        accumulate(averager, gradient, samples)
+    assert torch.allclose(loaded(averager), MEAN)
 
 
 def test_what_is_handed_over_keeps_its_weight_whatever_the_unit_is_then(

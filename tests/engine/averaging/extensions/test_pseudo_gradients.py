@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -40,7 +41,11 @@ class Peer:
     ):
         self.model = nn.ParameterList(torch.zeros(2, 300) for _ in range(tensors))
         self.fill(value)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.optimizer: Any = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+        if more.get("offload_optimizer"):
+            more["params"] = list(self.model.parameters())
+        else:
+            self.optimizer = self.optimizer(self.model.parameters())
         if kind is TrainingStateAverager:
             more.setdefault("outer_optimizer", NESTEROV)
         self.averager: Any = averager_of_two(
@@ -192,6 +197,29 @@ def test_what_is_learned_while_a_round_is_under_way_is_kept_and_is_a_part_of_the
     second.learn(0.0)
     average(first, second)
     assert first.weight == second.weight == pytest.approx(expected[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_local_steps_do_not_wait_for_a_round_that_is_under_way(make_peer: Callable[..., Peer], offloaded: bool) -> None:
+    first, second = (make_peer(delta_rule_averaging=True, offload_optimizer=offloaded) for _ in range(2))
+    expected = stepped(1.0, [0.2, 0.15])
+    for peer in (first, second):
+        peer.learn(-0.2)
+    first.begin()  # and the other one is not there yet
+    for velocity in (1.0, 1.9):
+        before = first.weight
+        for parameter in first.model:
+            parameter.grad = torch.ones_like(parameter)
+        began = time.monotonic()
+        first.averager.step(optimizer_step=True)
+        assert time.monotonic() - began < 5.0
+        assert first.weight == pytest.approx(before - 0.1 * velocity, abs=1e-5)
+    assert [one.done() for one in first.averager.pending_updates] == [False], "the round is still to come"
+    second.begin()
+    for peer in (first, second):
+        peer.finish()
+    assert first.weight == pytest.approx(expected[0] - 0.29, abs=1e-5)
+    assert second.weight == first.anchor == second.anchor == pytest.approx(expected[0], abs=1e-5)
 
 
 def test_peers_with_other_anchors_begin_anew_at_the_average_with_that_of_what_they_know(
