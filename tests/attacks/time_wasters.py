@@ -21,7 +21,7 @@ from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.proto import averaging_pb2
 from tiny import LOOPBACK
 
-import hivenb.engine.averaging.averager as download_pace
+import hivenb.engine.averaging.state_download as state_download
 import hivenb.engine.matchmaking.matchmaking as search
 import hivenb.engine.network.access.streams as stream_limits
 import hivenb.engine.network.daemon as message_limits
@@ -203,7 +203,7 @@ def _open_all() -> None:
 
 
 def _download_all() -> None:
-    download_pace.PERIOD = 0.0
+    state_download.PERIOD = 0.0
 
 
 def _read_all() -> None:
