@@ -198,6 +198,24 @@ async def test_a_host_that_was_away_goes_on_with_what_was_decided_meanwhile(
     assert (host.leads, other.leads) == (True, False)
 
 
+async def test_one_that_is_followed_no_more_is_nobody_to_catch_up_with(memory: InMemorySwarm) -> None:
+    host, other = await members(memory, 2, others=1)
+    for member in (host, other):
+        await member.join()
+        await asyncio.sleep(1.0)
+        await looks(host, other)
+    host.hosting.decide_at_once(target(384), 0)
+    await looks(host)
+    other.hosting.stop_following_host()
+    for _ in range(int(2 * EXPIRATION) + 15):  # the host is away, and comes back
+        await asyncio.sleep(1.0)
+        await looks(other)
+    for _ in range(3):
+        await looks(host, other)
+        await asyncio.sleep(1.0)
+    assert (other.leads, other.size) == (True, 512)
+
+
 async def test_a_host_that_dies_is_followed_until_its_declaration_expires(memory: InMemorySwarm) -> None:
     elder, *others = await members(memory, 3)
     for member in (elder, *others):

@@ -280,10 +280,10 @@ class Hosting:
         :param known: the declarations of peers that were there before
         """
         was_away = get_dht_time() - self._saw_others_at > EXPIRATION
-        if not known or not was_away or self._plan is None or self._seniority.since is None:
+        if not was_away or self._plan is None or self._seniority.since is None:
             return
-        in_its_place = self._seniority.juniors(known)[0]
-        if in_its_place.plan.version > self._plan.version:
+        in_its_place = next(iter(self._seniority.juniors(known)), None)  # none of those that it follows no more
+        if in_its_place is not None and in_its_place.plan.version > self._plan.version:
             self._follow(in_its_place)
 
     def _has_to_declare(self, elders: int) -> bool:
