@@ -8,6 +8,7 @@ import pickle
 import re
 import signal
 from threading import Thread, main_thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from PIL import Image
 from tiny import PacedModel, TinyModel, loader, parameters
 
 import hivenb
-from hivenb.errors import OptionsError
+from hivenb.errors import OptionsError, TrainingError
 from hivenb.history import History, Snapshot
 from hivenb.options import Options
+from hivenb.run import comparison
 from hivenb.run.comparison import ComparedTraining, Comparison, Outcome, Unfinished, outcome_of, run_each
 from hivenb.run.monitor import MemoryUse
+from hivenb.run.training import TrainingRun
 from hivenb.system.process_tree import descendants
 from hivenb.view import comparison as comparison_picture
 from hivenb.view.charts.panels import Panel, as_chosen
@@ -86,6 +89,21 @@ def lines_of(comparison: ShownComparison, name: str, axis: str = "time") -> list
     """What is drawn of a series, with its line."""
     entries = [(i, entry) for i, entry in enumerate(comparison.entries) if entry.snapshot is not None]
     return list(comparison_picture._lines(entries, name, axis))
+
+
+class TestFewerPeers:
+    """Than were asked for: the figures would be of something else."""
+
+    @pytest.mark.process
+    @pytest.mark.parametrize("dies", [True, False])
+    def test_they_are_refused(self, monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
+        dead = SimpleNamespace(state="failed", number=2, last_words="killed")
+        monkeypatch.setattr(TrainingRun, "local_peers", (dead,) if dies else ())
+        monkeypatch.setattr(hivenb.Swarm, "add_local_peers", lambda *_, **__: ())
+        monkeypatch.setattr(comparison, "EPOCHS_TO_MEET", 2)
+        words = "plain: local peer 2 has ended: killed" if dies else "plain: the 3 peers have not met within 2 epochs"
+        with pytest.raises(TrainingError, match=words):
+            hivenb.compare({"plain": OPTIONS}, TinyModel(), loader(64), epochs=2, local_peers=2, accelerator="cpu")
 
 
 class TestView:
