@@ -118,7 +118,7 @@ async def _serve(choices: Choices) -> None:
         for one in answering[1:]:
             one.cancel()  # the evil one goes away
         with contextlib.suppress(AttributeError):
-            await runner._ending
+            await runner.ending
     assert [answer.code for answer in answers] == [averaging_pb2.AVERAGED_PART] * len(lengths), "of the good one"
     assert tensor.isfinite().all(), "what became of this peer's own numbers"
 
@@ -159,7 +159,7 @@ async def _send(choices: Choices) -> None:
         runner._servicer_type = SimpleNamespace(get_stub=lambda *args, **kwargs: stub)
         await runner.average_into([tensor], 1.0)
         with contextlib.suppress(AttributeError):
-            await runner._ending
+            await runner.ending
     assert tensor.isfinite().all(), "what became of this peer's own numbers"
 
 
@@ -200,7 +200,7 @@ async def _exchange(choices: Choices) -> None:
         answering = asyncio.create_task(_answered(own.rpc_aggregate_part(arriving(sent), context(EVIL))))
         await runner.average_into([tensor], 1.0)
         answering.cancel()  # the evil one goes away
-        await runner._ending
+        await runner.ending
     assert tensor.isfinite().all(), "what became of this peer's own numbers"
 
 

@@ -169,6 +169,9 @@ async def _forget(daemon: str, address: str, name: str) -> None:
 #: Looks at the swarm in a row that find nobody else before a search for a group is given up; one may miss a record.
 ALONE_AFTER = 2
 
+#: Share of ``shutdown_timeout`` for which an averager that is to end gives others what they still are to have of it.
+SHARE_OF_OTHERS = 0.8
+
 #: Seconds that an averager's process may take to change its settings, or to begin to look for a group.
 ANSWER_TIMEOUT = 10.0
 
@@ -465,6 +468,7 @@ class Averager(WatchedProcess, DecentralizedAverager):
         self._running_groups.clear()
         for group in groups:
             group.result().finalize(cancel=True)
+        await self._exchange.end(None if timeout is None else SHARE_OF_OTHERS * timeout)
         await super()._shutdown(timeout)
         # hivemind leaves its other tasks behind, and asyncio complains of each of them at the end of the process
         # (_run, in _run_internal, is the loop that waits for this very task)
@@ -562,6 +566,8 @@ class Averager(WatchedProcess, DecentralizedAverager):
             await runner.average_into(exchange.tensors, self._averaging_alpha)
         finally:
             terms.notes.take_in(runner.notes)
+        if runner.ending is not None:
+            self._exchange.note_ending(runner.ending)
         self._after_phase(phase, tensors)
 
     def _after_phase(self, phase: bytes, averages: Sequence[torch.Tensor]) -> None:

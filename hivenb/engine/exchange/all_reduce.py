@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import math
@@ -74,6 +75,8 @@ class GroupExchange:
         self._sending_rate = SendingRate()
         #: seconds of the latest exchanges
         self._seconds: deque[float] = deque(maxlen=_ENOUGH)
+        #: of rounds that are over here, what others still are to have of them
+        self._endings: set[asyncio.Task[None]] = set()
 
     @property
     def takes_long(self) -> bool:
@@ -88,6 +91,19 @@ class GroupExchange:
     def note_reports(self, reports: SampleReports) -> None:
         """Let senders count for no more than this."""
         self._sender_weights.note(reports)
+
+    def note_ending(self, ending: asyncio.Task[None]) -> None:
+        """Know of what others still are to have of a round that is over here."""
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    async def end(self, timeout: float | None) -> None:
+        """Let others have what they still are to have of rounds that are over here.
+
+        :param timeout: seconds after which whoever has not taken it goes without
+        """
+        if self._endings:
+            await asyncio.wait(self._endings, timeout=timeout)
 
     @contextlib.asynccontextmanager
     async def watched(self, matchmaking: EpochMatchmaking, group: GroupInfo, terms: RoundTerms) -> AsyncIterator[None]:

@@ -84,6 +84,11 @@ class FaultTolerantRunner(AllReduceRunner):
         #: when something has last arrived from a peer
         self._heard_at: dict[PeerID, float] = {}
         self._notes = ExchangeNotes()
+        #: streams of others that are answered at present, and whether there are none
+        self._answering, self._all_answered = 0, asyncio.Event()
+        self._all_answered.set()
+        #: what the others still are to have of this peer when it has its averages; made when it has them
+        self.ending: asyncio.Task[None] | None = None
         self.weight = self.weight or NO_WEIGHT  # plain hivemind divides by zero if nobody else has one
         self._bounds = None if rule == NONE else self._norm_bounds(usual, phase)
         check_average = None if self._bounds is None else self._bounds.check_average
@@ -145,9 +150,16 @@ class FaultTolerantRunner(AllReduceRunner):
         :param alpha: how far to go towards the average; 1 for all the way
         """
         differences = aiter(self)
-        if self.peer_id not in self.sender_peer_ids:
+        if self.peer_id in self.sender_peer_ids:
+            await self._add_to(tensors, differences, alpha)
+        else:
             await anext(differences, None)  # there are none
-            return
+        # what is left, such as closing streams, takes its time where somebody has gone; the round is over
+        self.ending = asyncio.create_task(self._give_the_rest(differences))
+
+    async def _add_to(
+        self, tensors: Sequence[torch.Tensor], differences: AsyncIterator[torch.Tensor], alpha: float
+    ) -> None:
         for tensor, count in zip(tensors, self.tensor_part_container.num_parts_by_tensor, strict=True):
             # integers say something, and go all the way
             step = alpha if tensor.is_floating_point() else 1
@@ -158,8 +170,11 @@ class FaultTolerantRunner(AllReduceRunner):
                 start += len(difference)
             if not tensor.is_contiguous():
                 tensor.copy_(numbers.view(tensor.shape))
-        # what is left, such as closing streams, takes its time where somebody has gone; the round is over
-        self._ending = asyncio.create_task(_exhaust(differences))
+
+    async def _give_the_rest(self, differences: AsyncIterator[torch.Tensor]) -> None:
+        async for _ in differences:  # ends when all was sent
+            pass
+        await self._all_answered.wait()
 
     async def run(self) -> AsyncIterator[torch.Tensor]:
         async with self._sending():
@@ -269,6 +284,20 @@ class FaultTolerantRunner(AllReduceRunner):
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[PartMessage], context: P2PContext
     ) -> AsyncIterator[PartMessage]:
+        self._answering += 1
+        self._all_answered.clear()
+        try:
+            async with contextlib.aclosing(self._answers_to(stream, context)) as answers:
+                async for message in answers:
+                    yield message
+        finally:
+            self._answering -= 1
+            if not self._answering:
+                self._all_answered.set()
+
+    async def _answers_to(
+        self, stream: AsyncIterator[PartMessage], context: P2PContext
+    ) -> AsyncGenerator[PartMessage, None]:
         sender = context.remote_id
         begins = await anext(stream)
         number, count = place_of(begins)
@@ -344,8 +373,3 @@ class FaultTolerantRunner(AllReduceRunner):
 def _decoded(message: PartMessage) -> tuple[torch.Tensor, float, int]:
     """A part, the weight of its sender, and the kind of its codec."""
     return deserialize_torch_tensor(message.tensor_part), message.weight, message.tensor_part.compression
-
-
-async def _exhaust(differences: AsyncIterator[torch.Tensor]) -> None:
-    async for _ in differences:
-        pass

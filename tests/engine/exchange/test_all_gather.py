@@ -111,7 +111,7 @@ async def _average_without_one_who_has_left() -> list[float]:
         runner._excluded.add(EVIL)
         await runner._ban_sender(EVIL)
         await asyncio.wait_for(runner.average_into([tensor], 1.0), 30.0)
-        await runner._ending
+        await runner.ending
     return tensor.tolist()
 
 

@@ -87,7 +87,7 @@ async def exchange(evil: list[list[averaging_pb2.AveragingData]]) -> tuple[list[
     await averaging
     answers = await asyncio.gather(*asking)
     with contextlib.suppress(AttributeError):
-        await runner._ending
+        await runner.ending
     return answers, tensor, runner.notes.refused
 
 
