@@ -216,17 +216,15 @@ def _start(run: TrainingRun, accelerator: str) -> None:
 def _watch(
     run: TrainingRun, terminal: Terminal, until_epoch: int | None = None, for_epochs: int | None = None
 ) -> RunStatus:
-    """Show how the run goes until it has reached an epoch, or has gone through a number of them since it joined."""
+    """Show how the run goes until it has reached an epoch, or has gone through a number of them."""
     from hivenb.run.status import RunState
 
-    first: int | None = None
     while True:
         status = run.status
-        if status.epoch and first is None:
-            first = status.epoch - 1  # a peer that joins late begins with the epoch that the others have reached
         terminal.show(_fitting(status, terminal.width))
-        goal = until_epoch if for_epochs is None else None if first is None else first + for_epochs
-        if (goal is not None and status.epoch >= goal) or not status.state.is_active:
+        is_there = until_epoch is not None and status.epoch >= until_epoch
+        is_enough = for_epochs is not None and status.trained_epochs >= for_epochs
+        if is_there or is_enough or not status.state.is_active:
             return status
         run.wait_for(RunState.FINISHED, timeout=_REFRESH_SECONDS)  # run.wait() would say so in a line each time
 

@@ -44,7 +44,7 @@ def strategy_script(
 
     :param arguments: the strategy's keyword arguments, each with what writes its value as Python
     :param model: the Python expression for the LightningModule
-    :param data: the Python expression(s) for what follows it in ``trainer.fit``
+    :param data: the Python expression(s) for what follows it in ``trainer.fit``; empty if the model brings its data
     :param trainer: keyword arguments of the Trainer
     :param copies: whether to train a copy of the model, since something else is training it
     :returns: valid Python; an argument that has no text is a comment that asks for it
@@ -70,14 +70,14 @@ def strategy_script(
             "from hivenb import HivemindStrategy",
             *_import_lines(own),
             "",
-            f"# `{model}` is your LightningModule, `{named}` your data.",
+            f"# `{model}` is your LightningModule{f', `{named}` your data' if named else ''}.",
             "# Open to all as it stands: initial_peers= an invite joins a private swarm, secret= starts one.",
             "strategy = HivemindStrategy(",
             *lines,
             ")",
             *_trainer_lines(of_trainer),
             *(["# A copy of the model, since a run is training it."] if copies else []),
-            f"trainer.fit({trained}, {_WHATEVER_IT_IS if given == _ANY else given})",
+            f"trainer.fit({', '.join(filter(None, (trained, _WHATEVER_IT_IS if given == _ANY else given)))})",
             "",
         ]
     )

@@ -12,6 +12,7 @@ import numpy as np
 
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.figures.history import Series, Snapshot
+from hivenb.figures.metric_names import validation_loss_among
 from hivenb.options.options import Options
 from hivenb.run.monitor import MemoryUse, let_go_of_tensors
 from hivenb.run.status import RunState
@@ -308,7 +309,7 @@ def outcome_of(name: str, options: Options, snapshot: Snapshot, peers: int, memo
         peak_memory=memory.peak,
         peak_gpu_memory=memory.gpu_peak,
         training_loss=_mean_of_last(snapshot.series.get("loss")),
-        validation_loss=snapshot.last("val_loss"),
+        validation_loss=snapshot.last(validation_loss_among(snapshot.series) or ""),
         snapshot=snapshot,
     )
 

@@ -335,6 +335,7 @@ def prepare_fit(
         run.member_list,
         lambda: run.options.target_batch_size,
         lambda: recorder.samples,
+        lambda: recorder.epoch,
     )
     monitor.on_look = on_look
     monitor.tracker = lambda: strategy.optimizer and strategy.optimizer.tracker

@@ -53,6 +53,7 @@ class Monitor:
     :param member_list: where to keep who takes part; one of its own unless given
     :param target_batch_size: gives the samples that make an epoch, as of now
     :param samples: gives those that this peer has trained on so far
+    :param epoch: gives the swarm epoch that this peer is at
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class Monitor:
         member_list: MemberList | None = None,
         target_batch_size: Callable[[], int] = lambda: 1,
         samples: Callable[[], int] = lambda: 0,
+        epoch: Callable[[], int] = lambda: 0,
     ):
         self._swarm, self._run_id, self._history = swarm, run_id, history
         self._member_list = MemberList() if member_list is None else member_list
-        self._target_batch_size, self._samples = target_batch_size, samples
+        self._target_batch_size, self._samples, self._epoch = target_batch_size, samples, epoch
         self._names: PublicNames | None = None
         #: called after each sample with the peers that are here; on this thread, which may wait for the DHT
         self.on_look: Callable[[Sequence[PeerInfo]], None] | None = None
@@ -84,7 +86,6 @@ class Monitor:
         self._traffic: Traffic | None = None
         self._sent_before = self._received_before = 0.0
         self._counting = threading.Lock()
-        self._epoch = 0
         self._thread = BackgroundThread(target=self._watch, name="hivenb-monitor")
 
     @property
@@ -96,12 +97,8 @@ class Monitor:
         """Begin to watch."""
         self._thread.start()
 
-    def on_epoch(self, epoch: int) -> None:
-        """Note what has been sent and received until now, when a swarm epoch has ended at this peer.
-
-        :param epoch: the one that has begun
-        """
-        self._epoch = epoch
+    def on_epoch(self) -> None:
+        """Note what has been sent and received until now, when a swarm epoch has ended at this peer."""
         with contextlib.suppress(SwarmError):  # training will find out for itself
             self._count_traffic()
 
@@ -191,7 +188,7 @@ class Monitor:
             if (exchanged := self._traffic.read()) is not None:
                 totals = (self._sent_before + exchanged.sent, self._received_before + exchanged.received)
                 for name, total in zip(("bytes_sent", "bytes_received"), totals, strict=True):
-                    self._history.record(name, total, epoch=self._epoch, samples=self._samples())
+                    self._history.record(name, total, epoch=self._epoch(), samples=self._samples())
 
     def _mark_changes(self, before: set[str], after: set[str]) -> None:
         gone = {member.peer.peer_id for member in self._member_list.members if member.presence is Presence.GONE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,16 +24,25 @@ class Stage:
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.state = RunState.READY
+        self._entered_at, self._trained = time.monotonic(), 0.0
         self._is_open = True
         self._tasks: list[Callable[[], None]] = []
 
     def enter(self, state: RunState) -> None:
         """Change the state, and wake those who wait for it."""
         with self.changed:
+            self._trained, self._entered_at = self.trained_seconds, time.monotonic()
             self.state = state
             if state in (RunState.STARTING, RunState.STOPPING):
                 self._is_open = True
             self.changed.notify_all()
+
+    @property
+    def trained_seconds(self) -> float:
+        """Seconds that were trained until now, from each start to the stop after it, without pauses."""
+        with self.changed:
+            trains = self.state in (RunState.TRAINING, RunState.STOPPING)
+            return self._trained + (time.monotonic() - self._entered_at if trains else 0.0)
 
     def notify(self) -> None:
         """Wake those who wait for something else about the run."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from hivenb.engine.optimizer.skipped_batches import SkipsBatches
 from hivenb.figures.history import History
 from hivenb.figures.loss_rises import LEARNING_RATE
+from hivenb.figures.metric_names import is_of_validation
 from hivenb.strategy.counted_batches import count_samples
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 #: Seconds between two points of the training loss. Reading a loss waits for the device, so it is not done each step.
 LOSS_INTERVAL = 0.1
-
-#: How names of validation metrics begin.
-_VALIDATION = re.compile(r"val(id|idation)?(?![a-z])", re.IGNORECASE)
 
 #: Seconds between two marks on batches that were skipped.
 MARK_INTERVAL = 10.0
@@ -33,7 +30,8 @@ class Recorder(Callback):
     """Lightning callback that records the loss and the user's metrics.
 
     The training loss is the mean over all batches since the last point whose loss is finite. Of what the module logs,
-    validation figures are recorded after each validation and all others after each pass over the data.
+    validation figures are recorded after each validation. All others are recorded after each pass over the data; those
+    that it logs for a batch alone, whenever there is a point of the loss.
 
     :param history: where to write
     """
@@ -47,7 +45,8 @@ class Recorder(Callback):
         self._skipped_before = self._unmarked = self._in_a_row = 0
         self._refused: set[str] = set()
         self._next_mark = 0.0
-        self._recorded: dict[str, float] = {}
+        #: of each metric of training, what was recorded last
+        self._recorded: dict[str, torch.Tensor] = {}
         self._why_buffers_skipped: str | None = None
         self.steps = 0
         self.samples = 0
@@ -59,6 +58,7 @@ class Recorder(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._skipped_before = 0  # its optimizer is a new one
+        self._recorded = {}
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.steps += 1
@@ -78,10 +78,17 @@ class Recorder(Callback):
         if time.monotonic() >= self._next_flush:
             self._flush_loss()
             self._see_learning_rate(trainer)
+            self._record_training_metrics(trainer, in_pass=True)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._record_training_metrics(trainer)  # those that the module has logged at the end of the pass before
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._flush_loss()
-        self._record_metrics(trainer, validation=False)
+        self._record_training_metrics(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._record_training_metrics(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._next_mark = 0.0  # those that have ended the run are to be seen
@@ -89,7 +96,9 @@ class Recorder(Callback):
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
-            self._record_metrics(trainer, validation=True)
+            for name, value in trainer.callback_metrics.items():
+                if (metric := _plain_name(name)) is not None and is_of_validation(metric):
+                    self._record(metric, float(value))
 
     def on_epoch(self, report: EpochReport) -> None:
         """Take over a new swarm epoch; failed rounds, and peers refused in one, become marks on the charts."""
@@ -152,21 +161,35 @@ class Recorder(Callback):
             self._history.mark("batch", f"{which} skipped: gradients not finite")
             self._unmarked, self._next_mark = 0, time.monotonic() + MARK_INTERVAL
 
-    def _record_metrics(self, trainer: Any, *, validation: bool) -> None:
-        for name, value in trainer.callback_metrics.items():
-            # Lightning adds one or both of these when a metric is logged per step and per epoch
-            base = name.removesuffix("_epoch").removesuffix("_step")
-            if base == "loss" or _is_of_validation(base) != validation or name.endswith("_step"):
+    def _record_training_metrics(self, trainer: Any, in_pass: bool = False) -> None:
+        """Record what the module has logged since the last time. Lightning keeps what it was before as well.
+
+        :param in_pass: in the middle of a pass, where what is logged per step and per epoch has the value of a step
+        """
+        metrics = trainer.callback_metrics
+        for name, value in metrics.items():
+            metric = _plain_name(name)
+            if metric is None or is_of_validation(metric) or (in_pass and f"{metric}_step" in metrics):
                 continue
-            self._record(base, float(value))
+            value, last = torch.as_tensor(value), self._recorded.get(metric)
+            # one that is kept has its memory, which no other one can have
+            if last is None or value.data_ptr() != last.data_ptr():
+                self._recorded[metric] = value
+                self._record(metric, float(value))
 
     def _record(self, name: str, value: float) -> None:
         self._history.record(name, value, epoch=self.epoch, samples=self.samples)
 
 
-def _is_of_validation(metric: str) -> bool:
-    """Whether a metric is one of validation, by its name: ``val_loss``, ``val/acc``, ``validation_loss``."""
-    return _VALIDATION.match(metric) is not None
+def _plain_name(name: str) -> str | None:
+    """The name by which a module has logged a metric; ``None`` for the loss, and for what another name stands for.
+
+    Lightning adds ``_step`` and ``_epoch`` when a metric is logged per step and per epoch.
+    """
+    if name.endswith("_step"):
+        return None
+    metric = name.removesuffix("_epoch")
+    return None if metric == "loss" else metric
 
 
 def _samples(trainer: Any, batch: Any) -> int:

@@ -59,14 +59,18 @@ def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _data_expression(data: Any, names: Mapping[str, Any]) -> str:
-    """What follows the model in ``trainer.fit``."""
+    """What follows the model in ``trainer.fit``; empty if nothing does."""
+    if data is None:
+        return ""
     whole = name_of(data, names)
     if isinstance(data, lightning.LightningDataModule):
         return f"datamodule={whole or _DATA}"
     if not isinstance(data, tuple):
         return whole or _collected(data, names) or _DATA
-    given = [one for one in data if one is not None]
-    parts = [name_of(one, names) or _collected(one, names) for one in given]
+    # a model may bring its training data itself
+    parts = ["None" if one is None else name_of(one, names) or _collected(one, names) for one in data]
+    while parts and parts[-1] == "None":
+        parts.pop()
     if whole is not None and None in parts:
         return f"*{whole}"
     return ", ".join(part or other for part, other in zip(parts, (_TRAINING, _VALIDATION), strict=False))

@@ -48,6 +48,7 @@ class RunStatus:
     :param loss: newest training loss; ``None`` before the first
     :param error: what went wrong, in words; ``None`` if nothing did
     :param origin: with what it has begun, as ``run.origin`` says it
+    :param trained_epochs: swarm epochs that have passed while it trained; it may have joined at a later one
     :param elsewhere: how many peers of the swarm train in other runs, by their names; this machine's are left out
     :param skipped_batches: batches of this peer that count for nothing, as their gradients were not finite
     :param excluded_peers: peers for which no round of this peer waits, by their ids, with the reasons
@@ -68,6 +69,7 @@ class RunStatus:
     excluded_peers: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
     elsewhere: Mapping[str, int] = field(default_factory=dict)
+    trained_epochs: int = 0
 
 
 def status_of(
@@ -99,6 +101,7 @@ def status_of(
         loss=loss,
         error=None if error is None else f"{type(error).__name__}: {error}",
         skipped_batches=recorder.skipped_batches,
+        trained_epochs=recorder.epochs,
     )
 
 

@@ -36,7 +36,7 @@ from hivenb.run.recorder import Recorder
 from hivenb.run.script import script_of
 from hivenb.run.status import RunState, RunStatus, status_of, who_trains_elsewhere
 from hivenb.run.swarm_rollback import RollingBack
-from hivenb.run.training_length import require_way_to_go
+from hivenb.run.training_length import Beginning, Length, length_of, require_way_to_go
 from hivenb.run.wait_output import Goal, wait_with_line
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.agreement.other_runs import OtherRuns
@@ -127,6 +127,8 @@ class TrainingRun:
         self._others: OtherRuns | None = None
         self._started_at, self._origin, self._keeps_local_peers = -math.inf, "new run", False
         self._folder = RunFolder()
+        #: from where its pace is reckoned; ``None`` before it trains, and before it goes on with a checkpoint
+        self._beginning: Beginning | None = None
         folder = folder_of(kept_as, keep_history)
         self._kept_history = KeptHistory(self.history, folder, kept_as, type(model_of(model)).__qualname__)
         if (earlier := self._kept_history.earlier()) is not None:
@@ -184,6 +186,8 @@ class TrainingRun:
         self.swarm.run_names.take(self.experiment, self.options.run_id, self.model)
         self.swarm.runs.adopt(self)
         self._fit, self._exception, self._origin = fit, None, "new run"
+        if checkpoint is not None:
+            self._beginning = None
         self._options.begin(fit.strategy)
         thread = BackgroundThread(target=self._train, args=(fit, older, former), name="hivenb-trainer")
         with interrupts_blocked():  # in between, a run would be starting for ever
@@ -394,6 +398,11 @@ class TrainingRun:
         return None if self._fit is None else self._fit.trainer
 
     @property
+    def length(self) -> Length:
+        """How long it has trained, and how far it is on the way to its end. Cheap."""
+        return length_of(self.trainer, self._stage.trained_seconds, self._beginning or Beginning(), self.is_active)
+
+    @property
     def is_active(self) -> bool:
         """Whether it is at work, or about to be."""
         return self._stage.state.is_active
@@ -517,6 +526,8 @@ class TrainingRun:
         run_id = self.options.run_id
         self._kept_history.begin()
         give_way(older, self)
+        if older and not self._recorder.steps and (earlier := self._kept_history.earlier()) is not None:
+            self.history.begin_after(earlier)  # theirs, too, who trained when this run was made
         if former is not None and self._folder.checkpoint is None:
             self._go_on_from(former)
         fit.strategy.on_joined = self._joined
@@ -543,7 +554,7 @@ class TrainingRun:
     def _on_epoch(self, report: Any) -> None:
         self._recorder.on_epoch(report)
         if self._fit is not None:
-            self._fit.monitor.on_epoch(report.epoch)
+            self._fit.monitor.on_epoch()
         self._options.on_epoch()
         self._stage.notify()
 
@@ -556,6 +567,8 @@ class TrainingRun:
                 logger.info(who_trains_elsewhere(self._others.peers, self.options.run_id))
 
     def _began(self) -> None:
+        if self._beginning is None:
+            self._beginning = Beginning.at(self.trainer, self._stage.trained_seconds)
         self.history.mark("run", "started" if self._folder.checkpoint is None else "resumed", breaks_trend=True)
         if self._folder.checkpoint is not None:
             self._origin = f"goes on from swarm epoch {self._recorder.epoch:,}"

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hivenb.errors import TrainingError
 
-if TYPE_CHECKING:
-    from hivenb.figures.history import Event, Snapshot
-
-
 #: Before this share of the whole is done, what is left cannot be told from it.
 _TOO_EARLY = 0.02
-
-_BEGINS, _ENDS = ("started", "resumed"), ("paused", "stopped", "finished", "failed")
 
 
 @dataclass(frozen=True)
@@ -38,21 +30,43 @@ class Length:
     seconds_left: float | None = None
 
 
-def length_of(trainer: Any, snapshot: Snapshot, is_active: bool) -> Length:
+@dataclass(frozen=True)
+class Beginning:
+    """From where the pace of a run is reckoned: it may begin with a checkpoint, which is a part of the way.
+
+    :param seconds: that it had trained
+    :param share: of the way to its end that was done
+    """
+
+    seconds: float = 0.0
+    share: float = 0.0
+
+    @classmethod
+    def at(cls, trainer: Any, seconds: float) -> Beginning:
+        """Where a Trainer is now.
+
+        :param trainer: Lightning's, which has begun to train
+        :param seconds: that its run has trained
+        """
+        return cls(seconds, max(_goals(trainer))[0] if _goals(trainer) else 0.0)
+
+
+def length_of(trainer: Any, seconds: float, since: Beginning, is_active: bool) -> Length:
     """The length of a run. Cheap: asks neither the data nor the device.
 
     :param trainer: Lightning's; ``None`` before the first start
-    :param snapshot: of the run's history
+    :param seconds: that the run has trained
+    :param since: from where its pace is reckoned
     :param is_active: whether it trains, or is about to
     """
-    now = time.time() - snapshot.started_at
-    seconds = float(math.floor(trained_seconds(snapshot.events, now if is_active else None)))
+    whole = float(math.floor(seconds))
     goals = _goals(trainer)
     if not goals:
-        return Length(seconds)
+        return Length(whole)
     share, done, goal, unit = max(goals)  # the run ends at the first of them
-    is_known = is_active and share >= _TOO_EARLY
-    return Length(seconds, done, goal, unit, seconds * (1 - share) / share if is_known else None)
+    gained = share - since.share
+    is_known = is_active and gained >= _TOO_EARLY * (1 - since.share) and gained > 0
+    return Length(whole, done, goal, unit, (seconds - since.seconds) * (1 - share) / gained if is_known else None)
 
 
 def require_way_to_go(trainer: Any, since: Any) -> None:
@@ -69,22 +83,6 @@ def require_way_to_go(trainer: Any, since: Any) -> None:
                 f"the run has trained as long as it was to: {name}={end} is reached. For more, make a TrainingRun of "
                 f"the same model with a larger {name}; without one, it trains until it is stopped"
             )
-
-
-def trained_seconds(events: Sequence[Event], now: float | None) -> float:
-    """Seconds between each start of a run, or end of a pause, and the pause or the end that followed.
-
-    :param events: of the run's history
-    :param now: on their clock, if the run has not ended
-    """
-    total, since = 0.0, None
-    for event in events:
-        word = event.text.split(":")[0]
-        if event.kind == "run" and word in _BEGINS:
-            since = event.time
-        elif event.kind == "run" and word in _ENDS and since is not None:
-            total, since = total + event.time - since, None
-    return total if now is None or since is None else total + max(0.0, now - since)
 
 
 def _goals(trainer: Any) -> list[tuple[float, int, int, str]]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from hivenb._signatures import shown_with
 from hivenb.figures.history import Snapshot
+from hivenb.figures.metric_names import validation_loss_among
 from hivenb.run.comparison import ComparedTraining, Comparison, Outcome, Unfinished, run_each
 from hivenb.run.fit import trainer_keywords
 from hivenb.view import formats, notebook_output, style, theme
@@ -41,7 +42,6 @@ _WIDTH, _ROW, _DPI = 9.0, 2.5, 130  # inches, pixels an inch
 _LEGEND_ROW, _SAMPLE_OF_LINE, _MARGIN = 0.26, 0.30, 0.14  # inches
 _TEXT = 9.0  # points
 _CHOICE = ChartChoice(smoothing="strong")  # several curves in one panel: nobody can tell zigzags apart
-_TITLES = {"loss": "Training loss, smoothed", "val_loss": "Validation loss"}
 
 
 def color_of(index: int) -> str:
@@ -59,7 +59,8 @@ def picture(comparison: Comparison) -> bytes | None:
     entries = [(index, entry) for index, entry in enumerate(comparison.entries) if _has(entry.snapshot, "loss")]
     if not entries:
         return None
-    shown = [name for name in _TITLES if any(_has(entry.snapshot, name) for _, entry in entries)]
+    titles = {"loss": "Training loss, smoothed"} | dict.fromkeys(_validation_losses(comparison), "Validation loss")
+    shown = [name for name in titles if any(_has(entry.snapshot, name) for _, entry in entries)]
     rows = _legend_rows(entries)
     top = len(rows) * _LEGEND_ROW + 0.06
     surface = DrawingSurface(_WIDTH, top + _ROW * len(shown), _DPI)
@@ -70,11 +71,17 @@ def picture(comparison: Comparison) -> bytes | None:
         high = surface.height - (top + _ROW * row) * surface.inch
         for column, axis in enumerate(("time", "epochs")):
             place = Box(column * middle, high - _ROW * surface.inch, (column + 1) * middle, high)
-            panel = Panel(f"{_TITLES[name]}, over {axis}", _lines(entries, name, axis), axis=axis)
+            panel = Panel(f"{titles[name]}, over {axis}", _lines(entries, name, axis), axis=axis)
             end = max(float(line.points.times[-1]) for line in panel.lines)
             drawing = PanelDrawing(surface, theme.LIGHT, place, lambda places: places, end)
             drawing.draw(as_chosen(panel, _CHOICE, np.array([])), ())
     return surface.png()
+
+
+def _validation_losses(comparison: Comparison) -> tuple[str, ...]:
+    """The name of the validation loss, which is the same in all; none without one."""
+    name = validation_loss_among(name for one in comparison.entries if one.snapshot for name in one.snapshot.series)
+    return () if name is None else (name,)
 
 
 def _lines(entries: Sequence[tuple[int, Outcome | Unfinished]], name: str, axis: str) -> tuple[Line, ...]:
@@ -161,7 +168,7 @@ class ShownComparison(Comparison):
             return (entry.name, *["finished"] * bool(self.unfinished), *cells)
         last = entry.snapshot.last if entry.snapshot is not None else lambda name: None
         cells = [formats.ABSENT] * (4 + self._has_gpu) + [formats.value(last("loss"))]
-        cells += [formats.value(last("val_loss"))] * self._is_validated
+        cells += [formats.value(last(next(iter(_validation_losses(self)))))] * self._is_validated
         return (entry.name, " ".join(entry.words.split()), *cells)
 
     def is_shown_already(self) -> None:
@@ -199,7 +206,7 @@ class ShownComparison(Comparison):
 
     @property
     def _is_validated(self) -> bool:
-        return any(one.snapshot is not None and one.snapshot.last("val_loss") is not None for one in self.entries)
+        return bool(_validation_losses(self))
 
     def _html_row(self, kind: str, sample: str, cells: Sequence[str]) -> str:
         """A row of the table."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hivenb.figures.advice import Advice, advise
 from hivenb.figures.history import Snapshot
 from hivenb.run.local_peer_count import LocalCount, local_peer_count
-from hivenb.run.training_length import Length, length_of
+from hivenb.run.training_length import Length
 from hivenb.view.empty_states import Situation
 
 if TYPE_CHECKING:
@@ -153,10 +153,9 @@ class DashboardState:
         # before the history: a change is marked there first, and advice on what it has replaced would be outdated
         options = OptionsState.of(run)
         status, snapshot = run.status, run.history.snapshot()
-        length = length_of(run.trainer, snapshot, status.state.is_active)
         now = cls(
             status,
-            RunHeader(run.options.run_id, length, run.swarm.is_open, run.snapshot_epoch),
+            RunHeader(run.options.run_id, run.length, run.swarm.is_open, run.snapshot_epoch),
             snapshot,
             run.members,
             LocalPeersNow.of(run),

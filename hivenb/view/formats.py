@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from hivenb.figures.metric_names import is_share
+
 if TYPE_CHECKING:
     from hivenb.swarm.members import Member
 
@@ -125,11 +127,6 @@ def byte_unit(most: float) -> tuple[float, str]:
     """The unit in which so many bytes are a number with few digits."""
     units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
     return next(((scale, unit) for scale, unit in units if abs(most) >= 0.9995 * scale), (1.0, "B"))
-
-
-def is_share(name: str) -> bool:
-    """Whether a metric's name says that it is a share of one, better read as a percentage."""
-    return name.endswith(("acc", "accuracy", "precision", "recall", "f1"))
 
 
 def metric(name: str, number: float | None) -> str:

@@ -86,14 +86,19 @@ class BlockingPanel:
         """Offer the peers of this moment."""
         self._blocked = frozenset(now.blocked)
         names = {member.peer.peer_id: member.name for member in now.members if not member.peer.is_self}
+        chosen = self.peers.value
         ids = dict.fromkeys([*now.blocked, *names])
+        labels = {one: _label_of(one, names.get(one, "")) for one in ids}
+        # by name: what they have put in changes their order with each look, and each change disturbs who chooses
+        order = sorted(ids, key=lambda one: (one != chosen, one not in self._blocked, labels[one]))
         if (shown := "flex" if now.can_ban else "none") != self._helped_ban.layout.display:
             self._helped_ban.layout.display = shown
-        offered = [("", ""), *((_label_of(one, names.get(one, "")), one) for one in list(ids)[:MAX_OFFERED])]
-        if tuple(offered) != tuple(self.peers.options):
-            chosen = self.peers.value
-            self.peers.options = offered
+        offered = [("", ""), *((labels[one], one) for one in order[:MAX_OFFERED])]
+        if set(offered) != set(self.peers.options):
+            to_be_banned = self._to_be_banned
+            self.peers.options = offered  # which chooses nothing for a moment
             self.peers.value = chosen if chosen in ids else ""
+            self._to_be_banned = to_be_banned
         self.peers.disabled = self._is_closed or not now.header.swarm_is_open
         self._label()
 

@@ -10,6 +10,7 @@ import numpy as np
 from hivenb.engine.network.addresses import Reach
 from hivenb.figures.advice import Advice
 from hivenb.figures.history import Snapshot
+from hivenb.figures.metric_names import Better, better, is_of_validation
 from hivenb.run.status import who_trains_elsewhere
 from hivenb.swarm.peer_id import short_id
 from hivenb.system.safe_text import printable
@@ -171,7 +172,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int)
 
 
 def _figures(snapshot: Snapshot) -> list[tuple[str, float, float]]:
-    names = [name for name in snapshot.series if name == "loss" or name.startswith("val_")]
+    names = [name for name in snapshot.series if name == "loss" or is_of_validation(name)]
     found = []
     for name in sorted(names):
         last = snapshot.last(name)
@@ -181,7 +182,9 @@ def _figures(snapshot: Snapshot) -> list[tuple[str, float, float]]:
 
 
 def _best(name: str, snapshot: Snapshot) -> str:
-    series = snapshot.series[name]
+    series, direction = snapshot.series[name], better(name)
+    if direction is None:
+        return formats.ABSENT
     # without the gaps
-    best = np.fmax.reduce(series.highs) if formats.is_share(name) else np.fmin.reduce(series.lows)
+    best = np.fmax.reduce(series.highs) if direction is Better.HIGHER else np.fmin.reduce(series.lows)
     return formats.metric(name, float(best))

@@ -414,6 +414,10 @@ def test_how_it_goes_is_one_line_that_is_written_over(
     run = hivenb.TrainingRun(tiny.PacedModel(), tiny.loader(), swarm=swarm, options=options, accelerator="cpu")
     run.start()
     assert demo._watch(run, Terminal(io.StringIO()), until_epoch=3).epoch >= 3
+    run._recorder.epoch += 1000  # as one that joins late, whose first epochs count as those of others do
+    before = run.status.trained_epochs
+    assert before >= 3
+    assert demo._watch(run, Terminal(io.StringIO()), for_epochs=before + 2).trained_epochs >= before + 2
     run.stop()
     assert not demo._watch(run, Terminal(io.StringIO())).state.is_active, "it has ended"
     assert capsys.readouterr().out == ""

@@ -234,3 +234,30 @@ def test_a_run_shows_what_the_one_before_it_has_left(tmp_path: Path, swarm: hive
     assert len(second.history.earlier.series["loss"]) > 1
     assert [event.text for event in second.history.earlier.events][-1] == "earlier: stopped"
     assert make(keep_history=False).history.earlier is None
+
+
+@pytest.mark.process
+def test_a_run_shows_the_one_whose_place_it_takes(tmp_path: Path, swarm: hivenb.Swarm) -> None:
+    """As when the cells are run again while a run trains."""
+
+    def make() -> hivenb.TrainingRun:
+        options = hivenb.Options(target_batch_size=16, run_id="again")
+        model, data = tiny.PacedModel(), tiny.loader()
+        return hivenb.TrainingRun(model, data, swarm=swarm, options=options, keep_history=tmp_path)
+
+    first = make()
+    first.start()
+    first.wait(epochs=2)
+    second = make()
+    assert second.history.earlier is None, "it is being written"
+    second.start()
+    second.wait(epochs=1)
+    assert second.history.earlier is not None
+    assert "earlier: replaced by a newer one" in [event.text for event in second.history.earlier.events]
+    assert len(second.history.earlier.series["loss"]) > 1
+    seen = second.history.earlier
+    second.stop()
+    second.start()
+    second.wait(epochs=1)
+    assert second.history.earlier is seen
+    second.stop()

@@ -213,13 +213,13 @@ def test_totals_go_on_where_an_earlier_start_has_left_them(swarm, monkeypatch):
     history = History()
     history.record("bytes_sent", 5000.0)
     history.record("bytes_received", 7000.0)
-    monitor = Monitor(swarm, "again", history)
+    monitor = Monitor(swarm, "again", history, epoch=lambda: 15)
     peer = PeerInfo("12D3KooWself0001", 14, 410, 130.0, False, 0.4, True)
     monkeypatch.setattr(swarm, "peers", lambda run_id: (peer,))
     monitor.start()
     monitor.close()
-    monitor.on_epoch(15)
-    assert history.snapshot().series["bytes_sent"].epochs.tolist() == [0, 0, 15]
+    monitor.on_epoch()
+    assert history.snapshot().series["bytes_sent"].epochs.tolist() == [0, 15, 15], "where it goes on, from the first"
     assert 5000 <= history.snapshot().last("bytes_sent") < 100_000
     assert 7000 <= history.snapshot().last("bytes_received") < 100_000
 

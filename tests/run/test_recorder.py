@@ -43,7 +43,7 @@ class Counting(SkipsBatches):
 def record(model, **kwargs) -> tuple[Recorder, History]:
     history = History()
     recorder = Recorder(history)
-    trainer = lightning.Trainer(callbacks=[recorder], max_epochs=2, **{**tiny.QUIET, **kwargs})
+    trainer = lightning.Trainer(callbacks=[recorder], **{"max_epochs": 2, **tiny.QUIET, **kwargs})
     trainer.fit(model, tiny.loader(), tiny.loader(seed=1))
     return recorder, history
 
@@ -57,7 +57,7 @@ def test_it_records_what_a_module_logs():
     assert snapshot.last("val_acc") == 0.25
     assert snapshot.last("accuracy") == 0.5
     assert len(snapshot.series["val_loss"].values) == 2
-    assert len(snapshot.series["rate"].values) == 2
+    assert snapshot.series["rate"].samples[-1] == 128
     assert snapshot.last("loss") < snapshot.series["loss"].values[0]
     assert recorder.samples == 2 * 64
     assert snapshot.series["val_loss"].samples.tolist() == [64, 128]
@@ -73,6 +73,45 @@ class Named(tiny.TinyModel):
 
     def validation_step(self, batch, batch_idx):
         self.log_dict({"val/acc": 3.0, "validation_loss": 4.0, "valid_f1": 5.0, "val": 6.0})
+
+
+class AtTheEnd(tiny.TinyModel):
+    """Logs what a pass came to when it is over, as is done with torchmetrics."""
+
+    passes = 0
+
+    def on_train_epoch_end(self):
+        self.passes += 1
+        self.log("passes", float(self.passes))
+        self.log("always", 1.0)
+
+
+def test_what_a_module_logs_at_the_end_of_a_pass_is_recorded_with_that_pass():
+    _, history = record(AtTheEnd(), max_epochs=3)
+    series = history.snapshot().series
+    assert series["passes"].values.tolist() == [1.0, 2.0, 3.0]
+    assert series["passes"].samples.tolist() == [64, 128, 192]
+    assert series["always"].values.tolist() == [1.0] * 3
+
+
+class InAnEndlessPass(tiny.TinyModel):
+    """Logs for each batch, and both for a batch and for a pass that never ends."""
+
+    def training_step(self, batch, batch_idx):
+        self.log("batch", float(batch_idx))
+        self.log("both", float(batch_idx), on_step=True, on_epoch=True)
+        if batch_idx % 4 == 0:
+            self.log("seldom", float(batch_idx))
+        return super().training_step(batch, batch_idx)
+
+
+def test_what_is_logged_for_a_batch_does_not_wait_for_the_end_of_a_pass(monkeypatch):
+    monkeypatch.setattr(recorder_module, "LOSS_INTERVAL", 0.0)
+    _, history = record(InAnEndlessPass(), max_epochs=1)
+    series = history.snapshot().series
+    assert series["batch"].values.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert series["seldom"].values.tolist() == [0.0, 4.0], "once each"
+    assert series["both"].values.tolist() == [3.5], "the mean of the pass, and no batch"
 
 
 def test_a_metric_is_of_validation_if_its_first_word_says_so():

@@ -54,6 +54,9 @@ FORMS = {
     "pair": ("*pair",) * 2,
     "datamodule": ("datamodule=datamodule", "datamodule=copy.deepcopy(datamodule)"),
     "(task.train, task.validation)": ("task.train",) * 2,
+    "(None, val_loader)": ("None, val_loader",) * 2,
+    "(None, None)": ("",) * 2,
+    "None": ("",) * 2,
 }
 
 #: Those that a Trainer takes in a way of their own, and that a fresh process trains with; each opens a swarm there.
@@ -80,9 +83,10 @@ def last_line(text: str) -> str:
 def test_it_trains_with_the_data_of_the_run(names: dict[str, Any], data: str) -> None:
     alone, beside = FORMS[data]
     run = run_of(names, data)
-    assert last_line(script_of(run, is_active=False, names=names)) == f"trainer.fit(model, {alone})"
+    given = f", {alone}" if alone else ""
+    assert last_line(script_of(run, is_active=False, names=names)) == f"trainer.fit(model{given})"
     copied = script_of(run, is_active=True, names=names)
-    assert last_line(copied) == f"trainer.fit(copy.deepcopy(model), {beside})"
+    assert last_line(copied) == f"trainer.fit(copy.deepcopy(model){f', {beside}' if beside else ''})"
     assert copied.startswith("import copy\n")
 
 

@@ -1,53 +1,56 @@
-"""How long a run has trained, from its marks, and how far it is, from a Trainer of Lightning's own."""
+"""How long a run has trained, and how far it is, from a Trainer of Lightning's own."""
 
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import lightning
 import pytest
 from tiny import TinyModel, loader
 
-from hivenb.history import Event, History
-from hivenb.run.training_length import Length, length_of, trained_seconds
+from hivenb.run import pause_and_stop
+from hivenb.run.pause_and_stop import Stage
+from hivenb.run.status import RunState
+from hivenb.run.training_length import Beginning, Length, length_of
 
 
-def run_marks(*marks: tuple[float, str]) -> list[Event]:
-    return [Event(at, "run", text) for at, text in marks]
-
-
-def test_the_time_between_a_stop_and_the_next_start_does_not_count() -> None:
-    marks = run_marks((0.0, "started"), (30.0, "stopped"), (90.0, "resumed"))
-    assert trained_seconds(marks, None) == 30.0
-    assert trained_seconds(marks, 100.0) == 40.0
-    assert trained_seconds([*marks, *run_marks((110.0, "failed: ValueError"))], None) == 50.0
-    assert trained_seconds(run_marks((5.0, "the swarm cannot be read: x")), 9.0) == 0.0
-
-
-def test_a_pause_does_not_count_either_and_may_end_in_a_stop() -> None:
-    marks = run_marks((0.0, "started"), (30.0, "paused"), (90.0, "resumed"), (95.0, "paused"))
-    assert trained_seconds(marks, 200.0) == 35.0
-    marks += run_marks((300.0, "stopped"))
-    assert trained_seconds(marks, None) == 35.0
+def test_pauses_and_the_time_between_a_stop_and_the_next_start_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(pause_and_stop.time, "monotonic", lambda: now)
+    stage = Stage()
+    for state, seconds, trained in (
+        (RunState.STARTING, 5.0, 0.0),
+        (RunState.TRAINING, 30.0, 30.0),
+        (RunState.PAUSED, 60.0, 30.0),
+        (RunState.TRAINING, 5.0, 35.0),
+        (RunState.STOPPING, 1.0, 36.0),
+        (RunState.STOPPED, 500.0, 36.0),
+        (RunState.STARTING, 5.0, 36.0),
+        (RunState.TRAINING, 4.0, 40.0),
+        (RunState.FAILED, 90.0, 40.0),
+    ):
+        stage.enter(state)
+        now += seconds
+        assert stage.trained_seconds == trained
 
 
 def test_a_run_that_was_not_started_has_no_length() -> None:
-    assert length_of(None, History().snapshot(), False) == Length()
+    assert length_of(None, 0.0, Beginning(), False) == Length()
 
 
 class Looks(lightning.Callback):
-    """Looks at the length after each batch."""
+    """Looks at the length after each batch, when it has trained for 100 s more than another run before it."""
 
     def __init__(self) -> None:
-        self.history, self.seen = History(), list[Length]()
+        self.seen = list[Length]()
+        self.since = Beginning()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.history.mark("run", "started", time=time.time() - 100)
+        self.since = Beginning.at(trainer, 1000.0)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        self.seen.append(length_of(trainer, self.history.snapshot(), True))
+        self.seen.append(length_of(trainer, 1100.0, self.since, True))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_the_goal_is_what_ends_the_run_first(tmp_path: Any, limits: Any, goal: i
         **({"max_time": {"seconds": 1}} if goal is None else {}),
     )
     trainer.fit(TinyModel(), data)
-    assert all(seen.goal == goal and seen.seconds >= 100 for seen in looks.seen)
+    assert all(seen.goal == goal and seen.seconds == 1100 for seen in looks.seen)
     if goal is None:
         assert looks.seen[-1].seconds_left is None
         return
@@ -83,4 +86,30 @@ def test_the_goal_is_what_ends_the_run_first(tmp_path: Any, limits: Any, goal: i
     assert 80 < middle.seconds_left < 120, "half of it is done after 100 s"
     left = [math.inf if seen.seconds_left is None else seen.seconds_left for seen in looks.seen]
     assert left == sorted(left, reverse=True)
-    assert length_of(trainer, looks.history.snapshot(), False).done == goal
+    assert length_of(trainer, 1100.0, looks.since, False).done == goal
+
+
+def test_what_a_checkpoint_has_brought_is_no_pace_of_this_run(tmp_path: Any) -> None:
+    def fit(passes: int, looks: Looks, checkpoint: Any = None) -> lightning.Trainer:
+        trainer = lightning.Trainer(
+            max_epochs=passes,
+            limit_train_batches=10,
+            callbacks=[looks],
+            default_root_dir=tmp_path,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(TinyModel(), loader(), ckpt_path=checkpoint)
+        return trainer
+
+    trainer = fit(2, Looks())
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    looks = Looks()
+    fit(4, looks, tmp_path / "half.ckpt")
+    assert looks.since.share == 0.5
+    first, middle = looks.seen[0], looks.seen[len(looks.seen) // 2]
+    assert first.seconds_left is None or first.seconds_left > 500, "a twentieth of what is left, in 100 s"
+    assert middle.seconds_left is not None
+    assert 80 < middle.seconds_left < 120, "half of it, and not a quarter, in 100 s"

@@ -16,6 +16,7 @@ from hivenb.engine.network.addresses import Reach
 from hivenb.history import History
 from hivenb.options import Options
 from hivenb.run.status import RunState, RunStatus
+from hivenb.run.training_length import Length
 from hivenb.swarm import PeerInfo
 from hivenb.swarm.members import Member, Presence
 from hivenb.swarm.swarm import Observers
@@ -58,7 +59,7 @@ class Scene:
             banned=(),
             local=SimpleNamespace(to_come_to=lambda run: 0, forget_those_to_come=lambda run: None),
         )
-        self.trainer: Any = None
+        self.length = Length()
         self.local_peers: tuple[Any, ...] = ()
         self.members: Any = ()
         self.calls: list[tuple[str, str]] = []

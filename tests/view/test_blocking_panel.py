@@ -74,6 +74,24 @@ def test_who_knows_the_secret_bans_a_peer_by_two_clicks(shown: DashboardState, m
     assert banned == [third]
 
 
+def test_an_order_that_changes_disturbs_nobody_who_chooses(shown: DashboardState, members: Any) -> None:
+    """Members are in the order of what they have put in, which with peers that are alike changes each second."""
+    banned: list[str] = []
+    others = [replace(members[1], peer=replace(members[1].peer, peer_id=f"12D3KooWother{i:03}")) for i in range(120)]
+    panel = BlockingPanel(lambda *what: None, banned.append)
+    panel.update(now := replace(shown, members=(members[0], *others), can_ban=True))
+    changes: list[Any] = []
+    panel.peers.value = chosen = others[60].peer.peer_id
+    panel.ban_button.click()
+    panel.peers.observe(changes.append, names=["value", "_options_labels"])
+    panel.update(replace(now, members=(*others[::-1], members[0])))
+    assert changes == []
+    panel.update(replace(now, members=(members[0], *others[:110])))
+    assert (panel.peers.value, panel.ban_button.description) == (chosen, "Ban for everybody?")
+    panel.ban_button.click()
+    assert banned == [chosen]
+
+
 def test_the_panel_of_peers_has_the_button(shown: DashboardState) -> None:
     asked: list[str] = []
     panel = PeersPanel(lambda count: None, ban=asked.append)

@@ -13,6 +13,7 @@ import numpy as np
 
 from hivenb.figures.history import Series, Snapshot
 from hivenb.figures.measured_traffic import per_epoch
+from hivenb.figures.metric_names import is_of_validation, is_share, is_validation_loss, validation_loss_among
 from hivenb.view import empty_states, formats, theme
 from hivenb.view.empty_states import ANY_TIME, Situation
 
@@ -209,10 +210,11 @@ def panels(
     :param log: a logarithmic scale for the loss
     :param now: where the run stands, which decides what is said in place of lines
     """
+    validation_loss = validation_loss_among(snapshot.series) or "val_loss"
     loss = Panel(
         "Loss",
         _line(snapshot, "loss", theme.OWN, "training", formats.value, smooth=True)
-        + _line(snapshot, "val_loss", theme.VALIDATION, "validation", formats.value),
+        + _line(snapshot, validation_loss, theme.VALIDATION, "validation", formats.value),
         empty_states.no_loss(now),
         marks=("run", "option", "round", "batch", "rollback"),
         log=log,
@@ -222,7 +224,7 @@ def panels(
     name = _metric_name(snapshot)
     if name is not None:
         lines = _line(snapshot, name, theme.VALIDATION, "", lambda number: formats.metric(name, number))
-        percent = formats.is_share(name) and all(_within_one(one) for one in lines)
+        percent = is_share(name) and all(_within_one(one) for one in lines)
         learning.append(Panel(formats.title(name), lines, percent=percent, axis=axis))
     peers = Panel(
         "Peers",
@@ -321,8 +323,8 @@ def with_gaps(
 
 def _metric_name(snapshot: Snapshot) -> str | None:
     """The metric with a panel of its own: validation accuracy, else any other of validation."""
-    names = [name for name in snapshot.series if name.startswith("val_") and name != "val_loss"]
-    return "val_acc" if "val_acc" in names else next(iter(names), None)
+    names = [name for name in snapshot.series if is_of_validation(name) and not is_validation_loss(name)]
+    return min(names, key=lambda name: ("acc" not in name.lower(), not is_share(name)), default=None)
 
 
 def limits(panel: Panel) -> tuple[float, float]:
