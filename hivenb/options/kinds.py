@@ -199,6 +199,10 @@ class OneOf(Kind):
         return str(value)
 
 
+#: Characters in the name of a run at most; an invite holds some more, for what is added to tell models apart.
+LONGEST_RUN_NAME = 200
+
+
 @dataclass(frozen=True)
 class RunName(Kind):
     """The name of a run."""
@@ -206,6 +210,10 @@ class RunName(Kind):
     def checked(self, name: str, value: Any, options: Collection[str]) -> str:
         if not isinstance(value, str) or not value.strip():
             raise OptionsError(f"{name}={value!r}: give the run a name.")
+        if len(value) > LONGEST_RUN_NAME:
+            raise OptionsError(
+                f"{name}={value!r}: {len(value)} characters; an invite holds names of up to {LONGEST_RUN_NAME}."
+            )
         if "." in value:
             raise OptionsError(f"{name}={value!r}: hivemind allows no dot in it; {value.replace('.', '-')!r} would do.")
         return value

@@ -100,6 +100,7 @@ def roll_back(optimizer: Optimizer, kept: KeptState, buffers: Mapping[str, torch
     with optimizer.tracker.pause_updates():
         kept.put_back(optimizer, buffers)
         optimizer.begin_epoch(epoch)
+    optimizer.drop_gradients()
     optimizer.state_averager.move_schedulers()
 
 

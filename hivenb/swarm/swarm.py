@@ -258,9 +258,15 @@ class Swarm:
         return self._settings.run_id
 
     def _follow_invite(self, wanted: Settings) -> None:
-        """Be in the run that the newest invite names; what trains already goes on in its own."""
+        """Be in the run that the newest invite names; what trains already goes on in its own.
+
+        Whoever has given it may be somewhere else by now, such as a notebook at home with another address.
+        """
         before, now = self._settings.run_id or DEFAULT_RUN_ID, wanted.run_id or DEFAULT_RUN_ID
-        self._settings = replace(self._settings, run_id=wanted.run_id)
+        addresses = wanted.initial_peers or self._settings.initial_peers
+        if set(addresses) - set(self._settings.initial_peers):
+            self.dht.join_also(addresses)
+        self._settings = replace(self._settings, run_id=wanted.run_id, initial_peers=addresses)
         if wanted.initial_peers and now != before:
             self.runs.lead_to(now)
             logger.info(f"The invite leads to the run {now!r} of this swarm, which the next TrainingRun joins")

@@ -161,6 +161,7 @@ def test_what_hivemind_takes_is_what_the_checks_know() -> None:
         *(("averager_opts", value) for value in ({"compression": 1}, {"client_mode": True}, {"bandwidth": -1})),
         *(("averager_opts", value) for value in ({"initial_group_bits": "02"}, {"target_group_size": 1})),
         *(("tracker_opts", value) for value in ("x", {"nonsense": 1}, {"performance_ema_alpha": 0.5})),
+        ("run_id", "x" * 201),  # an invite could not hold it
     ],
 )
 def test_wrong_values_are_named(name: str, wrong: Any) -> None:

@@ -97,20 +97,27 @@ def looking(look: Any) -> tuple[Any, _Looked]:
 
 def test_a_successor_goes_on_with_the_anchors_and_the_momentum(swarm: hivenb.Swarm) -> None:
     def hand_over(chosen: HivemindStrategy) -> Any:
-        before = chosen.optimizer.state_averager.outer.state()
+        rounds = chosen.optimizer.state_averager.outer_rounds
+        rounds.fragments.count(80)  # put in since the last synchronization
+        before = rounds.state()
         made = take_over(release(chosen.optimizer), chosen._make_optimizer, offload=False, **settings(chosen))
         chosen._optimizer = made
-        return before, made.state_averager.outer.state()
+        saved = made.state_dict()
+        made.state_averager.outer_rounds.fragments.forget()
+        made.load_state_dict(saved)
+        return before, saved["hivemind"]["outer_optimizer"], made.state_averager.outer_rounds.state()
 
     def settings(chosen: HivemindStrategy) -> dict[str, Any]:
         return {name: value for name, value in engine_settings(chosen.options).items() if name != "offload_optimizer"}
 
     callback, looked = looking(hand_over)
     trainer(strategy(swarm), max_epochs=2, callbacks=[callback]).fit(TinyModel(lr=0.1), loader(64, 8))
-    before, after = looked.found
+    before, after, loaded = looked.found
     assert all(one.any() for one in before["moments"])
     for name in ("anchors", "moments"):
         assert all(torch.equal(one, other) for one, other in zip(before[name], after[name], strict=True))
+    assert before["samples"] == after["samples"] == loaded["samples"]
+    assert before["samples"][0] >= 80, "what it has learned since weighs as much at the next synchronization"
 
 
 def test_a_state_that_was_kept_has_them_too(swarm: hivenb.Swarm) -> None:

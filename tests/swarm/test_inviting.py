@@ -270,3 +270,23 @@ class TestBans:
             second.ban(second_bad.peer_id)
             assert set(second.banned) == {first_bad.peer_id, second_bad.peer_id}
             assert key_of(second).admin == Admin(secret).public
+
+
+@pytest.mark.process
+def test_a_newer_invite_leads_to_where_its_peer_is_by_now(
+    tmp_path: Any, join: Join, eventually: Callable[..., None]
+) -> None:
+    """As when the one at home has another address since the night, and nobody else is there."""
+    secret, key = os.urandom(16).hex(), tmp_path / "identity"
+    with hivenb.Swarm("at home", secret=secret, identity_path=str(key)) as before:
+        joined = join(before.invite, "guest")
+        eventually(lambda: record_of(before, joined))
+        places = before.addresses
+    with hivenb.Swarm("at home again", secret=secret, identity_path=str(key)) as after:
+        assert set(after.addresses).isdisjoint(places)
+        assert join(after.invite, "guest") is joined
+        eventually(lambda: record_of(after, joined))
+        os.kill(ended := joined.dht.pid, signal.SIGKILL)
+        eventually(lambda: joined.dht.pid not in (None, ended), 60)
+        joined.dht.require()
+        eventually(lambda: record_of(after, joined), 60)

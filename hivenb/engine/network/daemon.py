@@ -339,9 +339,18 @@ class TiedP2P(P2P):
             return ()
         finally:
             writer.close()
-        found = [Multiaddr(address) for address in answer.dht.peer.addrs]
+        found = [address for one in answer.dht.peer.addrs if _is_spelled(address := Multiaddr(one))]
         is_here = all(is_loopback(str(address)) for address in connections)
         return tuple(address for address in found if is_here or not is_loopback(str(address)))
+
+
+def _is_spelled(address: Multiaddr) -> bool:
+    """Whether hivemind can read an address; it does not know all protocols of others, such as WebTransport."""
+    try:
+        str(address)
+    except ValueError:
+        return False
+    return True
 
 
 class NonRelayingP2P(TiedP2P):

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import ChainMap
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
@@ -52,7 +52,7 @@ from hivenb.engine.network.daemon import (
     addresses_of,
     start_daemon,
 )
-from hivenb.engine.network.node import Node, find_lost_peers
+from hivenb.engine.network.node import KnownPeers, Node, find_lost_peers
 from hivenb.engine.network.reachability import Way, WayFound, answer_who_asks, start_reachable
 from hivenb.engine.network.records import Kind, RunRecords, SignatureValidator
 from hivenb.engine.network.relays import keep_place, start_relay
@@ -198,6 +198,10 @@ async def _list_neighbours(dht: hivemind.DHT, node: DHTNode) -> tuple[tuple[str,
     listeners = await node.p2p.listening_peers(connected)
     ours = [[peer for peer in peers if peer.peer_id in known] for peers in (connected, listeners)]
     return addresses_of(ours[0]), addresses_of(ours[1])
+
+
+async def _join_also(initial_peers: Sequence[str], dht: DHT, node: DHTNode) -> None:
+    dht._known_peers.join(initial_peers)
 
 
 # -- dht -------------------------------------------------------------------------------------------------------------
@@ -364,6 +368,15 @@ class DHT(WatchedProcess, hivemind.DHT):
         if pid != self.pid or not self._works.is_set():  # it has ended meanwhile, and knew nothing of the other
             process.end_with(ProcessEndedError(f"{self.title} (process {pid}) {how_it_ended(None)}"))
 
+    def join_also(self, initial_peers: Sequence[str]) -> None:
+        """Know further addresses of peers to join, such as those of a newer invite: they are looked for from now on.
+
+        :param initial_peers: multiaddresses, with ids
+        """
+        known = [str(address) for address in self.initial_peers or ()]
+        self.initial_peers = list(dict.fromkeys([*initial_peers, *known]))
+        self.run_coroutine(partial(_join_also, list(initial_peers)), return_future=True)
+
     def shutdown(self) -> None:
         self._is_dismissed = True
         with self._restarting:  # if it is being started anew, that is given up
@@ -485,6 +498,7 @@ class DHT(WatchedProcess, hivemind.DHT):
 
     async def _serve(self) -> None:
         try:
+            self._known_peers = KnownPeers(str(address) for address in self.initial_peers or ())
             self._node = await self._create_node()
         except Exception as e:
             self._ready.set_exception(e)
@@ -498,8 +512,7 @@ class DHT(WatchedProcess, hivemind.DHT):
         if self.ban_list is not None:
             tasks.add(asyncio.create_task(keep_ban_list(self.ban_list, self._node)))
             tasks.add(asyncio.create_task(disconnect_strangers(self._node)))
-        initial_peers = (str(address) for address in self.initial_peers or ())
-        tasks.add(asyncio.create_task(find_lost_peers(self._node, initial_peers)))
+        tasks.add(asyncio.create_task(find_lost_peers(self._node, self._known_peers)))
         if relays := self._found.way.relays:
             tasks.add(asyncio.create_task(keep_place(self._node.p2p, relays)))
         while True:

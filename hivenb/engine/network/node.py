@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -61,6 +62,9 @@ _NO_ANSWER = (P2PDaemonError, P2PHandlerError, OSError, EOFError, TimeoutError, 
 #: Peers that are remembered, those who were seen last, and attempts at a time.
 MOST_REMEMBERED, AT_A_TIME = 64, 8
 
+#: Addresses that are remembered of those by which a peer was joined: those of the newest invites.
+MOST_GIVEN = 16
+
 
 @dataclass
 class KnownPeer:
@@ -68,14 +72,19 @@ class KnownPeer:
 
     :param addresses: at which it listened
     :param seen_at: when it was last in the routing table
-    :param is_joined: whether its address was given to this peer at its start
+    :param given: the addresses by which this peer has joined it; none for others. By a name, it may be elsewhere now
     :param tried_at: when it was last looked for since then
     """
 
     addresses: tuple[Multiaddr, ...]
     seen_at: float
-    is_joined: bool = False
+    given: tuple[Multiaddr, ...] = ()
     tried_at: float = 0.0
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether its address was given to this peer."""
+        return bool(self.given)
 
 
 class KnownPeers:
@@ -86,17 +95,26 @@ class KnownPeers:
 
     def __init__(self, initial_peers: Iterable[str] = ()):
         self._of: dict[PeerID, KnownPeer] = {}
-        for peer, addresses in _by_peer(initial_peers).items():
-            self._of[peer] = KnownPeer(addresses, seen_at=time.monotonic(), is_joined=True)
+        self.join(initial_peers)
 
     def __len__(self) -> int:
         return len(self._of)
 
+    def join(self, initial_peers: Iterable[str]) -> None:
+        """Know peers by their addresses, or by further ones, which are tried first.
+
+        :param initial_peers: multiaddresses, with ids
+        """
+        for peer, addresses in _by_peer(initial_peers).items():
+            before = self._of.pop(peer, KnownPeer((), 0.0))
+            given = tuple(dict.fromkeys((*addresses, *before.given)))[:MOST_GIVEN]
+            self._of[peer] = KnownPeer(tuple(dict.fromkeys((*given, *before.addresses))), time.monotonic(), given)
+
     def see(self, peer: PeerID, addresses: Iterable[Multiaddr]) -> None:
         """A peer is known at present."""
-        before = self._of.pop(peer, None)
-        known = tuple(addresses) or (() if before is None else before.addresses)
-        self._of[peer] = KnownPeer(known, time.monotonic(), before is not None and before.is_joined)
+        before = self._of.pop(peer, KnownPeer((), 0.0))
+        known = (*addresses, *before.given) if addresses else before.addresses
+        self._of[peer] = KnownPeer(tuple(dict.fromkeys(known)), time.monotonic(), before.given)
         if len(self._of) > MOST_REMEMBERED:
             longest_ago = next((one for one, other in self._of.items() if not other.is_joined), next(iter(self._of)))
             del self._of[longest_ago]
@@ -118,21 +136,23 @@ class KnownPeers:
         return due
 
 
-async def find_lost_peers(node: DHTNode, initial_peers: Iterable[str]) -> None:
+async def find_lost_peers(node: DHTNode, known_peers: KnownPeers) -> None:
     """Look for those whom the node has struck off, for as long as the DHT runs.
 
-    :param initial_peers: multiaddresses, with ids, of those whom it has joined
+    :param known_peers: those whom it has joined; others are added as they come
     """
-    known_peers = KnownPeers(initial_peers)
+    has_told = False
     while True:
         await asyncio.sleep(LOOK_EVERY)
         try:
             await _look(node, known_peers)
         except _NO_ANSWER as e:  # a daemon that ends is noticed elsewhere
             logger.debug(f"Nobody could be looked for: {e!r}")
-        except Exception:
-            logger.exception("Peers that were struck off are not looked for any more")
-            return
+        except Exception as e:  # of what one peer says of itself, maybe, which may have gone by the next look
+            logger.log(
+                logging.DEBUG if has_told else logging.ERROR, f"Nobody could be looked for: {e!r}", exc_info=True
+            )
+            has_told = True
 
 
 async def _look(node: DHTNode, known_peers: KnownPeers) -> None:

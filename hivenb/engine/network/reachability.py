@@ -103,7 +103,9 @@ async def start_reachable(start: Start, initial_peers: Collection[str], is_walle
         return p2p, peers, Way(Reach.DIRECTLY if _says(answers, _IS_REACHED) else Reach.UNKNOWN)
     await p2p.shutdown()
     # one address each: the daemon waits until it knows as many relays as it was given addresses
-    relays = {_peer_at(address): address for address in initial_peers if answers[_peer_at(address)] & _RELAYS}
+    # and of a peer that is reached through one, the way to that one is its beginning
+    ways = {_peer_at(address): address.partition(CIRCUIT)[0] for address in initial_peers}
+    relays = {peer: way for peer, way in ways.items() if answers[peer] & _RELAYS}
     if relays:
         relayed = Way(Reach.RELAYED, tuple(relays.values()))
         p2p, peers = await start(relayed)

@@ -243,9 +243,13 @@ class CatchingUp:
                 raise
             if self.claims.note_download(began, sought, own.local_epoch, self._others):
                 own.tracker.look_at_once()
+            has_taken = own.state_averager.states_taken > taken_before
             # what a newcomer that could download nothing has at random is no state of the next epoch, if one behind
-            has_state = own.local_epoch > 0 or own.state_averager.states_taken > taken_before
-            self.was_excluded = not has_state and own.local_epoch < own.tracker.global_epoch and not self.is_hopeless
+            has_state = own.local_epoch > 0 or has_taken
+            lacks_all = not has_state and own.local_epoch < own.tracker.global_epoch
+            # nobody gave it: all may be about to begin anew themselves
+            lacks_news = was_excluded and not has_taken and self._others_share
+            self.was_excluded = (lacks_all or lacks_news) and not self.is_hopeless
             # with steps in the background all peers are one behind
             may_jump = has_state and (own.delay_optimizer_step or self.is_hopeless)
             is_one_behind = own.local_epoch == own.tracker.global_epoch - 1
@@ -280,6 +284,11 @@ class CatchingUp:
             if tracker.look is not None and tracker.look.taken_at >= began:
                 break
             time.sleep(_LOOK_AGAIN)
+        return self._others_share
+
+    @property
+    def _others_share(self) -> bool:
+        """Whether others are there that can give their state, as far as was looked."""
         return any(not one.client_mode for one in self._others)
 
     @property

@@ -138,8 +138,8 @@ def optimizer_state(averager: TrainingStateAverager) -> dict[str, Any]:
     """
     with averager.lock_optimizer:
         own: dict[str, Any] = {"local_epoch": averager.local_epoch}
-        if averager.outer is not None:
-            own["outer_optimizer"] = averager.outer.state()
+        if averager.outer_rounds is not None:
+            own["outer_optimizer"] = averager.outer_rounds.state()
         return {**averager.optimizer.state_dict(), _OURS: own}
 
 
@@ -201,8 +201,8 @@ def restore_optimizer_state(averager: TrainingStateAverager, state_dict: Mapping
             initialize_optimizer_state(averager.optimizer)  # plain torch has none of what it has not stepped yet
     averager.share_statistics()
     reload_parameters(averager)
-    if own is not None and averager.outer is not None and "outer_optimizer" in own:
-        averager.outer.take_over(own["outer_optimizer"])
+    if own is not None and averager.outer_rounds is not None and "outer_optimizer" in own:
+        averager.outer_rounds.take_over(own["outer_optimizer"])
     if own is None:
         return None
     epoch: int = own["local_epoch"]

@@ -69,7 +69,7 @@ def release(optimizer: Optimizer) -> Handover:
         samples=optimizer.local_progress.samples_accumulated,
         has_begun=optimizer.has_begun,
         skipped_batches=optimizer.skipped_batches,
-        outer=None if optimizer.state_averager.outer is None else optimizer.state_averager.outer.state(),
+        outer=None if (rounds := optimizer.state_averager.outer_rounds) is None else rounds.state(),
         frozen=optimizer.frozen,
         compensation=optimizer.compensation,
         is_to_catch_up=optimizer.is_to_catch_up,
@@ -113,8 +113,8 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
     successor.skipped_batches = handover.skipped_batches
     successor.compensation = handover.compensation
     successor.go_on_at(handover.epoch)
-    if successor.state_averager.outer is not None and handover.outer is not None:
-        successor.state_averager.outer.take_over(handover.outer)
+    if successor.state_averager.outer_rounds is not None and handover.outer is not None:
+        successor.state_averager.outer_rounds.take_over(handover.outer)
     if successor.grad_averager is not None and handover.gradients is not None:
         successor.grad_averager.set_mean_gradients(handover.gradients, handover.samples)
     if handover.has_begun:

@@ -341,6 +341,13 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
             if self.on_zero_grad is not None:
                 self.on_zero_grad()
 
+    def drop_gradients(self) -> None:
+        """Forget gradients that the model has and that no step has taken yet, as in the middle of an accumulation."""
+        if self.grad_averager is None or not self.grad_averager.reuse_grad_buffers:  # which a new epoch resets
+            super().zero_grad()
+        if self.on_zero_grad is not None:
+            self.on_zero_grad()
+
     def begin_epoch(self, epoch: int) -> None:
         """Be at a swarm epoch with nothing accumulated yet; to be called while the tracker is paused."""
         self.go_on_at(epoch)
@@ -593,10 +600,12 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
             try:
                 self.tracker.shutdown(self.shutdown_timeout)
                 with self.state_averager.failure_held_back():
-                    self.state_averager.step(wait_for_delayed_updates=True)
-                    with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
-                        self.rounds.leave()
-                    self._end_processes()
+                    try:
+                        self.state_averager.step(wait_for_delayed_updates=True)
+                        with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+                            self.rounds.leave()
+                    finally:  # what has failed may do so once more, such as a device
+                        self._end_processes()
             finally:
                 self.state_averager.end_lead()  # of a step that has taken longer than it was waited for
         else:  # it was killed, or this is the second call

@@ -6,9 +6,10 @@ import asyncio
 import time
 
 import pytest
+from hivemind.utils.multiaddr import Multiaddr
 from tiny import LOOPBACK
 
-from hivenb.engine.network.daemon import TiedP2P
+from hivenb.engine.network.daemon import TiedP2P, _is_spelled
 
 pytestmark = pytest.mark.process
 
@@ -37,3 +38,14 @@ def test_one_that_has_dialled_is_known_where_it_listens_and_not_where_it_dialled
             await called.shutdown()
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("047f00000191020fa1", True),  # /ip4/127.0.0.1/udp/4001
+        ("047f00000191020fa1cd03d103", False),  # /quic-v1/webtransport, by numbers that hivemind does not know
+    ],
+)
+def test_an_address_that_hivemind_cannot_read_is_one_that_can_be_left_out(address: str, expected: bool) -> None:
+    assert _is_spelled(Multiaddr(bytes.fromhex(address))) is expected

@@ -18,7 +18,14 @@ from set_clock import Clock
 
 from hivenb.engine.network import node as module
 from hivenb.engine.network.dht import DHT
-from hivenb.engine.network.node import AT_A_TIME, MOST_REMEMBERED, REMEMBERED_FOR, KnownPeers, find_lost_peers
+from hivenb.engine.network.node import (
+    AT_A_TIME,
+    MOST_GIVEN,
+    MOST_REMEMBERED,
+    REMEMBERED_FOR,
+    KnownPeers,
+    find_lost_peers,
+)
 
 ADDRESS = Multiaddr("/ip4/192.0.2.1/tcp/4001")
 
@@ -71,6 +78,22 @@ def test_only_whom_it_has_joined_is_looked_for_always(clock: Clock) -> None:
     assert (found, one.addresses) == (peer(1), (ADDRESS,)), (
         "at the addresses that were given, as long as there are no others"
     )
+    known.see(peer(1), [elsewhere := Multiaddr("/ip4/192.0.2.2/tcp/1")])
+    ((_, one),) = known.lost([])
+    assert one.addresses == (elsewhere, ADDRESS), "and after the others: a name may lead elsewhere by now"
+
+
+def test_a_newer_address_is_tried_first_and_the_older_ones_stay(clock: Clock) -> None:
+    known = KnownPeers([joined(1)])
+    newer = "/ip4/192.0.2.2/tcp/1"
+    known.join([f"{newer}/p2p/{peer(1)}", f"{newer}/p2p/{peer(3)}"])
+    known.see(peer(2), [ADDRESS])
+    found = dict(known.lost([peer(2)]))
+    assert found[peer(1)].addresses == (Multiaddr(newer), ADDRESS)
+    assert found[peer(3)].addresses == (Multiaddr(newer),)
+    for number in range(MOST_GIVEN):
+        known.join([f"/ip4/192.0.2.3/tcp/{number + 1}/p2p/{peer(1)}"])
+    assert len(dict(known.lost([]))[peer(1)].given) == MOST_GIVEN
 
 
 def test_so_many_are_remembered_and_tried_at_a_time(clock: Clock) -> None:
@@ -87,22 +110,22 @@ def test_a_daemon_that_does_not_answer_is_asked_again_and_any_other_error_is_sai
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_EVERY", 0.0)
-    raised = iter([P2PDaemonError("away"), EOFError(), TimeoutError(), TypeError("wrong")])
+    raised = iter([P2PDaemonError("away"), EOFError(), TypeError("wrong"), TypeError("wrong"), TimeoutError()])
 
     async def listening_peers() -> None:
-        raise next(raised)
+        if (error := next(raised, None)) is None:
+            raise asyncio.CancelledError
+        raise error
 
     node = SimpleNamespace(
         peer_id=peer(1),
         p2p=SimpleNamespace(listening_peers=listening_peers),
         protocol=SimpleNamespace(routing_table=SimpleNamespace(peer_id_to_uid={})),
     )
-    with caplog.at_level(logging.WARNING, "hivenb"):
-        asyncio.run(asyncio.wait_for(find_lost_peers(cast(DHTNode, node), []), 10))
+    with caplog.at_level(logging.WARNING, "hivenb"), pytest.raises(asyncio.CancelledError):
+        asyncio.run(asyncio.wait_for(find_lost_peers(cast(DHTNode, node), KnownPeers()), 10))
     (record,) = caplog.records
-    assert record.message == "Peers that were struck off are not looked for any more"
-    assert "wrong" in caplog.text
-    assert next(raised, None) is None
+    assert "wrong" in record.message, "once, and it is looked for them all the same"
 
 
 async def _strike_off(other: PeerID, dht: _DHT, node: DHTNode) -> None:

@@ -53,6 +53,19 @@ class TestCalledFor:
             refused.catching_up.take_over_state()
         assert refused.catching_up.is_called_for
 
+    @pytest.mark.parametrize(("shares", "expected"), [(True, True), (False, False)])
+    def test_nor_does_one_in_which_nobody_gives_anything(self, shares: bool, expected: bool) -> None:
+        """As while all others begin anew; who is alone with helpers has nobody to wait for."""
+        lacking = Downloading(5, 5, found=None, take_over=False)
+        other = SimpleNamespace(is_self=False, client_mode=not shares, peer_id=b"other", epoch=5)
+        lacking.participant.tracker.look = SimpleNamespace(peers=[other], gone=frozenset(), uncounted=frozenset())
+        lacking.catching_up.was_excluded = True
+        lacking.catching_up.take_over_state()
+        assert lacking.catching_up.is_called_for is expected
+        lacking.found = 5
+        lacking.catching_up.take_over_state()
+        assert not lacking.catching_up.is_called_for
+
     def test_it_is_under_way_until_an_epoch_was_ended_with_the_others(self) -> None:
         catching_up = self.at(5)
         assert not catching_up.is_under_way

@@ -98,6 +98,24 @@ def test_what_comes_back_is_what_was_kept(
     assert all(map(torch.equal, parameters(model), was)), "once more"
 
 
+@pytest.mark.parametrize("mode", ["sgd", "offloaded", "reused"])
+def test_gradients_that_no_step_has_taken_are_of_what_is_taken_back(
+    make_optimizer: Callable[..., Optimizer], mode: str
+) -> None:
+    """As in the middle of an accumulation of Lightning's, whose gradients go to the optimizer with its last batch."""
+    model = TinyModel()
+    optimizer = made(make_optimizer, model, **MODES[mode])
+    kept, forgot = KeptState(), []
+    steps(model, optimizer, 3)
+    assert kept.keep(optimizer, {})
+    optimizer.zero_grad()
+    (1e9 * model.layer(torch.ones(8, 4))).sum().backward()
+    optimizer.on_zero_grad = lambda: forgot.append(True)
+    roll_back(optimizer, kept, {}, optimizer.local_epoch)
+    assert not any(one.grad is not None and one.grad.any() for one in model.parameters())
+    assert forgot == [True], "nor do its samples count"
+
+
 def test_a_successor_returns_to_what_its_predecessor_has_kept(make_optimizer: Callable[..., Optimizer]) -> None:
     model = TinyModel()
     optimizer = made(make_optimizer, model, **MODES["adam"])

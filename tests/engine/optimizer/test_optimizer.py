@@ -342,6 +342,19 @@ def test_a_constructor_that_fails_leaves_no_process_alive(make_optimizer: Make) 
     assert {c.pid for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE} <= children
 
 
+def test_an_end_that_fails_leaves_no_process_alive_either(
+    make_optimizer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a device has failed, and fails once more when the last step is applied."""
+    optimizer = make_optimizer(TinyModel().parameters())
+    averagers = optimizer.state_averager, optimizer.grad_averager
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizer.state_averager, "step", lambda **_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.shutdown()
+    assert not any(one.is_alive() for one in averagers)
+
+
 class TestFailures:
     @pytest.fixture
     def make_optimizer(self, make_optimizer_in_memory: Make) -> Make:

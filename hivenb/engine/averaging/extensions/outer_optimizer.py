@@ -71,6 +71,11 @@ class Fragments:
         for piece in pieces:
             self.samples[piece] -= sent[piece]
 
+    def take_over(self, samples: Sequence[float]) -> None:
+        """Go on with the samples that a predecessor had in its pieces, if they are as many."""
+        if len(samples) == len(self):
+            self.samples = [float(one) for one in samples]
+
     def forget(self) -> None:
         """Begin with no samples in any piece."""
         self.samples = [0.0] * len(self)
@@ -153,11 +158,13 @@ class OuterOptimizer:
         """All that a successor, or a training that is resumed, needs to go on: copies."""
         return {name: [one.detach().clone() for one in getattr(self, name)] for name in ("anchors", "moments")}
 
-    def take_over(self, state: Mapping[str, Sequence[torch.Tensor]]) -> None:
-        """Go on with what :meth:`state` gave, as far as it fits."""
-        if [one.shape for one in state["anchors"]] == [one.shape for one in self.anchors]:
+    def take_over(self, state: Mapping[str, Sequence[torch.Tensor]]) -> bool:
+        """Go on with what :meth:`state` gave; whether it is of such parameters. If not, nothing is changed."""
+        fits = [one.shape for one in state["anchors"]] == [one.shape for one in self.anchors]
+        if fits:
             self.begin_at(state["anchors"])
             self.take_moments(state["moments"])
+        return fits
 
     @torch.no_grad()
     def take_moments(self, moments: Sequence[torch.Tensor]) -> bool:
@@ -263,6 +270,15 @@ class OuterRounds(Extension):
         self._are_parameters = False
 
     # -- in the process that trains -----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that a successor, or a training that is resumed, needs to go on: copies."""
+        return {**self.outer.state(), "samples": list(self.fragments.samples)}
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`state` gave, as far as it fits."""
+        if self.outer.take_over(state):
+            self.fragments.take_over(state.get("samples", ()))  # which older checkpoints lack
 
     @torch.no_grad()
     def load(self, buffers: Sequence[torch.Tensor]) -> None:
