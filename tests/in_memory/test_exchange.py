@@ -328,6 +328,48 @@ async def test_one_that_leaves_a_group_says_so(memory: InMemorySwarm, leaver: in
     assert memory.now - began < 1.0
 
 
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+async def test_one_that_leaves_before_anybody_begins_takes_no_part_of_the_averages_along(
+    memory: InMemorySwarm, leaver: int, way_of_many: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when one is stopped in the seconds between a group's meeting and the end of the epoch."""
+    peers = await memory.join_with_averagers(3, SHARED, **SMALL_PARTS)
+    rounds = await memory.meet(*peers)
+    rounds.pop(leaver).cancel()
+    staying = [peer for number, peer in enumerate(peers) if number != leaver]
+    await asyncio.sleep(2.0)
+    began = memory.now
+    staying[0].begin(rounds[0], 1.0)
+    await asyncio.sleep(0.5)
+    staying[1].begin(rounds[1], 2.0)
+    for control, peer in zip(rounds, staying, strict=True):
+        assert set(await outcome(control)) == ids(*staying)
+        assert torch.allclose(peer.numbers, torch.full((SHARED,), 1.5))
+    assert memory.now - began < 2.0
+    assert not caplog.records
+
+
+async def test_all_who_left_are_left_out_and_the_last_one_is_alone(memory: InMemorySwarm) -> None:
+    peers = await memory.join_with_averagers(5, SHARED, **SMALL_PARTS)
+    rounds = await memory.meet(*peers)
+    for number in (1, 3):
+        rounds[number].cancel()
+    await asyncio.sleep(1.0)
+    staying = [0, 2, 4]
+    for number in staying:
+        peers[number].begin(rounds[number], float(number))
+    for number in staying:
+        assert set(await outcome(rounds[number])) == ids(*(peers[one] for one in staying))
+        assert torch.allclose(peers[number].numbers, torch.full((SHARED,), 2.0))
+    rounds = await memory.meet(*peers)
+    for control in rounds[1:]:
+        control.cancel()
+    await asyncio.sleep(1.0)
+    peers[0].begin(rounds[0], 7.0)
+    assert set(await outcome(rounds[0])) == ids(peers[0])
+    assert torch.allclose(peers[0].numbers, torch.full((SHARED,), 7.0))
+
+
 async def test_one_that_leaves_a_group_says_so_for_both_halves_of_a_round(memory: InMemorySwarm) -> None:
     low_rank = own_factory(partial(PowerSGDGradientAverager, averager_rank=1))
     leaving, *staying = peers = await memory.join(3)
@@ -340,7 +382,7 @@ async def test_one_that_leaves_a_group_says_so_for_both_halves_of_a_round(memory
     for peer, control in zip(staying, rounds, strict=True):
         peer.begin(control, 1.0)
     for control in rounds:
-        assert set(await outcome(control)) >= ids(*staying)
+        assert set(await outcome(control)) == ids(*staying)
 
 
 # -- lines ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import itertools
 import math
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind tells a stream by typing's own class
@@ -529,7 +529,27 @@ class Averager(WatchedProcess, DecentralizedAverager):
         :param aggregate: hivemind's method
         :returns: what the peers that have taken part say of themselves
         """
-        self._matchmaking.begin(group_info.group_id)
+        met, group_info = group_info, self._matchmaking.without_those_who_left(group_info)
+        with self._running_instead(met, group_info):
+            self._matchmaking.begin(met.group_id)
+            return await self._exchange_with(aggregate, group_info, min_vector_size, **kwargs)
+
+    @contextlib.contextmanager
+    def _running_instead(self, met: GroupInfo, left: GroupInfo) -> Iterator[None]:
+        """Let what is left of a group be the one that exchanges.
+
+        :param met: that hivemind has registered for it
+        """
+        if left is met:
+            yield
+            return
+        del self._running_groups[met.group_id]
+        with self._register_allreduce_group(left):
+            yield
+
+    async def _exchange_with(
+        self, aggregate: Callable[..., Awaitable[Any]], group_info: GroupInfo, min_vector_size: int, **kwargs: Any
+    ) -> Gathered:
         records = [self.serializer.loads(gathered) for gathered in group_info.gathered]
         terms = self._terms = RoundTerms.of(records)
         group = GroupRecords(records, group_info.peer_ids.index(self.peer_id))

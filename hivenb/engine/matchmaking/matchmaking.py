@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import time
 from collections import Counter, deque
@@ -375,6 +376,9 @@ async def give_up(following: asyncio.Task[Any]) -> None:
 #: Groups of which it is remembered who has left them.
 REMEMBERED = 64
 
+#: What follows the id of a group in that of what is left of it, before the places of those who have left it.
+_WITHOUT = b" without "
+
 
 class EpochMatchmaking(Matchmaking):
     """``hivemind``'s matchmaking, in which a leader turns away whoever is at another epoch.
@@ -407,6 +411,8 @@ class EpochMatchmaking(Matchmaking):
         self._left: deque[bytes] = deque(maxlen=REMEMBERED)
         #: groups that others have left so, by their ids
         self._declined: deque[tuple[bytes, PeerID]] = deque(maxlen=REMEMBERED)
+        #: ids of groups that this peer has not begun to average with, and somebody else has, with all that are in them
+        self._begun_by_others: set[bytes] = set()
         #: peers that have said which epoch's round they look for, in a group with this one
         self._peers_of_ours: set[PeerID] = set()
         #: told what the others do
@@ -631,9 +637,28 @@ class EpochMatchmaking(Matchmaking):
 
     def begin(self, group_id: bytes) -> None:
         """Let those in that have sent data for a group already."""
+        self._begun_by_others.discard(group_id)
         if group_id in self._awaiting_trigger:
             _, begun, _ = self._awaiting_trigger.pop(group_id)
             begun.set()
+
+    def without_those_who_left(self, group: GroupInfo) -> GroupInfo:
+        """What is left of a group that this peer is about to begin to average with, under an id of its own.
+
+        As long as nobody has begun: then each of those who are left comes to the same, and nothing is lost of what
+        whoever has left would have averaged. Two who find that out in the same moment may differ, and average nothing.
+
+        :param group: as it has met
+        """
+        left = [number for number, peer in enumerate(group.peer_ids) if (group.group_id, peer) in self._declined]
+        are_of_ours = all(epoch_of(gather) is not None for gather in group.gathered)
+        is_under_way = group.group_id in self._begun_by_others
+        if not left or len(left) > len(group.peer_ids) - 2 or not are_of_ours or is_under_way:
+            return group
+        stays = [number not in left for number in range(len(group.peer_ids))]
+        places = b"".join(number.to_bytes(2, "big") for number in left)
+        peers, gathered = (tuple(itertools.compress(all_, stays)) for all_ in (group.peer_ids, group.gathered))
+        return GroupInfo(group.group_id + _WITHOUT + places, peers, gathered)
 
     def let_begin_early(self, epoch: int, answer: MPFuture[bool]) -> None:
         """Let the round of an epoch begin without its trigger, if its group agrees, and tell whether it does."""
@@ -660,9 +685,12 @@ class EpochMatchmaking(Matchmaking):
         :param group_id: as whoever sends data names it, maybe with a suffix for a phase of the round
         :returns: whether it takes part, as far as that can be told
         """
-        waiting = [begun for own_id, (_, begun, _) in self._awaiting_trigger.items() if group_id.startswith(own_id)]
-        for begun in waiting:
-            await begun.wait()
+        waiting = {own_id: begun for own_id, (_, begun, _) in self._awaiting_trigger.items()}
+        for own_id, begun in waiting.items():
+            if group_id.startswith(own_id):
+                if not group_id.startswith(own_id + _WITHOUT):
+                    self._begun_by_others.add(own_id)
+                await begun.wait()
         return not any(group_id.startswith(left) for left in self._left)
 
     def decline(self, group_id: bytes, peer: PeerID) -> None:
