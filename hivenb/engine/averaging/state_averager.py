@@ -496,6 +496,9 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     def _step_or_raise(self, *args: Any, **kwargs: Any) -> Any:
         only_waits = {name for name, value in kwargs.items() if value} == {"wait_for_delayed_updates"}
         output = None
+        if kwargs.get("wait_for_delayed_updates") or kwargs.get("averaging_round"):
+            # hivemind/optim/state_averager.py:step does, and drops a KeyboardInterrupt that comes meanwhile
+            concurrent.futures.wait(self.pending_updates, self._allreduce_timeout)
         if self._failure is None:
             if kwargs.get("increment_epoch") and kwargs.get("optimizer_step"):
                 self._steps_to_come = 1

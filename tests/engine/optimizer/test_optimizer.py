@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -353,6 +355,22 @@ def test_an_end_that_fails_leaves_no_process_alive_either(
         with pytest.raises(ZeroDivisionError):
             optimizer.shutdown()
     assert not any(one.is_alive() for one in averagers)
+
+
+def test_an_interrupt_that_comes_while_the_background_is_waited_for_is_not_dropped(
+    make_optimizer_in_memory: Make,
+) -> None:
+    """In a script with delays, that is where the main thread is most of the time."""
+    optimizer = make_optimizer_in_memory(TinyModel().parameters())
+    under_way: Future[None] = Future()
+    optimizer.state_averager.pending_updates.add(under_way)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.finish_delayed_updates()
+    timer.join()
+    under_way.set_result(None)
+    optimizer.finish_delayed_updates()
 
 
 class TestFailures:
