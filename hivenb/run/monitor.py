@@ -81,7 +81,7 @@ class Monitor:
         #: called then, on this thread
         self.on_error: Callable[[], None] = lambda: None
         self._ended = threading.Event()
-        self._troubled_at = -math.inf
+        self._troubled_at, self._told_of_clock = -math.inf, False
         self._peers: tuple[PeerInfo, ...] = ()
         self._traffic: Traffic | None = None
         self._sent_before = self._received_before = 0.0
@@ -150,6 +150,9 @@ class Monitor:
 
     def _sample(self) -> None:
         look = self._newest_look()
+        if (trouble := self._swarm.dht.clock_trouble) is not None and not self._told_of_clock:
+            self._history.mark("run", trouble)
+        self._told_of_clock = trouble is not None
         names, routes = self._look_for_names(), self._swarm.dht.routes
         self._swarm.local.end_banned(self._swarm.banned)
         self._member_list.update(look, self._target_batch_size(), names, self.excluded_peers(), routes)

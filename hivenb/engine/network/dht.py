@@ -42,6 +42,7 @@ from hivenb.engine.network.access.identity import identity_in, new_identity, pro
 from hivenb.engine.network.access.strangers import disconnect_strangers
 from hivenb.engine.network.access.tokens import InviteKey, Membership, Secret, membership_of
 from hivenb.engine.network.addresses import Reach, is_loopback, is_of_one_link, routes
+from hivenb.engine.network.clock import ClockStatus, compare_clocks
 from hivenb.engine.network.daemon import (
     Admission,
     BlockedPeers,
@@ -273,7 +274,8 @@ class DHT(WatchedProcess, hivemind.DHT):
         self._is_walled, self._found = is_walled, WayFound()
         #: to which nothing is answered, here and in the averagers that use this DHT
         self.blocked_peers = BlockedPeers()
-        self._admission_status = AdmissionStatus()
+        self._admission_status, self._clock = AdmissionStatus(), ClockStatus()
+        self._told_of_clock = False
         self._works = threading.Event()
         self._works.set()
         self._restarts = RestartCount()
@@ -319,6 +321,11 @@ class DHT(WatchedProcess, hivemind.DHT):
     def routes(self) -> dict[str, Reach]:
         """How this peer is connected to others, and others to it, by their ids; as seen some seconds ago."""
         return routes(self._neighbours.connected) | {self.peer_id.to_base58(): self.reach}
+
+    @property
+    def clock_trouble(self) -> str | None:
+        """That this machine's clock differs too much from those of other peers, in words; ``None`` if it does not."""
+        return self._clock.trouble
 
     def require_invited(self) -> None:
         """Go on only while the others let this peer in.
@@ -395,7 +402,10 @@ class DHT(WatchedProcess, hivemind.DHT):
     # -- when it has ended ----------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Note with whom it is connected, to find them again."""
+        """Note with whom it is connected, to find them again, and whether its clock is as theirs."""
+        if (trouble := self.clock_trouble) is not None and not self._told_of_clock:
+            logger.warning(trouble)
+        self._told_of_clock = trouble is not None
         self._neighbours.note()
         if not self._neighbours.is_asked and self._daemon.pid:
             # it is being closed; or torch's manager of shared memory does not answer, as on an overloaded machine
@@ -513,6 +523,7 @@ class DHT(WatchedProcess, hivemind.DHT):
             tasks.add(asyncio.create_task(keep_ban_list(self.ban_list, self._node)))
             tasks.add(asyncio.create_task(disconnect_strangers(self._node)))
         tasks.add(asyncio.create_task(find_lost_peers(self._node, self._known_peers)))
+        tasks.add(asyncio.create_task(compare_clocks(self._node, self._clock)))
         if relays := self._found.way.relays:
             tasks.add(asyncio.create_task(keep_place(self._node.p2p, relays)))
         while True:
