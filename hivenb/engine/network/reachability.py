@@ -96,16 +96,19 @@ async def start_reachable(start: Start, initial_peers: Collection[str], is_walle
     :returns: what that gave, and in which way others reach this peer
     """
     p2p, peers = await start(Way())
-    answers = await _ask_all(p2p, initial_peers)
+    answers = await _ask_all(p2p, initial_peers, is_walled)
     if _says(answers, _IS_NOT_REACHED) and not is_walled:
-        answers = await _ask_all(p2p, initial_peers)  # it may have been a busy moment
+        answers = await _ask_all(p2p, initial_peers, is_walled)  # it may have been a busy moment
     if not is_walled and not _says(answers, _IS_NOT_REACHED):
         return p2p, peers, Way(Reach.DIRECTLY if _says(answers, _IS_REACHED) else Reach.UNKNOWN)
+    silent = [address for address in initial_peers if answers[_peer_at(address)] is None]
+    if silent and not _says(answers, _RELAYS):  # one of them may be the only relay
+        answers |= await _ask_all(p2p, silent, is_walled)
     await p2p.shutdown()
     # one address each: the daemon waits until it knows as many relays as it was given addresses
     # and of a peer that is reached through one, the way to that one is its beginning
     ways = {_peer_at(address): address.partition(CIRCUIT)[0] for address in initial_peers}
-    relays = {peer: way for peer, way in ways.items() if answers[peer] & _RELAYS}
+    relays = {peer: way for peer, way in ways.items() if (answers[peer] or 0) & _RELAYS}
     if relays:
         relayed = Way(Reach.RELAYED, tuple(relays.values()))
         p2p, peers = await start(relayed)
@@ -133,30 +136,31 @@ async def answer_who_asks(p2p: P2P, relays: bool) -> None:
     await p2p.add_protobuf_handler(_HANDLER, answer, UInt32Value)
 
 
-def _says(answers: Mapping[PeerID, int], what: int) -> bool:
-    return any(answer & what for answer in answers.values())
+def _says(answers: Mapping[PeerID, int | None], what: int) -> bool:
+    return any((answer or 0) & what for answer in answers.values())
 
 
-async def _ask_all(p2p: P2P, initial_peers: Iterable[str]) -> dict[PeerID, int]:
-    ports = _tcp_ports(await p2p.get_visible_maddrs(latest=True))
+async def _ask_all(p2p: P2P, initial_peers: Iterable[str], is_walled: bool) -> dict[PeerID, int | None]:
+    # nobody is to wait for an attempt that cannot succeed
+    ports = {} if is_walled else _tcp_ports(await p2p.get_visible_maddrs(latest=True))
     peers = sorted({_peer_at(address) for address in initial_peers}, key=str)
     connected = await p2p.list_peers()
     answers = await asyncio.gather(*(ask(p2p, peer, _port_for(peer, connected, ports)) for peer in peers))
     return dict(zip(peers, answers, strict=True))
 
 
-async def ask(p2p: P2P, peer: PeerID, port: int = 0) -> int:
+async def ask(p2p: P2P, peer: PeerID, port: int = 0) -> int | None:
     """Ask a peer whether it reaches this one.
 
     :param port: at which this one listens, for TCP; 0 to ask only whether it relays
-    :returns: the sum of what it says; 0 if it says nothing
+    :returns: the sum of what it says; ``None`` if it does not answer
     """
     question = p2p.call_protobuf_handler(peer, _HANDLER, UInt32Value(value=port), UInt32Value)
     try:
         return int((await asyncio.wait_for(question, _ANSWERED_WITHIN)).value)
     except _NO_ANSWER as e:
         logger.debug(f"{peer} does not say whether it reaches this peer: {e!r}")
-        return 0
+        return None
 
 
 async def _is_given_a_place(p2p: P2P) -> bool:
