@@ -525,7 +525,7 @@ class DHT(WatchedProcess, hivemind.DHT):
         tasks.add(asyncio.create_task(find_lost_peers(self._node, self._known_peers)))
         tasks.add(asyncio.create_task(compare_clocks(self._node, self._clock)))
         if relays := self._found.way.relays:
-            tasks.add(asyncio.create_task(keep_place(self._node.p2p, relays)))
+            tasks.add(asyncio.create_task(keep_place(self._node.p2p, relays, len(self._restarts))))
         while True:
             method, request = await messages.get()
             if method == "_shutdown":

@@ -53,8 +53,9 @@ _LIMIT, _DATA = 4, 2
 _ANSWERS_WITHIN, _MOST_STARTS = 5.0, 20
 
 #: Seconds from one look at the own place to the next, and for which one without a place is connected to a relay before
-#: it begins anew: the daemon itself asks no relay again for an hour that it has asked before.
-_LOOK_AGAIN_EVERY, _LOST_AFTER = 5.0, 15.0
+#: it begins anew: the daemon itself asks no relay again for an hour that it has asked before. Each time, so many times
+#: as long: the daemon is started anew some times within a minute, and no more.
+_LOOK_AGAIN_EVERY, _LOST_AFTER, _TIMES_AS_LONG = 5.0, 15.0, 4
 
 _TROUBLE = (P2PDaemonError, ControlFailure, OSError, EOFError, TimeoutError, asyncio.TimeoutError)
 
@@ -113,16 +114,17 @@ async def has_place(p2p: P2P) -> bool:
     return any(CIRCUIT in str(address) for address in await p2p.get_visible_maddrs(latest=True))
 
 
-async def keep_place(p2p: P2P, relays: Iterable[str]) -> None:
+async def keep_place(p2p: P2P, relays: Iterable[str], restarts: int = 0) -> None:
     """Look again and again whether a peer still has its place at a relay, and end its daemon if it has lost that.
 
     As when the relay was started again. The daemon is started anew then, as the same peer, and asks at once.
 
     :param relays: multiaddresses of those who were asked for one
+    :param restarts: of the daemon of late: a relay that has no place for a while is asked more and more seldom
     """
     ids = {PeerID.from_base58(Multiaddr(address)["p2p"]) for address in relays}
     lost_for = 0.0
-    while lost_for < _LOST_AFTER:
+    while lost_for < _LOST_AFTER * _TIMES_AS_LONG**restarts:
         await asyncio.sleep(_LOOK_AGAIN_EVERY)
         with suppress(*_TROUBLE):
             is_lost = ids & {one.peer_id for one in await p2p.list_peers()} and not await has_place(p2p)

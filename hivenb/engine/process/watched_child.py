@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 import signal
 import threading
 import weakref
@@ -39,13 +40,15 @@ _pipes: dict[int, weakref.ref[AnsweredPipe]] = {}
 class AnsweredPipe:
     """The way into a process of hivemind's, whose messages are the name of a method and its arguments.
 
-    It needs no lock, which a fork could copy while it is held: what is registered first is looked at last.
+    To know who waits, it needs no lock: what is registered first is looked at last.
 
     :param connection: the pipe itself
     """
 
     def __init__(self, connection: Connection):
         self._connection = connection
+        # multiprocessing/connection.py writes what is longer than 16 KiB in two parts, and others may in between
+        self._writing = threading.RLock()
         self._waiting: dict[int, tuple[str, weakref.ref[MPFuture]]] = {}
         #: why nobody answers any more; ``None`` while somebody does
         self.ended: Exception | None = None
@@ -67,7 +70,8 @@ class AnsweredPipe:
 
     def _write(self, message: Any) -> None:
         try:
-            self._connection.send(message)
+            with self._writing:
+                self._connection.send(message)
         except TypeError as e:
             if not self._connection.closed:
                 raise
@@ -76,7 +80,8 @@ class AnsweredPipe:
 
     def send_bytes(self, message: bytes) -> None:
         """Send what is a message already."""
-        self._connection.send_bytes(message)
+        with self._writing:
+            self._connection.send_bytes(message)
 
     def expect(self, answer: MPFuture, name: str = "") -> None:
         """Let a future fail when the process ends before it has set it.
@@ -112,6 +117,16 @@ class AnsweredPipe:
                 answer.set_result((MPFuture(), MPFuture()))
             else:
                 answer.set_exception(error)
+
+
+def _free_pipes() -> None:
+    """In a child, in which nobody writes who did when it was forked."""
+    for reference in list(_pipes.values()):
+        if (pipe := reference()) is not None:
+            pipe._writing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_free_pipes)
 
 
 def is_heard() -> bool:
