@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: Seconds between two points of the training loss. Reading a loss waits for the device, so it is not done each step.
 LOSS_INTERVAL = 0.1
 
+#: Seconds after which a pass over the data takes long.
+LONG_PASS = 30.0
+
 #: Seconds between two marks on batches that were skipped.
 MARK_INTERVAL = 10.0
 
@@ -30,8 +33,8 @@ class Recorder(Callback):
     """Lightning callback that records the loss and the user's metrics.
 
     The training loss is the mean over all batches since the last point whose loss is finite. Of what the module logs,
-    validation figures are recorded after each validation. All others are recorded after each pass over the data; those
-    that it logs for a batch alone, whenever there is a point of the loss.
+    validation figures are recorded after each validation, and all others after each pass over the data: means, where it
+    logs them for each batch. In a pass that takes long, the values of batches are recorded in place of their mean.
 
     :param history: where to write
     """
@@ -47,6 +50,8 @@ class Recorder(Callback):
         self._next_mark = 0.0
         #: of each metric of training, what was recorded last
         self._recorded: dict[str, torch.Tensor] = {}
+        #: when this pass began, and the metrics of which values of batches were recorded in it
+        self._pass_began, self._of_batches = 0.0, set[str]()
         self._why_buffers_skipped: str | None = None
         self.steps = 0
         self.samples = 0
@@ -78,10 +83,12 @@ class Recorder(Callback):
         if time.monotonic() >= self._next_flush:
             self._flush_loss()
             self._see_learning_rate(trainer)
-            self._record_training_metrics(trainer, in_pass=True)
+            if time.monotonic() - self._pass_began >= LONG_PASS:
+                self._record_training_metrics(trainer, in_pass=True)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._record_training_metrics(trainer)  # those that the module has logged at the end of the pass before
+        self._pass_began, self._of_batches = time.monotonic(), set()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._flush_loss()
@@ -102,7 +109,8 @@ class Recorder(Callback):
 
     def on_epoch(self, report: EpochReport) -> None:
         """Take over a new swarm epoch; failed rounds, and peers refused in one, become marks on the charts."""
-        self.epochs += max(1, report.epoch - self.epoch)  # more than one, where it has fallen behind and caught up
+        # more than one, where it has fallen behind and caught up; not where it has joined late
+        self.epochs += max(1, report.epoch - self.epoch) if self.epoch else 1
         self.epoch = report.epoch
         in_vain = 0.0 if report.failed is None else report.seconds
         for name, value in (
@@ -173,8 +181,12 @@ class Recorder(Callback):
                 continue
             value, last = torch.as_tensor(value), self._recorded.get(metric)
             # one that is kept has its memory, which no other one can have
-            if last is None or value.data_ptr() != last.data_ptr():
-                self._recorded[metric] = value
+            if last is not None and value.data_ptr() == last.data_ptr():
+                continue
+            self._recorded[metric] = value
+            if in_pass:
+                self._of_batches.add(metric)
+            if in_pass or metric not in self._of_batches:
                 self._record(metric, float(value))
 
     def _record(self, name: str, value: float) -> None:

@@ -48,7 +48,8 @@ class Beginning:
         :param trainer: Lightning's, which has begun to train
         :param seconds: that its run has trained
         """
-        return cls(seconds, max(_goals(trainer))[0] if _goals(trainer) else 0.0)
+        goals = _goals(trainer, begins=True)
+        return cls(seconds, max(goals)[0] if goals else 0.0)
 
 
 def length_of(trainer: Any, seconds: float, since: Beginning, is_active: bool) -> Length:
@@ -85,8 +86,11 @@ def require_way_to_go(trainer: Any, since: Any) -> None:
             )
 
 
-def _goals(trainer: Any) -> list[tuple[float, int, int, str]]:
-    """For each end that was set: the share of it that is done, and of what how much."""
+def _goals(trainer: Any, begins: bool = False) -> list[tuple[float, int, int, str]]:
+    """For each end that was set: the share of it that is done, and of what how much.
+
+    :param begins: whether training is about to begin, where a pass that is over counts as a pass and as its batches
+    """
     if trainer is None:
         return []
     found = []
@@ -94,6 +98,7 @@ def _goals(trainer: Any) -> list[tuple[float, int, int, str]]:
     if trainer.max_epochs is not None and trainer.max_epochs > 0:
         in_pass, done = trainer.num_training_batches, trainer.fit_loop.epoch_loop.batch_progress.current.completed
         part = done / in_pass if passes < trainer.max_epochs and 0 < in_pass < math.inf else 0.0
+        part = 0.0 if begins and part >= 1 else part
         share = min(1.0, (passes + min(part, 1.0)) / trainer.max_epochs)
         found.append((share, passes, trainer.max_epochs, "pass"))
     if trainer.max_steps > 0:

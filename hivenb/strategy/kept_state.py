@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from hivenb.engine.averaging.finite import are_finite
 from hivenb.engine.optimizer.optimizer import Optimizer
@@ -27,6 +28,8 @@ class KeptState:
     def __init__(self) -> None:
         #: the swarm epoch that the copy is of; ``None`` while there is none
         self.epoch: int | None = None
+        #: names of the parameters that were trained then
+        self.trained: tuple[str, ...] = ()
         self._tensors: dict[Any, torch.Tensor] = {}
         self._values: dict[Any, Any] = {}
 
@@ -58,6 +61,14 @@ class KeptState:
         self.epoch = None
         self._tensors, self._values = {}, {}
 
+    def forget_unless(self, trained: tuple[str, ...]) -> None:
+        """Forget what is of other parameters: those that are frozen by now, or no longer are, have no place in it.
+
+        :param trained: names of the parameters that are trained now
+        """
+        if self.epoch is not None and self.trained != trained:
+            self.forget()
+
     @torch.no_grad()
     def put_back(self, optimizer: Optimizer, buffers: Mapping[str, torch.Tensor]) -> None:
         """Give the model, its buffers and the torch optimizer what was kept of them.
@@ -80,6 +91,11 @@ class KeptState:
                 averager.outer_rounds.begin_at_parameters()
         if optimizer.grad_averager is not None:
             _forget_left_over(optimizer.grad_averager)
+
+
+def trained_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters that a module trains."""
+    return tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
 
 
 def roll_back(optimizer: Optimizer, kept: KeptState, buffers: Mapping[str, torch.Tensor], epoch: int) -> None:

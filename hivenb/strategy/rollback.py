@@ -15,7 +15,7 @@ from hivenb.engine.optimizer.skipped_batches import MOST_IN_A_ROW
 from hivenb.errors import TrainingError, UnbelievedStateError
 from hivenb.options.options import Options
 from hivenb.strategy.divergence import LossWatch
-from hivenb.strategy.kept_state import KeptState, roll_back
+from hivenb.strategy.kept_state import KeptState, roll_back, trained_names
 from hivenb.strategy.trains import Trains
 from hivenb.swarm.agreement.options_record import Return
 
@@ -76,6 +76,7 @@ class Rollback:
         self.loss_watch.note([float(one) for one in self._unread])
         self._unread, self._read_at = [], time.monotonic()
         if is_due and self.loss_watch.is_calm and self.kept.keep(optimizer, self._buffers):
+            self.kept.trained = trained_names(self._training.lightning_module)
             every, epoch = self._training.options.snapshot_every, self.kept.epoch
             if every is not None and epoch is not None and epoch >= self._returned_at + every:
                 self._returns = 0  # it has gone well for that long

@@ -43,6 +43,7 @@ from hivenb.strategy.counted_batches import CountedBatches
 from hivenb.strategy.data_order import OrderOfData
 from hivenb.strategy.estimated_steps import EstimatedSteps
 from hivenb.strategy.fit_without_step import FirstEpoch
+from hivenb.strategy.kept_state import trained_names
 from hivenb.strategy.lightning_optimizer import SteeredOptimizer
 from hivenb.strategy.live_changes import (
     Recovery,
@@ -658,6 +659,7 @@ class HivemindStrategy(OneDeviceStrategy):
                 groups.of_scheduler(one, config.scheduler.state_dict(), before)
                 for one, config in zip(checkpoint.get("lr_schedulers", ()), self.lr_scheduler_configs, strict=False)
             ]
+            self.rollback.kept.forget_unless(trained_names(module))
             if groups.begun:
                 self.rollback.kept.forget()
                 logger.info(

@@ -168,7 +168,7 @@ class ShownComparison(Comparison):
             return (entry.name, *["finished"] * bool(self.unfinished), *cells)
         last = entry.snapshot.last if entry.snapshot is not None else lambda name: None
         cells = [formats.ABSENT] * (4 + self._has_gpu) + [formats.value(last("loss"))]
-        cells += [formats.value(last(next(iter(_validation_losses(self)))))] * self._is_validated
+        cells += [formats.value(last(name)) for name in _validation_losses(self)]
         return (entry.name, " ".join(entry.words.split()), *cells)
 
     def is_shown_already(self) -> None:

@@ -370,6 +370,60 @@ async def test_all_who_left_are_left_out_and_the_last_one_is_alone(memory: InMem
     assert torch.allclose(peers[0].numbers, torch.full((SHARED,), 7.0))
 
 
+async def test_who_begins_later_follows_who_has_begun_without_one_that_left(memory: InMemorySwarm) -> None:
+    peers = await memory.join_with_averagers(4, SHARED, **SMALL_PARTS)
+    rounds = await memory.meet(*peers)
+    began = memory.now
+    rounds[3].cancel()
+    await asyncio.sleep(1.0)
+    peers[0].begin(rounds[0], 1.0)
+    await asyncio.sleep(1.0)
+    rounds[2].cancel()
+    await asyncio.sleep(1.0)
+    peers[1].begin(rounds[1], 2.0)
+    for number in (0, 1):
+        assert set(await outcome(rounds[number])) == ids(*peers[:2])
+        own = float(number + 1)
+        assert set(peers[number].numbers.tolist()) == {own, 1.5}, "all but the part of who left in the middle"
+    assert memory.now - began < 5.0
+
+
+async def test_one_that_cannot_be_told_averages_with_the_others_all_the_same(memory: InMemorySwarm) -> None:
+    node, client, leaving = peers = await memory.join(3)
+    await node.average_with(SHARED, **SMALL_PARTS)
+    await client.average_with(SHARED, client_mode=True, **SMALL_PARTS)
+    await leaving.average_with(SHARED, **SMALL_PARTS)
+    rounds = await memory.meet(*peers)
+    rounds[2].cancel()
+    await asyncio.sleep(1.0)
+    began = memory.now
+    node.begin(rounds[0], 1.0)
+    await asyncio.sleep(1.0)
+    client.begin(rounds[1], 2.0)
+    for control, peer in zip(rounds, (node, client), strict=False):
+        assert set(await outcome(control)) >= ids(node, client)
+        assert 1.5 in peer.numbers
+    assert memory.now - began < 5.0
+
+
+@pytest.mark.parametrize("after", [0.0, 1.0], ids=["at once", "when all know"])
+async def test_what_is_left_of_a_group_goes_through_both_halves_of_a_round(
+    memory: InMemorySwarm, after: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    low_rank = own_factory(partial(PowerSGDGradientAverager, averager_rank=1))
+    peers = await memory.join(3)
+    for peer in peers:
+        await peer.average_with((8, 8), low_rank)
+    gone, *rounds = await memory.meet(*peers)
+    gone.cancel()
+    await asyncio.sleep(after)
+    for peer, control in zip(peers[1:], rounds, strict=True):
+        peer.begin(control, 1.0)
+    for control in rounds:
+        assert set(await outcome(control)) == ids(*peers[1:])
+    assert not caplog.records
+
+
 async def test_one_that_leaves_a_group_says_so_for_both_halves_of_a_round(memory: InMemorySwarm) -> None:
     low_rank = own_factory(partial(PowerSGDGradientAverager, averager_rank=1))
     leaving, *staying = peers = await memory.join(3)

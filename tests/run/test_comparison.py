@@ -137,6 +137,11 @@ class TestView:
         assert comparison.png() != ShownComparison(comparison.entries[:1]).png(), "a curve while it works"
         assert ShownComparison((waits,)).png() is None
 
+    def test_there_is_a_table_before_anything_was_validated(self) -> None:
+        (line,) = str(ShownComparison((Unfinished("a", OPTIONS, "opens a swarm"),))).splitlines()[1:]
+        assert re.match(r"a +opens a swarm ", line)
+        assert "opens a swarm" in ShownComparison((Unfinished("a", OPTIONS, "opens a swarm"),)).as_html(None)
+
     def test_a_training_keeps_its_colour_from_the_first_look_to_the_end(self) -> None:
         a, b, c = (figures(told([0.1] * 4), name=name) for name in "abc")
         working = ShownComparison((Unfinished("a", OPTIONS), b, Unfinished("c", OPTIONS)))

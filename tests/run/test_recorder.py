@@ -57,7 +57,7 @@ def test_it_records_what_a_module_logs():
     assert snapshot.last("val_acc") == 0.25
     assert snapshot.last("accuracy") == 0.5
     assert len(snapshot.series["val_loss"].values) == 2
-    assert snapshot.series["rate"].samples[-1] == 128
+    assert len(snapshot.series["rate"].values) == 2
     assert snapshot.last("loss") < snapshot.series["loss"].values[0]
     assert recorder.samples == 2 * 64
     assert snapshot.series["val_loss"].samples.tolist() == [64, 128]
@@ -106,12 +106,17 @@ class InAnEndlessPass(tiny.TinyModel):
 
 
 def test_what_is_logged_for_a_batch_does_not_wait_for_the_end_of_a_pass(monkeypatch):
+    _, history = record(InAnEndlessPass(), max_epochs=1)
+    assert history.snapshot().series["batch"].values.tolist() == [3.5], "the mean of a short pass"
     monkeypatch.setattr(recorder_module, "LOSS_INTERVAL", 0.0)
+    monkeypatch.setattr(recorder_module, "LONG_PASS", 0.0)
     _, history = record(InAnEndlessPass(), max_epochs=1)
     series = history.snapshot().series
     assert series["batch"].values.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     assert series["seldom"].values.tolist() == [0.0, 4.0], "once each"
     assert series["both"].values.tolist() == [3.5], "the mean of the pass, and no batch"
+    _, history = record(AtTheEnd(), max_epochs=3)
+    assert history.snapshot().series["passes"].values.tolist() == [1.0, 2.0, 3.0], "which no batch has logged"
 
 
 def test_a_metric_is_of_validation_if_its_first_word_says_so():
@@ -242,3 +247,11 @@ def test_why_buffers_are_skipped_is_marked_once():
         averager.why_buffers_skipped = why
         recorder.on_train_batch_end(SimpleNamespace(strategy=strategy), None, None, [torch.zeros(2)], 0)
     assert [event.text for event in history.snapshot().events] == ["buffers not averaged: a peer has none"]
+
+
+def test_the_epochs_of_a_swarm_that_was_joined_late_are_not_those_of_this_peer():
+    recorder = Recorder(History())
+    recorder.on_epoch(EpochReport(51, 10, 2, 0.1))
+    assert recorder.epochs == 1
+    recorder.on_epoch(EpochReport(54, 10, 2, 0.1))
+    assert recorder.epochs == 4

@@ -89,7 +89,8 @@ def test_the_goal_is_what_ends_the_run_first(tmp_path: Any, limits: Any, goal: i
     assert length_of(trainer, 1100.0, looks.since, False).done == goal
 
 
-def test_what_a_checkpoint_has_brought_is_no_pace_of_this_run(tmp_path: Any) -> None:
+@pytest.mark.parametrize("is_written_in_a_pass", [False, True], ids=["after", "at the end of a pass"])
+def test_what_a_checkpoint_has_brought_is_no_pace_of_this_run(tmp_path: Any, is_written_in_a_pass: bool) -> None:
     def fit(passes: int, looks: Looks, checkpoint: Any = None) -> lightning.Trainer:
         trainer = lightning.Trainer(
             max_epochs=passes,
@@ -104,8 +105,13 @@ def test_what_a_checkpoint_has_brought_is_no_pace_of_this_run(tmp_path: Any) -> 
         trainer.fit(TinyModel(), loader(), ckpt_path=checkpoint)
         return trainer
 
-    trainer = fit(2, Looks())
-    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    class Writes(Looks):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "half.ckpt")
+
+    trainer = fit(2, Writes())
+    if not is_written_in_a_pass:
+        trainer.save_checkpoint(tmp_path / "half.ckpt")
     looks = Looks()
     fit(4, looks, tmp_path / "half.ckpt")
     assert looks.since.share == 0.5

@@ -543,7 +543,8 @@ class Averager(WatchedProcess, DecentralizedAverager):
         if left is met:
             yield
             return
-        del self._running_groups[met.group_id]
+        for group_id in [one for one in self._running_groups if one.startswith(met.group_id)]:  # and its phases
+            self._running_groups.pop(group_id).cancel()  # whoever waits for it already asks in vain
         with self._register_allreduce_group(left):
             yield
 

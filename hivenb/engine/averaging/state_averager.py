@@ -496,19 +496,36 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     def _step_or_raise(self, *args: Any, **kwargs: Any) -> Any:
         only_waits = {name for name, value in kwargs.items() if value} == {"wait_for_delayed_updates"}
         output = None
-        if kwargs.get("wait_for_delayed_updates") or kwargs.get("averaging_round"):
-            # hivemind/optim/state_averager.py:step does, and drops a KeyboardInterrupt that comes meanwhile
-            concurrent.futures.wait(self.pending_updates, self._allreduce_timeout)
         if self._failure is None:
-            if kwargs.get("increment_epoch") and kwargs.get("optimizer_step"):
-                self._steps_to_come = 1
-            with self._beside_round(kwargs):
+            with self._beside_round(kwargs), self._after_background(kwargs):
+                if kwargs.get("increment_epoch") and kwargs.get("optimizer_step"):
+                    self._steps_to_come = 1
                 self._take_in_for(kwargs)
                 output = super().step(*args, **kwargs)
         elif only_waits:
-            super().step(*args, **{**kwargs, "apply_delayed_updates": False})
+            with self._after_background(kwargs):
+                super().step(*args, **{**kwargs, "apply_delayed_updates": False})
         self._raise_failure(only_waits)
         return output
+
+    @contextlib.contextmanager
+    def _after_background(self, step: dict[str, Any]) -> Iterator[None]:
+        """Wait for what is under way, where hivemind does, which drops a KeyboardInterrupt that comes meanwhile.
+
+        What takes longer than it may goes on beside the step, and hivemind does not wait for it once more.
+
+        :param step: what the step is to do
+        """
+        waits = step.get("wait_for_delayed_updates") or step.get("averaging_round")
+        waits = waits or (step.get("optimizer_step") and (self.offload_optimizer or self.delta_rule_averaging))
+        late: set[concurrent.futures.Future[Any]] = set()
+        if waits and self.pending_updates:
+            _, late = concurrent.futures.wait(self.pending_updates, self._allreduce_timeout)
+            self.pending_updates = self.pending_updates - late
+        try:
+            yield
+        finally:
+            self.pending_updates = self.pending_updates | late
 
     @contextlib.contextmanager
     def _beside_round(self, step: dict[str, Any]) -> Iterator[None]:

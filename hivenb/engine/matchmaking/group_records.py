@@ -69,6 +69,11 @@ def is_helper(record: list[Any]) -> bool:
     return bool(record[1] == AveragingMode.AUX.value)
 
 
+def is_client(gather: bytes) -> bool:
+    """Whether nobody can dial a peer, by what it has sent to its group; it is readable."""
+    return bool(BoundedSerializer.loads(gather)[1] == AveragingMode.CLIENT.value)
+
+
 def is_far(record: list[Any]) -> bool:
     """Whether the line of a peer is long, as it says."""
     return says(record, FAR)

@@ -29,6 +29,7 @@ from hivenb.engine.matchmaking.group_records import (
     LARGEST_GROUP,
     all_offer_early,
     epoch_of,
+    is_client,
     is_readable,
     marked,
     why_no_group,
@@ -411,8 +412,8 @@ class EpochMatchmaking(Matchmaking):
         self._left: deque[bytes] = deque(maxlen=REMEMBERED)
         #: groups that others have left so, by their ids
         self._declined: deque[tuple[bytes, PeerID]] = deque(maxlen=REMEMBERED)
-        #: ids of groups that this peer has not begun to average with, and somebody else has, with all that are in them
-        self._begun_by_others: set[bytes] = set()
+        #: of groups that this peer has not begun to average with, the ids by which others have, by the groups' own
+        self._begun_by_others: dict[bytes, list[bytes]] = {}
         #: peers that have said which epoch's round they look for, in a group with this one
         self._peers_of_ours: set[PeerID] = set()
         #: told what the others do
@@ -637,7 +638,7 @@ class EpochMatchmaking(Matchmaking):
 
     def begin(self, group_id: bytes) -> None:
         """Let those in that have sent data for a group already."""
-        self._begun_by_others.discard(group_id)
+        self._begun_by_others.pop(group_id, None)
         if group_id in self._awaiting_trigger:
             _, begun, _ = self._awaiting_trigger.pop(group_id)
             begun.set()
@@ -645,20 +646,29 @@ class EpochMatchmaking(Matchmaking):
     def without_those_who_left(self, group: GroupInfo) -> GroupInfo:
         """What is left of a group that this peer is about to begin to average with, under an id of its own.
 
-        As long as nobody has begun: then each of those who are left comes to the same, and nothing is lost of what
+        Each of those who are left comes to the same, or follows who has begun before, and nothing is lost of what
         whoever has left would have averaged. Two who find that out in the same moment may differ, and average nothing.
 
         :param group: as it has met
         """
-        left = [number for number, peer in enumerate(group.peer_ids) if (group.group_id, peer) in self._declined]
-        are_of_ours = all(epoch_of(gather) is not None for gather in group.gathered)
-        is_under_way = group.group_id in self._begun_by_others
-        if not left or len(left) > len(group.peer_ids) - 2 or not are_of_ours or is_under_way:
+        whole, count = group.group_id, len(group.peer_ids)
+        left = {number for number, peer in enumerate(group.peer_ids) if (whole, peer) in self._declined}
+        for begun in self._begun_by_others.get(whole, ()):
+            if begun[: len(whole + _WITHOUT)] != whole + _WITHOUT:
+                return group  # somebody averages with all of it
+            places = begun[len(whole + _WITHOUT) :][: 2 * count]
+            named = {int.from_bytes(places[at : at + 2], "big") for at in range(0, len(places) // 2 * 2, 2)}
+            if named <= left:  # nobody is left out since somebody says so who has not left
+                left = named
+                break
+        # whoever cannot be dialled learns of nobody's leaving
+        stay_alike = all(epoch_of(one) is not None and not is_client(one) for one in group.gathered)
+        if not left or len(left) > count - 2 or not stay_alike:
             return group
-        stays = [number not in left for number in range(len(group.peer_ids))]
-        places = b"".join(number.to_bytes(2, "big") for number in left)
+        stays = [number not in left for number in range(count)]
+        names = b"".join(number.to_bytes(2, "big") for number in sorted(left))
         peers, gathered = (tuple(itertools.compress(all_, stays)) for all_ in (group.peer_ids, group.gathered))
-        return GroupInfo(group.group_id + _WITHOUT + places, peers, gathered)
+        return GroupInfo(whole + _WITHOUT + names, peers, gathered)
 
     def let_begin_early(self, epoch: int, answer: MPFuture[bool]) -> None:
         """Let the round of an epoch begin without its trigger, if its group agrees, and tell whether it does."""
@@ -688,8 +698,7 @@ class EpochMatchmaking(Matchmaking):
         waiting = {own_id: begun for own_id, (_, begun, _) in self._awaiting_trigger.items()}
         for own_id, begun in waiting.items():
             if group_id.startswith(own_id):
-                if not group_id.startswith(own_id + _WITHOUT):
-                    self._begun_by_others.add(own_id)
+                self._begun_by_others.setdefault(own_id, []).append(group_id)
                 await begun.wait()
         return not any(group_id.startswith(left) for left in self._left)
 

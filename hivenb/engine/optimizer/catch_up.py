@@ -149,6 +149,9 @@ FIRST_LOOK = 5.0
 #: Seconds at most for which it waits where much depends on who is there.
 FIRST_LOOK_UNDER_LOAD = 20.0
 
+#: Seconds for which others that are there may give no state, as while all of them begin anew.
+GIVEN_WITHIN = 10.0
+
 #: Seconds between two looks for an epoch that is expected.
 _LOOK_AGAIN = 0.1
 
@@ -162,6 +165,7 @@ class CatchingUp:
     def __init__(self, participant: Participant):
         self._participant = participant
         self._since: float | None = None
+        self._asks_since: float | None = None
         #: whether the others have averaged gradients without this peer, in the background
         self.was_excluded = False
         self.claims = UnverifiedClaims()
@@ -248,12 +252,18 @@ class CatchingUp:
             has_state = own.local_epoch > 0 or has_taken
             lacks_all = not has_state and own.local_epoch < own.tracker.global_epoch
             # nobody gave it: all may be about to begin anew themselves
-            lacks_news = was_excluded and not has_taken and self._others_share
+            lacks_news = was_excluded and not has_taken and self._others_share and not self._has_asked_long(began)
+            self._asks_since = None if has_taken or not lacks_news else self._asks_since
             self.was_excluded = (lacks_all or lacks_news) and not self.is_hopeless
             # with steps in the background all peers are one behind
             may_jump = has_state and (own.delay_optimizer_step or self.is_hopeless)
             is_one_behind = own.local_epoch == own.tracker.global_epoch - 1
             own.begin_epoch(own.tracker.global_epoch if may_jump and is_one_behind else own.local_epoch)
+
+    def _has_asked_long(self, began: float) -> bool:
+        """Whether others have given nothing for so long that they may have nothing to give, as helpers do."""
+        self._asks_since = self._asks_since or began
+        return time.monotonic() - self._asks_since > GIVEN_WITHIN
 
     def _download(self, **kwargs: Any) -> None:
         own = self._participant

@@ -66,6 +66,18 @@ class TestCalledFor:
         lacking.catching_up.take_over_state()
         assert not lacking.catching_up.is_called_for
 
+    def test_who_gives_nothing_for_long_has_nothing_to_give(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Such as a helper, or one that shares no state."""
+        lacking = Downloading(5, 5, found=None, take_over=False)
+        other = SimpleNamespace(is_self=False, client_mode=False, peer_id=b"other", epoch=5)
+        lacking.participant.tracker.look = SimpleNamespace(peers=[other], gone=frozenset(), uncounted=frozenset())
+        lacking.catching_up.was_excluded = True
+        lacking.catching_up.take_over_state()
+        assert lacking.catching_up.is_called_for
+        monkeypatch.setattr(module, "GIVEN_WITHIN", -1.0)
+        lacking.catching_up.take_over_state()
+        assert not lacking.catching_up.is_called_for
+
     def test_it_is_under_way_until_an_epoch_was_ended_with_the_others(self) -> None:
         catching_up = self.at(5)
         assert not catching_up.is_under_way

@@ -13,7 +13,7 @@ from tiny import TinyModel, parameters, train
 from hivenb.engine.optimizer.handover import release, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.engine.trust.reliability import RoundReport
-from hivenb.strategy.kept_state import KeptState, roll_back
+from hivenb.strategy.kept_state import KeptState, roll_back, trained_names
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 ADAM = partial(torch.optim.AdamW, lr=0.01)
@@ -96,6 +96,16 @@ def test_what_comes_back_is_what_was_kept(
     assert not torch.equal(parameters(model)[0], was[0]), "training goes on"
     roll_back(optimizer, kept, buffers, optimizer.local_epoch)
     assert all(map(torch.equal, parameters(model), was)), "once more"
+
+
+def test_what_is_of_other_parameters_is_forgotten() -> None:
+    kept, model = KeptState(), TinyModel()
+    kept.epoch, kept.trained = 3, trained_names(model)
+    kept.forget_unless(trained_names(model))
+    assert kept.epoch == 3
+    model.layer.bias.requires_grad_(False)
+    kept.forget_unless(trained_names(model))
+    assert kept.epoch is None
 
 
 @pytest.mark.parametrize("mode", ["sgd", "offloaded", "reused"])

@@ -24,6 +24,16 @@ from hivenb.engine.process.socket_folder import (
 from hivenb.errors import PlatformError
 
 
+@pytest.fixture(autouse=True)
+def folder_of_multiprocessing() -> Iterator[None]:
+    """What a test has it use is gone with the test."""
+    config = mp.current_process()._config  # type: ignore[attr-defined]
+    before = config.copy()
+    yield
+    config.clear()
+    config.update(before)
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder with a short path, which is pytest's own no more than that of a batch system."""
