@@ -21,7 +21,7 @@ from hivemind.dht.protocol import DHTProtocol
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.proto import dht_pb2
-from hivemind.utils import MPFuture, get_logger
+from hivemind.utils import MPFuture, get_dht_time, get_logger
 
 from hivenb.engine.network.node import Protocol
 
@@ -42,6 +42,10 @@ MISLED, AS_RECKONED = 0.1, 1.0
 
 #: Seconds of this peer's work by which it may be ahead of what the others reckon with, or behind.
 MISLED_BY = 0.1
+
+#: Seconds by which a report may seem to come from the future, and that the quickest one of a peer may be under way:
+#: beyond them, that peer has another clock.
+AHEAD, UNDER_WAY = 0.1, 1.5
 
 #: Seconds by which a report may be late, at least, before its peer is asked whether it is there.
 LATE = 0.2
@@ -286,6 +290,20 @@ class FailureDetector:
     def too_many(self) -> frozenset[bytes]:
         """Ids of those that have never answered, beyond those who were seen first."""
         return frozenset(self._unreached[MAX_UNREACHED:])
+
+    def by_own_clock(self, report: LocalTrainingProgress) -> LocalTrainingProgress:
+        """A report as if its peer had this machine's clock, if the two differ for certain.
+
+        hivemind reckons what a peer has done since: with a clock that is behind, it has done as much more, and one that
+        is ahead does nothing.
+        """
+        sighting = self._sightings.get(report.peer_id)
+        if sighting is None:
+            return report
+        quickest = sighting.behind + get_dht_time() - time.monotonic()
+        if not math.isfinite(quickest) or -AHEAD <= quickest <= UNDER_WAY:
+            return report
+        return LocalTrainingProgress(**{**report.dict(), "time": report.time + quickest})
 
     @property
     def answering(self) -> int:

@@ -108,7 +108,9 @@ class PeerList:
         self._others = [report for report in others if report.peer_id not in too_many]
         self._tell_who_is_there(Look(time.monotonic(), as_infos(reports.values(), self._own_id)), gone)
         left = self._gone | self._uncounted
-        return {key: report for key, report in reports.items() if report.peer_id not in left}
+        return {
+            key: self._detector.by_own_clock(report) for key, report in reports.items() if report.peer_id not in left
+        }
 
     def _one_of_each(self, reports: dict[Any, LocalTrainingProgress]) -> dict[Any, LocalTrainingProgress]:
         """Of several that name one peer, the one under the key that did so first."""

@@ -106,3 +106,27 @@ def test_whoever_was_not_asked_for_want_of_room_comes_first() -> None:
         question.set_result(True)
     detector.find_gone(reports, GONE_AFTER, ask_after=0.0)
     assert asked[MAX_QUESTIONS : MAX_QUESTIONS + 2] == [one.peer_id for one in reports[MAX_QUESTIONS:]]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "under_way", "expected"),
+    [
+        (0.0, 0.3, -0.3),  # what a peer has done since its report counts
+        (2.5, 0.3, 0.0),
+        (-2.5, 0.3, 0.0),
+        (-120.0, 0.3, 0.0),
+        (0.05, 0.0, 0.05),
+    ],
+    ids=["the same", "ahead", "behind", "far behind", "nearly the same"],
+)
+def test_reports_by_another_clock_are_read_by_this_one(ahead: float, under_way: float, expected: float) -> None:
+    nobody_answers = SimpleNamespace(run_coroutine=lambda *_, **__: Future())
+    detector, peer = FailureDetector(cast(Any, nobody_answers)), PeerID(b"\x12\x20" + bytes(32))
+    made = report(peer)
+    for older in (1.0, 0.0):  # the quickest one tells
+        made.time = get_dht_time() + ahead - under_way - older
+        detector.find_gone([made], 100.0, 1000.0)
+    read = detector.by_own_clock(made)
+    assert read.time - get_dht_time() == pytest.approx(expected, abs=0.05)
+    assert {**read.dict(), "time": 0.0} == {**made.dict(), "time": 0.0}
+    assert detector.by_own_clock(other := report(PeerID(b"\x12\x20" + bytes(31) + b"1"))) is other
