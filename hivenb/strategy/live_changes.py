@@ -13,7 +13,7 @@ from hivenb.engine.averaging.module_rest import ModuleRest
 from hivenb.engine.averaging.torch_optimizer_state import group_settings, restore_group_settings
 from hivenb.engine.network.dht import DHT
 from hivenb.engine.optimizer.checkpoint import EpochSchedulers
-from hivenb.engine.optimizer.handover import release, set_live, take_over
+from hivenb.engine.optimizer.handover import Handover, release, set_live, take_over
 from hivenb.engine.optimizer.optimizer import Optimizer, default_next_chunk_timeout
 from hivenb.engine.process.restart_count import RestartCount
 from hivenb.errors import OptionsError, ProcessEndedError
@@ -106,12 +106,14 @@ def reconfigured(
     after: Options,
     differing: Collection[str],
     make: Callable[..., Optimizer],
+    otherwise: Callable[[Handover, Exception], Optimizer],
 ) -> tuple[Optimizer, Exception | None]:
     """The optimizer with other options, to be called between two of its steps.
 
     :param optimizer: as it trains with the options ``before``
     :param differing: names of the options that differ
     :param make: makes an optimizer from keyword arguments
+    :param otherwise: called where nothing can be made with the old options, either: makes a successor all the same
     :returns: the same optimizer, where all that changes can be set in it, otherwise its successor; and ``None``, or
       what went wrong with the new options: then it has the old ones
     """
@@ -134,7 +136,11 @@ def reconfigured(
     try:
         return take_over(handover, make, offload=new.pop("offload_optimizer"), **new), None
     except Exception as e:
-        return take_over(handover, make, offload=old.pop("offload_optimizer"), **old), e
+        error = e
+    try:
+        return take_over(handover, make, offload=old.pop("offload_optimizer"), **old), error
+    except Exception as e:  # as where memory has run out, or the DHT has just ended
+        return otherwise(handover, e), error
 
 
 def set_scheduler(
@@ -184,6 +190,8 @@ class Recovery:
     def __init__(self, training: Trains, make: Callable[..., Optimizer], go_on_with: Callable[[Optimizer], None]):
         self._training, self._make, self._go_on_with = training, make, go_on_with
         self._count = RestartCount()
+        #: why there is nothing to go on with, since a change of options has ended what there was
+        self._lost: ProcessEndedError | None = None
 
     def recover(self, failure: ProcessEndedError | None = None) -> bool:
         """Start averagers anew that have ended.
@@ -193,6 +201,9 @@ class Recovery:
         :returns: whether any were
         :raises ProcessEndedError: if what has ended cannot be started anew, or has ended too often of late
         """
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            raise lost
         optimizer = self._training.optimizer
         if optimizer is None:
             return False
@@ -217,8 +228,22 @@ class Recovery:
                 raise
         return None
 
-    def _successor(self, optimizer: Optimizer, ended: ProcessEndedError) -> Optimizer:
-        handover = None
+    def rescue(self, handover: Handover, error: Exception) -> Optimizer:
+        """Make a successor with the options that are in force, where that has just failed.
+
+        :raises ProcessEndedError: if it fails again and again; training ends with it at its next batch
+        """
+        optimizer = self._training.optimizer
+        assert optimizer is not None  # whose handover it is
+        words = f"the averagers could not be made anew: {str(error) or repr(error)}"
+        ended = error if isinstance(error, ProcessEndedError) else ProcessEndedError(words)
+        try:
+            return self._successor(optimizer, ended, handover)
+        except ProcessEndedError as e:
+            self._lost = e
+            raise
+
+    def _successor(self, optimizer: Optimizer, ended: ProcessEndedError, handover: Handover | None = None) -> Optimizer:
         while True:
             self._count.add(ended)
             _require(optimizer.dht, ended)  # which has ended its averagers by then

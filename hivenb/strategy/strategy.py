@@ -416,7 +416,9 @@ class HivemindStrategy(OneDeviceStrategy):
         if "scheduler_fn" in differing:
             make = None if options.scheduler_fn is None else scheduler_maker(options.scheduler_fn)
             put_scheduler_back = set_scheduler(self._optimizer, make)
-        optimizer, error = reconfigured(self._optimizer, before, options, differing, self._make_optimizer)
+        optimizer, error = reconfigured(
+            self._optimizer, before, options, differing, self._make_optimizer, self._recovery.rescue
+        )
         if error is None:
             self.options = options
         elif put_scheduler_back is not None:

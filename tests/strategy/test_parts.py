@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -98,6 +98,40 @@ class TestRecovery:
         assert self.recovery(training).recover()
         assert training.optimizer.made_of == "what it has"
         assert training.notices == ["an averager was started anew"]
+
+    def test_one_that_a_change_has_ended_goes_on_all_the_same(self, training: Training) -> None:
+        handover: Any = "what it had"
+        assert self.recovery(training).rescue(handover, MemoryError("no room")).made_of == "what it had"
+
+    def test_where_nothing_can_be_made_training_ends_at_its_next_batch_with_the_reason(
+        self, training: Training
+    ) -> None:
+        def make(handover: str) -> Any:
+            raise MemoryError("no room")
+
+        recovery, handover = Recovery(training, make, training.go_on_with), cast(Any, "what it had")
+        with pytest.raises(ProcessEndedError):
+            recovery.rescue(handover, MemoryError("no room"))
+        with pytest.raises(ProcessEndedError, match=r"could not be made anew: no room"):
+            recovery.recover()
+        assert not recovery.recover(), "once: another start begins with nothing of it"
+
+    def test_a_change_that_fails_both_ways_is_handed_to_it(
+        self, training: Training, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def take_over(handover: str, make: Any, **settings: Any) -> Any:
+            raise MemoryError("no room")
+
+        monkeypatch.setattr(live_changes, "take_over", take_over)
+        before, handed = Options(target_batch_size=8), []
+        after = before.replace(offload_optimizer=True)
+        rescued, error = live_changes.reconfigured(
+            cast(Any, training.optimizer), before, after, before.difference(after), cast(Any, None),
+            lambda handover, e: handed.append((handover, e)) or cast(Any, "rescued"),
+        )  # fmt: skip
+        assert rescued == cast(Any, "rescued")
+        assert isinstance(error, MemoryError)
+        assert [handover for handover, _ in handed] == ["what it has"]
 
     def test_a_step_that_fails_with_it_is_given_up(self, training: Training) -> None:
         def step(value: int) -> int:
