@@ -388,6 +388,37 @@ async def test_who_begins_later_follows_who_has_begun_without_one_that_left(memo
     assert memory.now - began < 5.0
 
 
+async def test_one_that_pauses_long_before_the_others_begin_takes_nothing_along_either(memory: InMemorySwarm) -> None:
+    """They may need longer than their senders are waited for, without its speed."""
+    peers = await memory.join_with_averagers(3, SHARED, **SMALL_PARTS)
+    staying = peers[:2]
+    *rounds, left = await memory.meet(*peers)
+    left.weight = 0.0
+    left.allow_allreduce()
+    await memory.until(left.done)
+    assert left.cancelled()
+    await asyncio.sleep(60.0)
+    for value, (peer, control) in enumerate(zip(staying, rounds, strict=True), start=1):
+        peer.begin(control, float(value))
+    for peer, control in zip(staying, rounds, strict=True):
+        assert set(await outcome(control)) == ids(*staying)
+        assert torch.allclose(peer.numbers, torch.full((SHARED,), 1.5))
+
+
+async def test_one_that_pauses_when_another_one_has_begun_averages_for_the_others(memory: InMemorySwarm) -> None:
+    peers = await memory.join_with_averagers(3, SHARED, **SMALL_PARTS)
+    staying = peers[:2]
+    *rounds, left = await memory.meet(*peers)
+    staying[0].begin(rounds[0], 1.0)
+    await asyncio.sleep(0.5)
+    left.weight = 0.0
+    left.allow_allreduce()
+    staying[1].begin(rounds[1], 2.0)
+    for peer, control in zip(staying, rounds, strict=True):
+        assert set(await outcome(control)) == ids(*peers)
+        assert torch.allclose(peer.numbers, torch.full((SHARED,), 1.5))
+
+
 async def test_one_that_cannot_be_told_averages_with_the_others_all_the_same(memory: InMemorySwarm) -> None:
     node, client, leaving = peers = await memory.join(3)
     await node.average_with(SHARED, **SMALL_PARTS)

@@ -529,6 +529,10 @@ class Averager(WatchedProcess, DecentralizedAverager):
         :param aggregate: hivemind's method
         :returns: what the peers that have taken part say of themselves
         """
+        if self.mode is not AveragingMode.AUX and (step := self._matchmaking.to_be_left(group_info)) is not None:
+            MPFuture.cancel(step)
+            self._take_back(group_info)
+            raise asyncio.CancelledError  # on which the others are told
         met, group_info = group_info, self._matchmaking.without_those_who_left(group_info)
         with self._running_instead(met, group_info):
             self._matchmaking.begin(met.group_id)
@@ -543,10 +547,14 @@ class Averager(WatchedProcess, DecentralizedAverager):
         if left is met:
             yield
             return
-        for group_id in [one for one in self._running_groups if one.startswith(met.group_id)]:  # and its phases
-            self._running_groups.pop(group_id).cancel()  # whoever waits for it already asks in vain
+        self._take_back(met)
         with self._register_allreduce_group(left):
             yield
+
+    def _take_back(self, group: GroupInfo) -> None:
+        """Let a group, and its phases, exchange nothing; whoever waits for it already asks in vain."""
+        for group_id in [one for one in self._running_groups if one.startswith(group.group_id)]:
+            self._running_groups.pop(group_id).cancel()
 
     async def _exchange_with(
         self, aggregate: Callable[..., Awaitable[Any]], group_info: GroupInfo, min_vector_size: int, **kwargs: Any

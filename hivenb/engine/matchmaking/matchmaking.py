@@ -661,14 +661,24 @@ class EpochMatchmaking(Matchmaking):
             if named <= left:  # nobody is left out since somebody says so who has not left
                 left = named
                 break
-        # whoever cannot be dialled learns of nobody's leaving
-        stay_alike = all(epoch_of(one) is not None and not is_client(one) for one in group.gathered)
-        if not left or len(left) > count - 2 or not stay_alike:
+        if not left or len(left) > count - 2 or not _all_learn_who_leaves(group):
             return group
         stays = [number not in left for number in range(count)]
         names = b"".join(number.to_bytes(2, "big") for number in sorted(left))
         peers, gathered = (tuple(itertools.compress(all_, stays)) for all_ in (group.peer_ids, group.gathered))
         return GroupInfo(whole + _WITHOUT + names, peers, gathered)
+
+    def to_be_left(self, group: GroupInfo) -> StepControl | None:
+        """The round of a group in which this peer is to count for nothing, if the others do better without it.
+
+        Nobody has begun then, and whoever begins averages without those who have left. In another group, this peer
+        takes part without any weight: what it would average for the others would be lost to them.
+        """
+        step, _, _ = self._awaiting_trigger.get(group.group_id, (None, None, None))
+        is_under_way = group.group_id in self._begun_by_others
+        if step is None or step.weight != 0 or is_under_way or not _all_learn_who_leaves(group):
+            return None
+        return step
 
     def let_begin_early(self, epoch: int, answer: MPFuture[bool]) -> None:
         """Let the round of an epoch begin without its trigger, if its group agrees, and tell whether it does."""
@@ -725,6 +735,11 @@ class EpochMatchmaking(Matchmaking):
 
     def _has_gone(self, peer: PeerID) -> bool:
         return self._expected is not None and peer.to_bytes() in self._expected.gone
+
+
+def _all_learn_who_leaves(group: GroupInfo) -> bool:
+    """Whether nobody in a group is one of plain hivemind, or cannot be dialled and so be told."""
+    return all(epoch_of(one) is not None and not is_client(one) for one in group.gathered)
 
 
 def _ids(peers: Collection[PeerID]) -> frozenset[bytes]:
