@@ -121,7 +121,9 @@ def runner_of(own: GradientAverager, group: GroupInfo, tensors: Sequence[torch.T
 
 def step() -> Any:
     """A round that looks for its group."""
-    return SimpleNamespace(data_for_gather=gathered(), scheduled_time=get_dht_time(), get_timeout=lambda: PATIENCE)
+    return SimpleNamespace(
+        data_for_gather=gathered(), scheduled_time=get_dht_time(), get_timeout=lambda: PATIENCE, weight=1.0
+    )
 
 
 def context(remote: PeerID) -> P2PContext:
