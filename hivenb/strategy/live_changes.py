@@ -190,8 +190,8 @@ class Recovery:
     def __init__(self, training: Trains, make: Callable[..., Optimizer], go_on_with: Callable[[Optimizer], None]):
         self._training, self._make, self._go_on_with = training, make, go_on_with
         self._count = RestartCount()
-        #: why there is nothing to go on with, since a change of options has ended what there was
-        self._lost: ProcessEndedError | None = None
+        #: an optimizer that a change of options has ended, and why none could be made in its place
+        self._lost: tuple[Optimizer, ProcessEndedError] | None = None
 
     def recover(self, failure: ProcessEndedError | None = None) -> bool:
         """Start averagers anew that have ended.
@@ -201,10 +201,9 @@ class Recovery:
         :returns: whether any were
         :raises ProcessEndedError: if what has ended cannot be started anew, or has ended too often of late
         """
-        lost, self._lost = self._lost, None
-        if lost is not None:
-            raise lost
         optimizer = self._training.optimizer
+        if self._lost is not None and self._lost[0] is optimizer:
+            raise self._lost[1]
         if optimizer is None:
             return False
         # training would go on without an averager: each round fails at once
@@ -240,7 +239,7 @@ class Recovery:
         try:
             return self._successor(optimizer, ended, handover)
         except ProcessEndedError as e:
-            self._lost = e
+            self._lost = optimizer, e
             raise
 
     def _successor(self, optimizer: Optimizer, ended: ProcessEndedError, handover: Handover | None = None) -> Optimizer:

@@ -21,6 +21,7 @@ from hivenb.engine.averaging.round import Round
 from hivenb.engine.exchange import all_reduce
 from hivenb.engine.exchange import runner as module
 from hivenb.engine.exchange.runner import FaultTolerantRunner
+from hivenb.engine.matchmaking import matchmaking
 from hivenb.engine.matchmaking.matchmaking import ExpectedPeers
 from hivenb.engine.trust.aggregation import SampleReports, Told
 from in_memory.network import Message
@@ -419,6 +420,47 @@ async def test_one_that_pauses_when_another_one_has_begun_averages_for_the_other
         assert torch.allclose(peer.numbers, torch.full((SHARED,), 1.5))
 
 
+async def test_with_a_helper_a_group_stays_as_it_has_met(memory: InMemorySwarm) -> None:
+    """It sends nothing by which anybody would know that it has begun."""
+    peers = await memory.join(4)
+    for peer in peers:
+        await peer.average_with(SHARED, auxiliary=peer is peers[3], **SMALL_PARTS)
+    rounds = await memory.meet(*peers)
+    rounds[2].cancel()
+    await asyncio.sleep(1.0)
+    own = peers[0].matchmaking
+    ((group_id, (step, _, group)),) = own._awaiting_trigger.items()
+    assert (group_id, peers[2].peer_id) in own._declined
+    assert own.without_those_who_left(group) is group
+    step.weight = 0.0
+    assert own.to_be_left(group) is None
+    for control in rounds:
+        control.cancel()
+
+
+@pytest.mark.parametrize("leaves", ["cancelled", "without any weight"])
+async def test_who_has_begun_before_a_group_is_known_counts(
+    memory: InMemorySwarm, leaves: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers may be here before its leader has said that it has begun."""
+    peers = await memory.join_with_averagers(3, SHARED, **SMALL_PARTS)
+    rounds = await memory.meet(*peers)
+    late = peers[1].matchmaking
+    ((group_id, (step, _, group)),) = late._awaiting_trigger.items()
+    late._awaiting_trigger.clear()
+    late._not_known_yet.append(group_id)
+    late.step_control = step
+    late._await_trigger(group)
+    if leaves == "cancelled":
+        late.decline(group_id, peers[2].peer_id)
+        assert late.without_those_who_left(group) is group
+    else:
+        step.weight = 0.0
+        assert late.to_be_left(group) is None
+    for control in rounds:
+        control.cancel()
+
+
 async def test_one_that_cannot_be_told_averages_with_the_others_all_the_same(memory: InMemorySwarm) -> None:
     node, client, leaving = peers = await memory.join(3)
     await node.average_with(SHARED, **SMALL_PARTS)
@@ -435,6 +477,16 @@ async def test_one_that_cannot_be_told_averages_with_the_others_all_the_same(mem
         assert set(await outcome(control)) >= ids(node, client)
         assert 1.5 in peer.numbers
     assert memory.now - began < 5.0
+
+
+def test_who_is_left_out_is_read_from_the_id_of_what_is_left(memory: InMemorySwarm) -> None:
+    whole = bytes(range(20))
+    named = whole + b" without " + bytes([0, 2, 0, 1, 0, 3])
+    assert matchmaking._left_out(whole, whole) is None
+    assert matchmaking._left_out(whole + b"PHASE_P", whole) is None
+    assert matchmaking._left_out(named, whole) == {1, 3}
+    assert matchmaking._left_out(named + b"PHASE_P", whole) == {1, 3}
+    assert matchmaking._left_out(whole + b" without ", whole) == frozenset()
 
 
 @pytest.mark.parametrize("after", [0.0, 1.0], ids=["at once", "when all know"])

@@ -172,6 +172,9 @@ ALONE_AFTER = 2
 #: Share of ``shutdown_timeout`` for which an averager that is to end gives others what they still are to have of it.
 SHARE_OF_OTHERS = 0.8
 
+#: Seconds that others of a group are given to learn that this peer has left it, where it waits for that.
+TOLD_WITHIN = 3.0
+
 #: Seconds that an averager's process may take to change its settings, or to begin to look for a group.
 ANSWER_TIMEOUT = 10.0
 
@@ -496,13 +499,19 @@ class Averager(WatchedProcess, DecentralizedAverager):
             try:
                 await super()._step(step=step, future_for_init=future_for_init)
             finally:
-                left = await self._matchmaking.leave(step)
-                await asyncio.gather(
-                    *(self._decline(group.group_id, peer) for group in left for peer in group.peer_ids)
-                )
+                await self._tell_who_waits(step)
         except Exception as e:
             # whoever asked for the round has the error in its future; here it would only be printed by asyncio
             logger.debug(f"A round of averaging ended with {e!r}")
+
+    async def _tell_who_waits(self, step: StepControl) -> None:
+        """Tell the others of a round that has met, and that this peer takes no part in, that it does not."""
+        left = await self._matchmaking.leave(step)
+        telling = [asyncio.create_task(self._decline(one.group_id, peer)) for one in left for peer in one.peer_ids]
+        for task in telling:
+            self._exchange.note_ending(task)
+        if telling:
+            await asyncio.wait(telling, timeout=TOLD_WITHIN)
 
     async def _decline(self, group_id: bytes, peer: PeerID) -> None:
         """Tell a peer that this one does not average with a group that it was in, so that nobody waits for its data.
@@ -530,9 +539,10 @@ class Averager(WatchedProcess, DecentralizedAverager):
         :returns: what the peers that have taken part say of themselves
         """
         if self.mode is not AveragingMode.AUX and (step := self._matchmaking.to_be_left(group_info)) is not None:
-            MPFuture.cancel(step)
             self._take_back(group_info)
-            raise asyncio.CancelledError  # on which the others are told
+            await self._tell_who_waits(step)  # before this peer may end
+            MPFuture.cancel(step)
+            raise asyncio.CancelledError
         met, group_info = group_info, self._matchmaking.without_those_who_left(group_info)
         with self._running_instead(met, group_info):
             self._matchmaking.begin(met.group_id)

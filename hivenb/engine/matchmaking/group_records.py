@@ -69,9 +69,14 @@ def is_helper(record: list[Any]) -> bool:
     return bool(record[1] == AveragingMode.AUX.value)
 
 
-def is_client(gather: bytes) -> bool:
-    """Whether nobody can dial a peer, by what it has sent to its group; it is readable."""
-    return bool(BoundedSerializer.loads(gather)[1] == AveragingMode.CLIENT.value)
+def averages_its_own(gather: bytes) -> bool:
+    """Whether a peer sends its own numbers and averages those of others, by what it has sent to its group.
+
+    A client averages nothing, and cannot be dialled; a helper has no numbers of its own.
+
+    :param gather: is readable
+    """
+    return bool(BoundedSerializer.loads(gather)[1] == AveragingMode.NODE.value)
 
 
 def is_far(record: list[Any]) -> bool:

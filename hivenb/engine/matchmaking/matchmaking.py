@@ -28,8 +28,8 @@ from hivemind.utils.asyncio import as_aiter
 from hivenb.engine.matchmaking.group_records import (
     LARGEST_GROUP,
     all_offer_early,
+    averages_its_own,
     epoch_of,
-    is_client,
     is_readable,
     marked,
     why_no_group,
@@ -377,7 +377,7 @@ async def give_up(following: asyncio.Task[Any]) -> None:
 #: Groups of which it is remembered who has left them.
 REMEMBERED = 64
 
-#: What follows the id of a group in that of what is left of it, before the places of those who have left it.
+#: What follows the id of a group in that of what is left of it, before how many have left it, and their places.
 _WITHOUT = b" without "
 
 
@@ -414,6 +414,8 @@ class EpochMatchmaking(Matchmaking):
         self._declined: deque[tuple[bytes, PeerID]] = deque(maxlen=REMEMBERED)
         #: of groups that this peer has not begun to average with, the ids by which others have, by the groups' own
         self._begun_by_others: dict[bytes, list[bytes]] = {}
+        #: ids of groups of which this peer did not know yet that it is in them when others had begun already
+        self._not_known_yet: deque[bytes] = deque(maxlen=REMEMBERED)
         #: peers that have said which epoch's round they look for, in a group with this one
         self._peers_of_ours: set[PeerID] = set()
         #: told what the others do
@@ -612,6 +614,8 @@ class EpochMatchmaking(Matchmaking):
 
     def _await_trigger(self, group: GroupInfo) -> GroupInfo:
         self._awaiting_trigger[group.group_id] = self.step_control, asyncio.Event(), group
+        if begun := [one for one in self._not_known_yet if one.startswith(group.group_id)]:
+            self._begun_by_others[group.group_id] = begun
         self._early.note_group(self.step_control, group)
         sent = zip(group.peer_ids, group.gathered, strict=True)
         self._peers_of_ours.update(peer for peer, gather in sent if epoch_of(gather) is not None)
@@ -652,19 +656,17 @@ class EpochMatchmaking(Matchmaking):
         :param group: as it has met
         """
         whole, count = group.group_id, len(group.peer_ids)
-        left = {number for number, peer in enumerate(group.peer_ids) if (whole, peer) in self._declined}
+        left = frozenset(number for number, peer in enumerate(group.peer_ids) if (whole, peer) in self._declined)
         for begun in self._begun_by_others.get(whole, ()):
-            if begun[: len(whole + _WITHOUT)] != whole + _WITHOUT:
+            if (named := _left_out(begun, whole)) is None:
                 return group  # somebody averages with all of it
-            places = begun[len(whole + _WITHOUT) :][: 2 * count]
-            named = {int.from_bytes(places[at : at + 2], "big") for at in range(0, len(places) // 2 * 2, 2)}
             if named <= left:  # nobody is left out since somebody says so who has not left
                 left = named
                 break
         if not left or len(left) > count - 2 or not _all_learn_who_leaves(group):
             return group
         stays = [number not in left for number in range(count)]
-        names = b"".join(number.to_bytes(2, "big") for number in sorted(left))
+        names = b"".join(number.to_bytes(2, "big") for number in (len(left), *sorted(left)))
         peers, gathered = (tuple(itertools.compress(all_, stays)) for all_ in (group.peer_ids, group.gathered))
         return GroupInfo(whole + _WITHOUT + names, peers, gathered)
 
@@ -706,6 +708,8 @@ class EpochMatchmaking(Matchmaking):
         :returns: whether it takes part, as far as that can be told
         """
         waiting = {own_id: begun for own_id, (_, begun, _) in self._awaiting_trigger.items()}
+        if not any(map(group_id.startswith, waiting)):
+            self._not_known_yet.append(group_id)
         for own_id, begun in waiting.items():
             if group_id.startswith(own_id):
                 self._begun_by_others.setdefault(own_id, []).append(group_id)
@@ -737,9 +741,22 @@ class EpochMatchmaking(Matchmaking):
         return self._expected is not None and peer.to_bytes() in self._expected.gone
 
 
+def _left_out(group_id: bytes, whole: bytes) -> frozenset[int] | None:
+    """The places of those without whom somebody averages; ``None`` if with all that are in the group.
+
+    :param group_id: by which that is named, maybe with a suffix for a phase of the round
+    :param whole: the group's own id
+    """
+    if not group_id.startswith(whole + _WITHOUT):
+        return None
+    numbers = group_id[len(whole + _WITHOUT) :]
+    found = [int.from_bytes(numbers[at : at + 2], "big") for at in range(0, len(numbers), 2)]
+    return frozenset(found[1 : 1 + found[0]]) if found else frozenset()
+
+
 def _all_learn_who_leaves(group: GroupInfo) -> bool:
-    """Whether nobody in a group is one of plain hivemind, or cannot be dialled and so be told."""
-    return all(epoch_of(one) is not None and not is_client(one) for one in group.gathered)
+    """Whether all in a group are of ours, are told who leaves it, and tell by their numbers that they have begun."""
+    return all(epoch_of(one) is not None and averages_its_own(one) for one in group.gathered)
 
 
 def _ids(peers: Collection[PeerID]) -> frozenset[bytes]:

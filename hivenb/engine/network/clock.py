@@ -50,8 +50,8 @@ class ClockStatus:
             return None
         return (
             f"The clock of this machine is {abs(behind):,.0f} s {'behind' if behind > 0 else 'ahead of'} those of the "
-            "other peers, so that they do not see what it writes, or it does not see them. Set it, by "
-            "`timedatectl set-ntp true` or, in WSL, `sudo hwclock -s`"
+            "other peers, so that they do not see what it writes, or it does not see them. Set the one that is wrong, "
+            "by `timedatectl set-ntp true` or, in WSL, `sudo hwclock -s`"
         )
 
 
@@ -62,8 +62,11 @@ async def compare_clocks(node: DHTNode, status: ClockStatus) -> None:
         connected = list(node.protocol.routing_table.peer_id_to_uid)
         asked = random.sample(connected, min(ASKED, len(connected)))
         answers = await asyncio.gather(*(_seconds_ahead(peer, node) for peer in asked))
-        if known := [one for one in answers if one is not None]:
+        known = [one for one in answers if one is not None]
+        if len(known) == ASKED:
             status.note(statistics.median(known))
+        elif known or not asked:  # of two, either may be wrong
+            status.note(min(known, key=abs, default=0.0))
 
 
 async def _seconds_ahead(peer: PeerID, node: DHTNode) -> float | None:

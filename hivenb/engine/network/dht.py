@@ -56,7 +56,7 @@ from hivenb.engine.network.daemon import (
 from hivenb.engine.network.node import KnownPeers, Node, find_lost_peers
 from hivenb.engine.network.reachability import Way, WayFound, answer_who_asks, start_reachable
 from hivenb.engine.network.records import Kind, RunRecords, SignatureValidator
-from hivenb.engine.network.relays import keep_place, start_relay
+from hivenb.engine.network.relays import LostPlaces, keep_place, start_relay
 from hivenb.engine.network.untrusted_values import bound_this_process
 from hivenb.engine.process.interrupts import BackgroundThread
 from hivenb.engine.process.known_process import wait_for_exit
@@ -274,7 +274,7 @@ class DHT(WatchedProcess, hivemind.DHT):
         self._is_walled, self._found = is_walled, WayFound()
         #: to which nothing is answered, here and in the averagers that use this DHT
         self.blocked_peers = BlockedPeers()
-        self._admission_status, self._clock = AdmissionStatus(), ClockStatus()
+        self._admission_status, self._clock, self._lost_places = AdmissionStatus(), ClockStatus(), LostPlaces()
         self._told_of_clock = False
         self._works = threading.Event()
         self._works.set()
@@ -525,7 +525,7 @@ class DHT(WatchedProcess, hivemind.DHT):
         tasks.add(asyncio.create_task(find_lost_peers(self._node, self._known_peers)))
         tasks.add(asyncio.create_task(compare_clocks(self._node, self._clock)))
         if relays := self._found.way.relays:
-            tasks.add(asyncio.create_task(keep_place(self._node.p2p, relays, len(self._restarts))))
+            tasks.add(asyncio.create_task(keep_place(self._node.p2p, relays, self._lost_places)))
         while True:
             method, request = await messages.get()
             if method == "_shutdown":

@@ -6,8 +6,10 @@ A circuit relay, version 2: https://github.com/libp2p/specs/blob/master/relay/ci
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
 from google.protobuf.empty_pb2 import Empty
@@ -55,7 +57,7 @@ _ANSWERS_WITHIN, _MOST_STARTS = 5.0, 20
 #: Seconds from one look at the own place to the next, and for which one without a place is connected to a relay before
 #: it begins anew: the daemon itself asks no relay again for an hour that it has asked before. Each time, so many times
 #: as long: the daemon is started anew some times within a minute, and no more.
-_LOOK_AGAIN_EVERY, _LOST_AFTER, _TIMES_AS_LONG = 5.0, 15.0, 4
+_LOOK_AGAIN_EVERY, _LOST_AFTER, _TIMES_AS_LONG, _LONGEST = 5.0, 15.0, 4, 1800.0
 
 _TROUBLE = (P2PDaemonError, ControlFailure, OSError, EOFError, TimeoutError, asyncio.TimeoutError)
 
@@ -114,21 +116,45 @@ async def has_place(p2p: P2P) -> bool:
     return any(CIRCUIT in str(address) for address in await p2p.get_visible_maddrs(latest=True))
 
 
-async def keep_place(p2p: P2P, relays: Iterable[str], restarts: int = 0) -> None:
+class LostPlaces:
+    """How often in a row a daemon was ended since it had no place at a relay. For one process after the other."""
+
+    def __init__(self) -> None:
+        self._in_a_row = RawValue(ctypes.c_int, 0)
+
+    @property
+    def in_a_row(self) -> int:
+        """How often, since it last had one."""
+        return int(self._in_a_row.value)
+
+    @in_a_row.setter
+    def in_a_row(self, count: int) -> None:
+        self._in_a_row.value = count
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a place after which the daemon is to ask anew."""
+        return min(_LOST_AFTER * float(_TIMES_AS_LONG**self.in_a_row), _LONGEST)
+
+
+async def keep_place(p2p: P2P, relays: Iterable[str], lost: LostPlaces) -> None:
     """Look again and again whether a peer still has its place at a relay, and end its daemon if it has lost that.
 
     As when the relay was started again. The daemon is started anew then, as the same peer, and asks at once.
 
     :param relays: multiaddresses of those who were asked for one
-    :param restarts: of the daemon of late: a relay that has no place for a while is asked more and more seldom
+    :param lost: how often that was so in a row: a relay that has no place for a while is asked more and more seldom
     """
     ids = {PeerID.from_base58(Multiaddr(address)["p2p"]) for address in relays}
     lost_for = 0.0
-    while lost_for < _LOST_AFTER * _TIMES_AS_LONG**restarts:
+    while lost_for < lost.patience:
         await asyncio.sleep(_LOOK_AGAIN_EVERY)
         with suppress(*_TROUBLE):
-            is_lost = ids & {one.peer_id for one in await p2p.list_peers()} and not await has_place(p2p)
+            is_placed = await has_place(p2p)
+            lost.in_a_row *= not is_placed
+            is_lost = ids & {one.peer_id for one in await p2p.list_peers()} and not is_placed
             lost_for = lost_for + _LOOK_AGAIN_EVERY if is_lost else 0.0
+    lost.in_a_row += 1
     logger.info("This peer has lost its place at the relay, and asks for another one")
     p2p._child.terminate()
 

@@ -253,8 +253,8 @@ class CatchingUp:
             lacks_all = not has_state and own.local_epoch < own.tracker.global_epoch
             # nobody gave it: all may be about to begin anew themselves
             lacks_news = was_excluded and not has_taken and self._others_share and not self._has_asked_long(began)
-            self._asks_since = None if has_taken or not lacks_news else self._asks_since
             self.was_excluded = (lacks_all or lacks_news) and not self.is_hopeless
+            self._asks_since = self._asks_since if lacks_news and self.was_excluded else None
             # with steps in the background all peers are one behind
             may_jump = has_state and (own.delay_optimizer_step or self.is_hopeless)
             is_one_behind = own.local_epoch == own.tracker.global_epoch - 1

@@ -292,7 +292,7 @@ class FailureDetector:
         return frozenset(self._unreached[MAX_UNREACHED:])
 
     def by_own_clock(self, report: LocalTrainingProgress) -> LocalTrainingProgress:
-        """A report as if its peer had this machine's clock, if the two differ for certain.
+        """A report as if its peer had this machine's clock, if the two differ as far as its reports tell.
 
         hivemind reckons what a peer has done since: with a clock that is behind, it has done as much more, and one that
         is ahead does nothing.

@@ -58,6 +58,7 @@ def test_one_that_is_behind_is_told_once_and_again_when_it_was_right_in_between(
         ([1000.0], 1000.0),
         ([0.0, 1e9, 0.2], 0.2),  # one that says what it likes
         ([None, None, 30.0], 30.0),
+        ([0.1, 20.0], 0.1),  # either may be wrong
         ([None], 0.0),
         ([], 0.0),
     ],
