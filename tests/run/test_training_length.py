@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning
 import pytest
-from tiny import TinyModel, loader
+from tiny import QUIET, TinyModel, loader
 
 from hivenb.run import pause_and_stop
 from hivenb.run.pause_and_stop import Stage
@@ -53,6 +53,14 @@ class Looks(lightning.Callback):
         self.seen.append(length_of(trainer, 1100.0, self.since, True))
 
 
+def fitted(folder: Any, looks: Looks, checkpoint: Any = None, **limits: Any) -> lightning.Trainer:
+    """A Trainer after its training, of ten batches in a pass."""
+    kwargs = {**QUIET, "callbacks": [looks], "default_root_dir": folder, "limit_train_batches": 10}
+    trainer = lightning.Trainer(**kwargs, **limits)
+    trainer.fit(TinyModel(), loader(), ckpt_path=checkpoint)
+    return trainer
+
+
 @pytest.mark.parametrize(
     ("limits", "goal", "unit"),
     [
@@ -62,20 +70,8 @@ class Looks(lightning.Callback):
     ],
 )
 def test_the_goal_is_what_ends_the_run_first(tmp_path: Any, limits: Any, goal: int | None, unit: str) -> None:
-    looks, data = Looks(), loader()
-    trainer = lightning.Trainer(
-        **limits,
-        limit_train_batches=10,
-        callbacks=[looks],
-        default_root_dir=tmp_path,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **({"max_time": {"seconds": 1}} if goal is None else {}),
-    )
-    trainer.fit(TinyModel(), data)
+    looks = Looks()
+    trainer = fitted(tmp_path, looks, **limits, **({"max_time": {"seconds": 1}} if goal is None else {}))
     assert all(seen.goal == goal and seen.seconds == 1100 for seen in looks.seen)
     if goal is None:
         assert looks.seen[-1].seconds_left is None
@@ -91,29 +87,15 @@ def test_the_goal_is_what_ends_the_run_first(tmp_path: Any, limits: Any, goal: i
 
 @pytest.mark.parametrize("is_written_in_a_pass", [False, True], ids=["after", "at the end of a pass"])
 def test_what_a_checkpoint_has_brought_is_no_pace_of_this_run(tmp_path: Any, is_written_in_a_pass: bool) -> None:
-    def fit(passes: int, looks: Looks, checkpoint: Any = None) -> lightning.Trainer:
-        trainer = lightning.Trainer(
-            max_epochs=passes,
-            limit_train_batches=10,
-            callbacks=[looks],
-            default_root_dir=tmp_path,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(TinyModel(), loader(), ckpt_path=checkpoint)
-        return trainer
-
     class Writes(Looks):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             trainer.save_checkpoint(tmp_path / "half.ckpt")
 
-    trainer = fit(2, Writes())
+    trainer = fitted(tmp_path, Writes(), max_epochs=2)
     if not is_written_in_a_pass:
         trainer.save_checkpoint(tmp_path / "half.ckpt")
     looks = Looks()
-    fit(4, looks, tmp_path / "half.ckpt")
+    fitted(tmp_path, looks, tmp_path / "half.ckpt", max_epochs=4)
     assert looks.since.share == 0.5
     first, middle = looks.seen[0], looks.seen[len(looks.seen) // 2]
     assert first.seconds_left is None or first.seconds_left > 500, "a twentieth of what is left, in 100 s"

@@ -223,7 +223,7 @@ _NOBODY = "the swarm does not let this peer in"
 
 
 class DHT(WatchedProcess, hivemind.DHT):
-    """``hivemind.DHT`` for a notebook kernel. Parameters and methods are those of ``hivemind.DHT``, and two more.
+    """``hivemind.DHT`` for a notebook kernel. Parameters and methods are those of ``hivemind.DHT``, and some more.
 
     It signs its records with a key of its own, :attr:`private_key`. hivemind has one key for each process instead,
     and two peers in one process count as one.

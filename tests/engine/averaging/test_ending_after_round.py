@@ -64,36 +64,27 @@ def meet(first: GradientAverager, second: GradientAverager, expect_each_other: C
     return first.step(gather=1, timeout=60.0, wait=False), second.step(gather=1, timeout=60.0, wait=False)
 
 
-def averages_at_both(
-    dht: DHT, other_dht: DHT, make_averager: Callable[..., GradientAverager], expect_each_other: Callable[..., None]
+@pytest.mark.parametrize(
+    "is_shared_out", [False, True], ids=["all that it has is sent", "what it averages is answered"]
+)
+def test_a_peer_that_ends_gives_the_rest(
+    dht: DHT,
+    joining_dht: DHT,
+    make_averager: Callable[..., GradientAverager],
+    expect_each_other: Callable[..., None],
+    is_shared_out: bool,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if is_shared_out:
+        request.getfixturevalue("shared_out")
     staying = make_averager(dht, NUMBERS, **MEETING)
-    leaving = make_averager(other_dht, NUMBERS, LateSender, **MEETING)
+    leaving = make_averager(joining_dht, NUMBERS, LateSender, **MEETING)
     stays, leaves = meet(staying, leaving, expect_each_other)
     assert len(leaves.result(60)) == 2
     leaving.shutdown()
     assert len(stays.result(60)) == 2
     with staying.get_tensors() as (average,):
         assert set(average.tolist()) == {1.5}
-
-
-def test_all_that_it_has_is_sent(
-    dht: DHT,
-    joining_dht: DHT,
-    make_averager: Callable[..., GradientAverager],
-    expect_each_other: Callable[..., None],
-) -> None:
-    averages_at_both(dht, joining_dht, make_averager, expect_each_other)
-
-
-def test_all_that_it_has_averaged_is_answered(
-    dht: DHT,
-    joining_dht: DHT,
-    make_averager: Callable[..., GradientAverager],
-    expect_each_other: Callable[..., None],
-    shared_out: None,
-) -> None:
-    averages_at_both(dht, joining_dht, make_averager, expect_each_other)
 
 
 def test_one_that_hangs_keeps_nobody_from_ending(
