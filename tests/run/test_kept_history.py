@@ -260,4 +260,7 @@ def test_a_run_shows_the_one_whose_place_it_takes(tmp_path: Path, swarm: hivenb.
     second.start()
     second.wait(epochs=1)
     assert second.history.earlier is seen
+    epochs = second.history.snapshot().series["bytes_sent"].epochs.tolist()
+    assert epochs == sorted(epochs), "where it goes on, from the first look after the start"
+    assert epochs[-1] > 0
     second.stop()

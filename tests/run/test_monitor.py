@@ -224,6 +224,24 @@ def test_totals_go_on_where_an_earlier_start_has_left_them(swarm, monkeypatch):
     assert 7000 <= history.snapshot().last("bytes_received") < 100_000
 
 
+def test_a_clock_that_differs_is_marked_once_until_it_is_right(swarm, monkeypatch, eventually):
+    history = History()
+    monitor = Monitor(swarm, "clock", history)
+    monkeypatch.setattr(module, "INTERVAL", 0.02)
+    swarm.dht._clock.note(60.0)
+    monitor.start()
+    try:
+        eventually(lambda: history.snapshot().events)
+        looks = []
+        monitor.on_look = looks.append
+        eventually(lambda: len(looks) > 3)
+        (event,) = history.snapshot().events
+        assert "60 s behind those of the other peers" in event.text
+    finally:
+        swarm.dht._clock.note(0.0)
+        monitor.close()
+
+
 def test_memory_is_that_of_this_process():
     rss = psutil.Process().memory_info().rss
     assert abs(resident_bytes() - rss) < 0.2 * rss
