@@ -56,7 +56,7 @@ class FakeAverager:
         self.round_reports: list[RoundReport] = []
         self.exchanged_early: list[FakeRound] = []
         self.was_made_ready, self.may_begin_early, self.rounds_take_long = 0, True, False
-        self.sends_exactly = self.costs_little_early = False
+        self.sends_exactly = self.costs_little_early = self.peers_step_differently = False
         self.waited, self.pending_updates = 0, set[str]()
 
     def schedule_step(

@@ -22,7 +22,7 @@ from hivemind.optim.state_averager import dump_optimizer_state
 from hivemind.utils import get_logger
 
 from hivenb.engine.averaging.extensions.buffers import AveragedBuffers, ModuleBuffers
-from hivenb.engine.averaging.extensions.early_rounds import EarlyRounds, has_begun
+from hivenb.engine.averaging.extensions.early_rounds import MOST_BESIDE_GRADIENTS, EarlyRounds, has_begun
 from hivenb.engine.averaging.extensions.extension import ServedState, Tail, split_tails
 from hivenb.engine.averaging.extensions.outer_optimizer import OuterOptimizer, OuterRounds
 from hivenb.engine.averaging.module_access import ModuleAccess
@@ -624,6 +624,11 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         """Whether its rounds took so long after the step of late that it is worth to hold them before."""
         return self._early.rounds_take_long
 
+    @property
+    def peers_step_differently(self) -> bool:
+        """Whether peers that step with the same gradients are known to come to other parameters."""
+        return self._early.peers_differ and type(self.allreduce_kwargs["compression"]) is NoCompression
+
     def be_ready_early(self) -> None:
         """Know what to exchange in a round that is about to be scheduled, and may begin as soon as it has a group."""
         if self._early.at_once:
@@ -682,8 +687,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
             # as in a round after the step: whatever was averaged before it failed is taken over
             logger.log(self.status_loglevel, f"Averaging failed with {e!r}")
         else:
-            if self.costs_little_early:
-                self._early.note_difference(self._share_averaged())
+            self._early.note_difference(self._share_averaged())
         if not self.reuse_tensors:
             self._apply_averaging_results_()
         if self.offload_optimizer:
@@ -691,10 +695,18 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
     @torch.no_grad()
     def _share_averaged(self) -> float:
-        """By how much of their norm the averages differ from the model's parameters, which are not averaged yet."""
-        own = [parameter.detach().cpu().float() for parameter in self.main_parameters]
+        """By how much of their norm the averages differ from the model's parameters, which are not averaged yet.
+
+        Of large models, by the first of their numbers: a step that differs does so anywhere.
+        """
+        left, own = MOST_BESIDE_GRADIENTS, []
+        for parameter in self.main_parameters:
+            own.append(parameter.detach().flatten()[:left].cpu().float())
+            left -= own[-1].numel()
         with self.get_tensors() as averaged:
-            differences = [(one.float() - mine).norm() for one, mine in zip(averaged, own, strict=False)]
+            differences = [
+                (one.flatten()[: mine.numel()].float() - mine).norm() for one, mine in zip(averaged, own, strict=False)
+            ]
         norm = torch.stack([one.norm() for one in own]).norm()
         return float(torch.stack(differences).norm() / norm.clamp_min(1e-30))
 

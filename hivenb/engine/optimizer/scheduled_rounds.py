@@ -411,15 +411,18 @@ class AgreedRounds:
         """Whether the state can be averaged before the step: it is there by then, and all make the same step.
 
         On a short and wide line, where the round after it takes little, only if no codec makes something else of the
-        gradients at each peer, which would stay for an epoch, and if the state is small.
+        gradients at each peer, which would stay for an epoch, and if the state is small. On no line if peers step
+        differently with the same gradients, of which all would stay for an epoch.
         """
         own = self._participant
         if self._averages_in_background or own.use_local_updates or own.auxiliary:
             return False
         if own.state_averager.group_size_is_fixed or not own.state_averager.may_begin_early:
             return False
-        costs_little = own.grad_averager.sends_exactly and own.state_averager.costs_little_early
-        return bool(costs_little or self._state_takes_long)
+        if not own.grad_averager.sends_exactly:
+            return self._state_takes_long
+        differ, costs_little = own.state_averager.peers_step_differently, own.state_averager.costs_little_early
+        return bool(costs_little or (self._state_takes_long and not differ))
 
     @property
     def _state_takes_long(self) -> bool:

@@ -319,6 +319,18 @@ class TestTheStateBeforeTheStep:
         own.grad_averager.sends_exactly, own.state_averager.costs_little_early = sends_exactly, costs_little
         assert self.offers_of(own) == [sends_exactly and costs_little]
 
+    @pytest.mark.parametrize("round_trip", [0.001, 0.2])
+    @pytest.mark.parametrize("sends_exactly", [False, True])
+    def test_is_not_offered_where_peers_step_differently_with_the_same_gradients(
+        self, sends_exactly: bool, round_trip: float
+    ) -> None:
+        """Their parameters would differ for as long as their moments do; what a codec makes of gradients, always."""
+        for differ in (True, False):
+            own = participant()
+            own.tracker.list.round_trip, own.state_averager.rounds_take_long = round_trip, True
+            own.grad_averager.sends_exactly, own.state_averager.peers_step_differently = sends_exactly, differ
+            assert self.offers_of(own) == [not (sends_exactly and differ)]
+
     @pytest.mark.parametrize("delay", ["delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging"])
     def test_a_round_in_the_background_says_nothing_of_what_one_takes_that_is_waited_for(self, delay: str) -> None:
         for is_delayed in (True, False):

@@ -9,7 +9,8 @@ after the step if it is large.
 A peer offers that on a long line, and where rounds after the step take long: on a narrow line, or with a large state;
 and on any line where the state is small, gradients are sent as they are, and the rounds before found no difference
 between peers, so that none is left. A group does so if all in it have offered. Otherwise, with a helper, one of plain
-hivemind or one that averages in the background, the round is held after the step, as hivemind does.
+hivemind or one that averages in the background, the round is held after the step, as hivemind does. So do peers that
+find that they step differently, with the same gradients: their moments differ, as after a step that one made alone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ LONG_ROUND = 0.25
 _ENOUGH = 3
 
 #: Numbers of a state that is exchanged beside the gradients, at most. With more of them, the bytes take longer than the
-#: round trip that this saves, and on a slow line the one would keep the other waiting.
+#: round trip that this saves, and on a slow line the one would keep the other waiting. As many are looked at for a
+#: difference.
 MOST_BESIDE_GRADIENTS = 250_000
 
 #: Share of the parameters' norm up to which what peers differ by is rounding. Where they step with the same gradients
@@ -86,7 +88,12 @@ class EarlyRounds(Extension):
 
         :param numbers: that are exchanged
         """
-        return self.at_once and not self._pause and numbers <= MOST_BESIDE_GRADIENTS
+        return self.at_once and not self.peers_differ and numbers <= MOST_BESIDE_GRADIENTS
+
+    @property
+    def peers_differ(self) -> bool:
+        """Whether rounds of late have found other differences between peers than those of rounding."""
+        return self._pause > 0
 
     def note_difference(self, share: float) -> None:
         """Know by how much a round has changed this peer's parameters.

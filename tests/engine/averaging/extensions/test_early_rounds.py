@@ -12,9 +12,11 @@ import pytest
 import torch
 from averager_of_two import averager_of_two
 from hivemind.averaging.control import AveragingStage
+from hivemind.compression import Float16Compression
 from hivemind.optim import state_averager as upstream
 from torch import nn
 
+from hivenb.engine.averaging import state_averager
 from hivenb.engine.averaging.averager import ALONE_AFTER
 from hivenb.engine.averaging.extensions import early_rounds
 from hivenb.engine.averaging.extensions.buffers import ModuleBuffers
@@ -151,6 +153,7 @@ def test_peers_that_step_differently_average_after_the_step_again_where_that_is_
             peer.exchange_early()
             peer.end_epoch()
         cost_little.append([peer.averager.costs_little_early for peer in peers])
+        assert [not peer.averager.peers_step_differently for peer in peers] == cost_little[-1]
     assert cost_little == [[True] * 2, [step_alike] * 2, [step_alike] * 2]
 
 
@@ -167,6 +170,28 @@ def test_what_is_small_is_known_without_a_copy_of_the_statistics(
     assert peer.averager.costs_little_early
     monkeypatch.setattr(early_rounds, "MOST_BESIDE_GRADIENTS", 2)  # of three numbers
     assert not peer.averager.costs_little_early
+
+
+def test_of_a_large_model_some_numbers_show_how_it_steps(
+    make_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_averager, "MOST_BESIDE_GRADIENTS", 2)  # of three numbers
+    peer = make_peer(has_buffers=False)
+    shares = []
+    for number in (2, 1):
+        with peer.averager.get_tensors() as averaged:
+            averaged[0][number] += 1.0
+        shares.append(peer.averager._share_averaged())
+    assert shares[0] == 0.0
+    assert shares[1] > 0.1
+
+
+def test_a_difference_by_a_codec_is_not_one_of_steps(make_peer: Callable[..., Peer]) -> None:
+    peer = make_peer(has_buffers=False, compression=Float16Compression())
+    for _ in range(2):
+        peer.averager._early.note_difference(1e-3)
+    assert peer.averager._early.peers_differ
+    assert not peer.averager.peers_step_differently
 
 
 def test_it_is_tried_again_after_a_while() -> None:
