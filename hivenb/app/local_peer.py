@@ -95,7 +95,7 @@ def main(
                 swarm=swarm,
                 options=_trains_in_full(recipe.options),
                 keep_history=False,
-                **{**recipe.trainer_kwargs, "limit_val_batches": 0},
+                **recipe.for_trainer(),
             )
             try:
                 run.start()

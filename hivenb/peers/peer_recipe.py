@@ -38,6 +38,7 @@ class PeerRecipe:
     :param initial_peers: what leads into the swarm: multiaddresses, or an invite
     :param trainer_kwargs: keyword arguments of the Trainer
     :param seed: of this peer's own random numbers
+    :param has_logger: whether the run has a logger, which its model may use
     """
 
     model: Any
@@ -46,6 +47,18 @@ class PeerRecipe:
     initial_peers: tuple[str, ...]
     trainer_kwargs: dict[str, Any]
     seed: int
+    has_logger: bool = False
+
+    def for_trainer(self) -> dict[str, Any]:
+        """Keyword arguments of the Trainer as they are in the process of the peer.
+
+        :returns: those of the run, without validation, and with a logger that writes nothing if the run has one
+        """
+        # Not above: see _as_before_training. Made here, as one that is packed arrives without its experiment.
+        from lightning.pytorch.loggers.logger import DummyLogger
+
+        logger = {"logger": DummyLogger()} if self.has_logger else {}
+        return {**self.trainer_kwargs, **logger, "limit_val_batches": 0}
 
 
 def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> bytes:
@@ -69,6 +82,7 @@ def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> 
                 initial_peers=initial_peers,
                 trainer_kwargs=_for_peers(run.trainer_kwargs),
                 seed=seed,
+                has_logger=bool(run.trainer_kwargs.get("logger")),
             )
         )
     except Exception as e:

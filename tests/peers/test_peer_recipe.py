@@ -6,6 +6,7 @@ import cloudpickle
 import lightning
 import pytest
 import tiny
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
@@ -47,6 +48,17 @@ def test_it_holds_what_a_schedule_may_be_made_of(given, kept):
     run = Run()
     run.trainer_kwargs = given
     assert cloudpickle.loads(make_recipe(run, ADDRESSES, seed=7)).trainer_kwargs == kept
+
+
+@pytest.mark.parametrize(("given", "has_one"), [(True, True), ([DummyLogger()], True), (False, False), (None, False)])
+def test_a_module_finds_a_logger_at_a_peer_if_the_run_has_one(given, has_one):
+    run = Run()
+    run.trainer_kwargs = {"logger": given, "max_epochs": 3}
+    kwargs = cloudpickle.loads(make_recipe(run, ADDRESSES, seed=7)).for_trainer()
+    assert (kwargs["max_epochs"], kwargs["limit_val_batches"]) == (3, 0)
+    assert ("logger" in kwargs) is has_one
+    if has_one:
+        kwargs["logger"].experiment.add_scalar("loss", 1.0)
 
 
 class Data(lightning.LightningDataModule):
