@@ -37,7 +37,7 @@ from hivenb.run.script import script_of
 from hivenb.run.status import RunState, RunStatus, status_of, who_trains_elsewhere
 from hivenb.run.swarm_rollback import RollingBack
 from hivenb.run.training_length import Beginning, Length, length_of, require_way_to_go
-from hivenb.run.wait_output import Goal, wait_with_line
+from hivenb.run.wait_output import Goal, wait_with_line, whole_number
 from hivenb.swarm.agreement.host import Hosting
 from hivenb.swarm.agreement.other_runs import OtherRuns
 from hivenb.swarm.members import Member, MemberList
@@ -254,11 +254,12 @@ class TrainingRun:
         :param steps: that many further batches of this peer
         :param timeout: at most this many seconds
         :returns: whether that point was reached; False after the timeout, or if the run ended before
-        :raises TrainingError: if the run was not started
+        :raises TrainingError: if the run was not started, or ``epochs`` or ``steps`` is no whole number
         :raises Exception: whatever ended the run, as it was raised in the background thread
         """
         if self._state is RunState.READY:
             raise TrainingError("the run was not started; call run.start() first")
+        epochs, steps = whole_number("epochs", epochs), whole_number("steps", steps)
         goal = Goal(epochs, steps, self._recorder.epochs, self._recorder.steps)
         reached = wait_with_line(goal, self._stage, self._recorder, lambda: self.status, timeout)
         if self._exception is not None:
@@ -294,6 +295,12 @@ class TrainingRun:
         :raises OptionsError: if the new options are wrong or cannot be changed while the run trains; the old ones stay
         :raises Exception: whatever went wrong with the new options; the old ones are in force again
         """
+        if options is not None and not isinstance(options, Options):
+            raise OptionsError(
+                f"options={options!r} is no hivenb.Options. Single options are changed by their names, such as "
+                "run.apply(target_batch_size=512); of a dict of them, such as the changes of an advice, it is "
+                "run.apply(**changes)"
+            )
         if options is not None and options.run_id == self.experiment:
             options = options.replace(run_id=self.options.run_id)  # which stands for its name in the DHT
         return self._options.apply(options, changes, wait and not self._is_trainer_thread())

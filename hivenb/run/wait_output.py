@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from hivenb.errors import TrainingError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -57,6 +59,24 @@ class Goal:
         wanted = ((self.epochs, "swarm epoch"), (self.steps, "step"))
         parts = [f"{count} {unit}" if count == 1 else f"{count} {unit}s" for count, unit in wanted if count]
         return " and ".join(parts) or "the end"
+
+
+def whole_number(name: str, count: Any) -> int | None:
+    """How many epochs or steps to wait for, as a whole number.
+
+    :param name: of the argument
+    :param count: what was given, such as ``1e4``; ``None`` if it does not matter
+    :raises TrainingError: if it is no whole number
+    """
+    if count is None:
+        return None
+    try:
+        whole = int(count)
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole != count:
+        raise TrainingError(f"{name}={count!r} is no whole number; give one, such as {name}=10")
+    return whole
 
 
 def progress_line(goal: Goal, status: RunStatus, passed: int, seconds: float) -> str:
@@ -161,4 +181,4 @@ def wait_with_line(
 def _somebody_looks() -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
-    return type(sys.stdout).__module__.startswith("ipykernel.") or sys.stdout.isatty()
+    return type(sys.stdout).__module__.startswith("ipykernel.") or getattr(sys.stdout, "isatty", bool)()

@@ -27,7 +27,7 @@ class Terminal:
     def __init__(self, stream: TextIO | None = None, interval: float = INTERVAL):
         self._stream = sys.stdout if stream is None else stream
         self._interval = interval
-        self._can_write_over = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._can_write_over = getattr(self._stream, "isatty", bool)() and os.environ.get("TERM") != "dumb"
         self._shown = ""
         self._last_time = float("-inf")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny
@@ -13,8 +14,25 @@ import hivenb
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.options.options import Options
 from hivenb.run.fit import check_arguments, split_data
+from hivenb.swarm.run_names import RunNames, Runs
+from hivenb.swarm.start import Settings
+from hivenb.system.logs import collect_logs
 
 OPTIONS = Options(target_batch_size=8)
+
+
+def closed_swarm(name: str = "gone") -> Any:
+    """A swarm of which only is left what runs are made with."""
+    swarm: Any = object.__new__(hivenb.Swarm)
+    swarm.name, swarm._settings, swarm._running = name, Settings(), SimpleNamespace(unless_closed=None)
+    swarm.run_names, swarm.runs, swarm.logs = RunNames(), Runs("gone"), collect_logs()
+    return swarm
+
+
+def run_in(swarm: Any, **kwargs: Any) -> hivenb.TrainingRun:
+    return hivenb.TrainingRun(
+        tiny.TinyModel(), tiny.loader(), swarm=swarm, options=OPTIONS, keep_history=False, **kwargs
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,6 +66,14 @@ def test_options_of_another_kind_are_refused_with_what_to_write() -> None:
     swarm = object.__new__(hivenb.Swarm)
     with pytest.raises(OptionsError, match=r"hivenb\.Options\(target_batch_size=\.\.\.\)"):
         check_arguments(tiny.TinyModel(), swarm, {"target_batch_size": 32}, {})
+
+
+@pytest.mark.parametrize("given", [{"target_batch_size": 16}, "float16"])
+def test_changes_that_are_given_as_options_are_refused_with_what_to_write(given) -> None:
+    run = run_in(closed_swarm())
+    with pytest.raises(OptionsError, match=r"is no hivenb\.Options\. .*run\.apply\(\*\*changes\)"):
+        run.apply(given)
+    assert run.options == OPTIONS
 
 
 @pytest.mark.parametrize("part", [(tiny.loader(),) * 3, (tiny.loader(),), ()])

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 import threading
 from contextlib import redirect_stdout
 
+import numpy as np
 import pytest
 import tiny
 
 import hivenb
+from hivenb.errors import TrainingError
 from hivenb.options import Options
 from hivenb.run.status import RunState, RunStatus
-from hivenb.run.wait_output import BAR, WIDTH, Goal, WaitingLine, clock, progress_line
+from hivenb.run.wait_output import BAR, WIDTH, Goal, WaitingLine, clock, progress_line, whole_number
 from hivenb.training import TrainingRun
 
 STATUS = RunStatus(RunState.TRAINING, 8, 120, 40, 64, None, 1, 10.0, 10.0, 0.41234, None)
@@ -92,6 +95,28 @@ def test_nothing_is_written_where_nobody_looks_nor_from_another_thread(monkeypat
         monkeypatch.setattr(terminal, "isatty", lambda: False)
         wait()
     assert terminal.getvalue() == ""
+
+
+class Tee:
+    """Passes on what is printed, and can do no more."""
+
+    def write(self, text: str) -> None:
+        raise AssertionError("nobody looks")
+
+
+def test_an_output_that_does_not_know_whether_it_is_a_terminal_is_none(monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdout", Tee())
+    with WaitingLine() as line:
+        line.leave("waited")
+
+
+def test_epochs_and_steps_are_whole_numbers_however_they_are_written() -> None:
+    assert [whole_number("steps", count) for count in (None, 0, 1e4, np.int64(3))] == [None, 0, 10_000, 3]
+    line = progress_line(Goal(None, whole_number("steps", 40.0), 3, 100), STATUS, 8, 60.0)
+    assert line.startswith("step 20/40 [####")
+    for count in (2.5, "10", float("inf"), float("nan"), [3]):
+        with pytest.raises(TrainingError, match=re.escape(f"epochs={count!r} is no whole number")):
+            whole_number("epochs", count)
 
 
 @pytest.mark.process

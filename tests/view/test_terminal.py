@@ -39,6 +39,26 @@ def test_texts_of_others_do_not_steer_it(screen):
     assert second == r"\x9b31m"
 
 
+def test_an_output_that_does_not_know_whether_it_is_a_terminal_is_none():
+    class Tee:
+        """Passes on what is printed, and can do no more."""
+
+        def __init__(self):
+            self.written = ""
+
+        def write(self, text):
+            self.written += text
+
+        def flush(self):
+            pass
+
+    tee = Tee()
+    terminal = Terminal(tee)
+    terminal.show("epoch 1")
+    terminal.say("done")
+    assert tee.written == "epoch 1\ndone\n"
+
+
 def test_a_passing_line_is_written_over(screen):
     terminal = Terminal(screen)
     terminal.say("hello")
