@@ -117,7 +117,8 @@ class Stage:
 
 
 class Gate(Callback):
-    """Lightning callback that lets a :class:`Stage` govern the Trainer, at the beginning and before each batch.
+    """Lightning callback that lets a :class:`Stage` govern the Trainer, at the beginning, before each batch, and at the
+    end of each pass.
 
     :param stage: of the run
     :param modes: of its model
@@ -166,17 +167,7 @@ class Gate(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._stage.do_tasks()
-        if not self._stage.gate_is_open:
-            self._step_aside()
-            self._modes.hand_out()
-            self.paused = PausedModel(pl_module, trainer.strategy)
-            try:
-                self._stage.wait_at_gate(self._note, self.paused)
-            finally:
-                is_over = self._stage.state is RunState.STOPPING
-                self.edited = self.paused.edited if is_over else frozenset()
-                self.paused = None
-            self._modes.take_back()
+        self._wait_if_closed(trainer, pl_module)
         self._modes.before_batch()
         if self._stage.state is RunState.STOPPING:
             self.progress = trainer.fit_loop.state_dict()  # afterwards, Lightning counts this pass as a whole one
@@ -186,11 +177,37 @@ class Gate(Callback):
     def on_train_batch_end(self, *args: Any) -> None:
         self._stage.notify()
 
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        # not at the next batch: its pass would be left without one, and modules may fail at the end of such a pass
+        self._wait_if_closed(trainer, pl_module)
+        if self._stage.state is RunState.STOPPING and self.progress is None:
+            _end(trainer)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        # in what ModelCheckpoint writes after the stop, Lightning would say that the pass is done
+        if self.progress is not None:
+            checkpoint["loops"]["fit_loop"] = self.progress
+
     def look_up_in_trial(self, trainer: Any) -> None:
         """Let training end amid what a tuner tries out, which puts things back; callbacks are not called there."""
         if self._stage.state is RunState.STOPPING:
             _end(trainer)
             raise _TunerExitException  # by which a tuner ends a Trainer that is to train no further
+
+    def _wait_if_closed(self, trainer: Any, pl_module: Any) -> None:
+        """Be paused until training may go on, if it may not now."""
+        if self._stage.gate_is_open:
+            return
+        self._step_aside()
+        self._modes.hand_out()
+        self.paused = PausedModel(pl_module, trainer.strategy)
+        try:
+            self._stage.wait_at_gate(self._note, self.paused)
+        finally:
+            is_over = self._stage.state is RunState.STOPPING
+            self.edited = self.paused.edited if is_over else frozenset()
+            self.paused = None
+        self._modes.take_back()
 
 
 def _end(trainer: Any) -> None:
