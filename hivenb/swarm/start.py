@@ -15,7 +15,7 @@ from hivenb.engine.network.addresses import LOOPBACK, is_loopback, public_addres
 from hivenb.engine.network.dht import DHT, STARTUP_TIMEOUT
 from hivenb.errors import NotInvitedError, PlatformError, SwarmError
 from hivenb.options.options import did_you_mean
-from hivenb.swarm.invite import check_together, read_invite
+from hivenb.swarm.invite import INVITE_PREFIX, check_together, read_invite
 from hivenb.system.environment import detect
 
 # -- settings --------------------------------------------------------------------------------------------------------
@@ -25,6 +25,9 @@ from hivenb.system.environment import detect
 
 #: What says how one gets into a swarm.
 _WAY_IN = frozenset({"secret", "invite_key", "initial_peers"})
+
+#: How multiaddresses begin.
+_ADDRESS_BEGINS = ("/ip", "/dns")
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,21 @@ class Settings:
         if not self.is_on_network:
             kwargs |= {"nat_port_map": False, "auto_nat": False}  # nothing on this machine alone to be found out
         return kwargs
+
+
+def check_name(name: str) -> None:
+    """Refuse what leads into a swarm as the name of one.
+
+    :raises SwarmError: if it is an invite or an address; it is not shown, as an invite holds a key
+    """
+    text = str(name).strip()
+    is_invite = INVITE_PREFIX in text
+    if is_invite or text.startswith(_ADDRESS_BEGINS):
+        what = "an invite" if is_invite else "an address"
+        raise SwarmError(
+            f"what is given as the name of a swarm is {what}, which leads into a swarm of others: join that with "
+            "hivenb.Swarm.join(...)"
+        )
 
 
 def read_settings(settings: Mapping[str, Any]) -> Settings:

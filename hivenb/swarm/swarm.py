@@ -27,7 +27,7 @@ from hivenb.peers.local_peers import LocalPeers
 from hivenb.swarm.invite import read_addresses, read_invite
 from hivenb.swarm.invites import Blocking, Invites
 from hivenb.swarm.run_names import RunNames, Runs
-from hivenb.swarm.start import RunningDHT, Settings, read_settings, start_dht
+from hivenb.swarm.start import RunningDHT, Settings, check_name, read_settings, start_dht
 from hivenb.system.environment import detect, require_linux
 from hivenb.system.logs import collect_logs
 
@@ -111,7 +111,8 @@ class Swarm:
     :param startup_timeout: seconds that the libp2p daemon is given to start
     :raises InviteError: if an invite or address cannot be read
     :raises NotInvitedError: if the swarm to join is private, and does not let this peer in
-    :raises SwarmError: if the DHT cannot be started, or a swarm of this name is open with other settings
+    :raises SwarmError: if the DHT cannot be started, a swarm of this name is open with other settings, or the name is
+      an invite or an address
     :raises PlatformError: if this is not Linux
     """
 
@@ -121,6 +122,7 @@ class Swarm:
     __signature__ = OwnSignature(lambda: with_keywords(Swarm.__init__, (), is_method=True))
 
     def __new__(cls, name: str = "default", **settings: Any) -> Swarm:
+        check_name(name)
         wanted = read_settings(settings)
         with cls._registry_lock:
             existing = cls._open.get(name)
@@ -180,6 +182,7 @@ class Swarm:
 
         :raises SwarmError: if there is none
         """
+        check_name(name)
         with cls._registry_lock:
             swarm = cls._open.get(name)
             if swarm is None or not swarm.is_open:

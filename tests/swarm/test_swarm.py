@@ -64,6 +64,16 @@ def test_a_name_that_is_not_open_is_refused_with_those_that_are(home):
         hivenb.Swarm.get("hom")
 
 
+@pytest.mark.parametrize(
+    "name", ["hivenb://eNqSecret", " see hivenb://eNqSecret", f"/ip4/127.0.0.1/tcp/1/p2p/{NOBODY}", "/dns4/x"]
+)
+@pytest.mark.parametrize("use", [hivenb.Swarm, hivenb.Swarm.get])
+def test_an_invite_is_no_name_and_is_not_shown(name, use):
+    with pytest.raises(SwarmError, match=r"is an (invite|address), .* hivenb\.Swarm\.join\(\.\.\.\)") as caught:
+        use(name)
+    assert name.strip() not in str(caught.value)
+
+
 def test_a_setting_that_does_not_exist_is_a_clear_error(home):
     with pytest.raises(TypeError, match=r"Swarm.*pubic"):
         hivenb.Swarm("home", pubic=True)
