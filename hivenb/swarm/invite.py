@@ -7,6 +7,7 @@ import binascii
 import json
 import os
 import re
+import unicodedata
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -52,9 +53,9 @@ def read_invite(given: str | Iterable[object] | None) -> Invite:
         return Invite()
     if not isinstance(given, str):
         return _together([read_invite(str(one)) for one in given])
-    if given.strip().startswith(INVITE_PREFIX):
-        return decode_invite(given)
-    words: Sequence[str] = [word for word in re.split(r"[\s,]+", given) if word]
+    if bodies := _bodies(given):
+        return _together([decode_invite(INVITE_PREFIX + body) for body in bodies])
+    words: Sequence[str] = [word for word in re.split(r"[\s,]+", _visible(given)) if word]
     return Invite(tuple(dict.fromkeys(_checked(word) for word in words)))
 
 
@@ -119,32 +120,47 @@ def encode_invite(addresses: Sequence[str], key: InviteKey | None = None, run_id
 def decode_invite(invite: str) -> Invite:
     """What an invite holds.
 
-    :param invite: what ``Swarm.invite`` gave; line breaks and spaces from a chat do no harm
+    :param invite: what ``Swarm.invite`` gave; line breaks and spaces from a chat do no harm, nor do quotes and words
+      around it
     :raises InviteError: if it is not an invite, or a part of it is missing
     """
     if len(invite) > 2 * MOST_CHARACTERS:
         raise InviteError(f"what is given for an invite has {len(invite):,} characters; copy the invite alone")
-    word = re.sub(r"\s+", "", invite)
-    if not word.startswith(INVITE_PREFIX):
+    if not (bodies := _bodies(invite)):
         raise InviteError(f"{_shown(invite)} is not an invite: an invite starts with {INVITE_PREFIX}")
+    word = INVITE_PREFIX + bodies[0]
     try:
-        held = json.loads(_unpacked(word[len(INVITE_PREFIX) :]))
+        held = json.loads(_unpacked(bodies[0]))
     except (binascii.Error, zlib.error, ValueError, RecursionError):
         # not "from": an error in the middle of an invite holds what was read of it, and with it the key
         raise InviteError(
-            f"the invite {_shown(invite)} of {len(word)} characters is damaged, perhaps cut off when it was copied; "
+            f"the invite {_shown(word)} of {len(word)} characters is damaged, perhaps cut off when it was copied; "
             "copy it once more, whole"
         ) from None
     held = {"a": held} if isinstance(held, list) else held
     addresses = held.get("a") if isinstance(held, dict) else None
     if not (isinstance(addresses, list) and addresses and all(isinstance(a, str) for a in addresses)):
-        raise InviteError(f"the invite {_shown(invite)} holds no addresses; ask for a new one")
+        raise InviteError(f"the invite {_shown(word)} holds no addresses; ask for a new one")
     return Invite(tuple(dict.fromkeys(map(_checked, addresses))), _key_in(held), _name_in(held))
+
+
+def _visible(text: str) -> str:
+    """The same without what nobody sees, such as a byte order mark or the zero-width spaces of a chat."""
+    return "".join(character for character in text if unicodedata.category(character) != "Cf")
+
+
+def _bodies(text: str) -> list[str]:
+    """What follows the beginning of each invite in a text, without white space, up to what is in no invite."""
+    _, *parts = "".join(_visible(text).split()).split(INVITE_PREFIX)
+    return [re.split(r"[^A-Za-z0-9_-]", part, maxsplit=1)[0] for part in parts]
 
 
 def _unpacked(body: str) -> bytes:
     if len(body) > MOST_CHARACTERS:
         raise ValueError
+    # Words that stood behind it are in it as well: what is packed says itself where it ends. One character alone is no
+    # byte, and can only be of those.
+    body = body[:-1] if len(body) % 4 == 1 else body
     inflating = zlib.decompressobj()
     unpacked = inflating.decompress(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), MOST_BYTES)
     if not inflating.eof:  # there is more of it than there may be, or less than there was

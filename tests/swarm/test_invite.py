@@ -85,6 +85,14 @@ def test_what_is_none(given: object, message: str) -> None:
     assert "/ip4/203.0.113.5/tcp/31337/p2p/" in str(caught.value), "an example of one"
 
 
+#: What comes along when an invite is copied out of a chat, a page or a mail.
+AROUND = [
+    '"{}"', "'{}'", "`{}`", "({})", "<{}>", "[{}]", "“{}”", "«{}»", "```\n{}\n```", "\ufeff{}", "{}\u200b", "\u2060{}", "{}.",
+    "{},", "{})", "{}>", "{}!", "{}…", "{}==", "Here: {}", "Here is it:\n{}\nSee you, Ann", "> {}", "{} thanks",
+    "{}\n-- \nA", "{} A", "{} AB", "{} ABC", "invite={}&x=1",
+]  # fmt: skip
+
+
 class TestInvite:
     def test_there_and_back(self) -> None:
         invite = encode_invite(ALL)
@@ -99,6 +107,22 @@ class TestInvite:
         broken = "\n   ".join(invite[i : i + 20] for i in range(0, len(invite), 20))
         assert decode_invite(f"  {broken}\n") == Invite(ALL)
         assert read_addresses(f"\n{broken} ") == ALL
+
+    @pytest.mark.parametrize("count", [1, 2, 3, 4, 5], ids=lambda count: f"{count} addresses")
+    @pytest.mark.parametrize("around", AROUND)
+    def test_what_is_around_it_does_no_harm(self, around: str, count: int) -> None:
+        invite = encode_invite(ALL[:count])
+        text = around.format(invite)
+        assert decode_invite(text) == read_invite(text) == Invite(ALL[:count])
+
+    def test_what_nobody_sees_in_it_does_no_harm(self) -> None:
+        invite = encode_invite(ALL)
+        assert read_addresses("\u200b".join(invite)) == read_addresses(f"\ufeff{LOCAL}\u200b, " + " ".join(ALL)) == ALL
+
+    def test_several_in_one_text_are_all_read(self) -> None:
+        first, second = encode_invite(ALL[:3]), encode_invite(ALL[2:])
+        for between in (" ", ",", "\n", ", or "):
+            assert read_addresses(f"{first}{between}{second}") == ALL
 
     @pytest.mark.parametrize("kept", [1, 10, 40])
     def test_cut_off(self, kept: int) -> None:
@@ -187,7 +211,9 @@ class TestWithKey:
         [
             lambda invite: invite[:-9],
             lambda invite: invite.replace("hivenb://", "hivenb:"),
-            lambda invite: f"my invite: {invite}",
+            lambda invite: f"my invite: {invite[:-9]}",
+            lambda invite: f"hive\u200bnb://{invite[len(INVITE_PREFIX) : -9]}",
+            lambda invite: f"({invite[:60]}.{invite[60:]})",
             lambda invite: invite[:-1] + "!",
             lambda invite: invite[:30] + "AAAA" + invite[30:],
         ],
