@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from hivenb.engine.optimizer.skipped_batches import SkipsBatches
 from hivenb.figures.history import History
@@ -205,8 +206,16 @@ def _plain_name(name: str) -> str | None:
 
 
 def _samples(trainer: Any, batch: Any) -> int:
-    """What the strategy counts for a batch; with any other strategy, what it would."""
-    options = getattr(trainer.strategy, "options", None)
-    if options is None:
+    """What the strategy has counted for a batch before a training step could take it apart.
+
+    With any other strategy, what is left of it; 0 where that cannot be told, as nothing there depends on it.
+    """
+    if batch is None:  # Lightning leaves it out
+        return 0
+    counted: int | None = getattr(trainer.strategy, "samples_in_batch", None)
+    if counted is not None:
+        return counted
+    try:
         return count_samples(batch)
-    return 0 if options.auxiliary else options.batch_size or count_samples(batch)
+    except MisconfigurationException:
+        return 0

@@ -167,8 +167,8 @@ class CountedBatches:
 
     @property
     def samples_in_batch(self) -> int:
-        """Of the present batch."""
-        return self._samples.in_batch
+        """Of the present batch; 0 for an auxiliary peer, which computes none."""
+        return 0 if self._training.options.auxiliary else self._samples.in_batch
 
     def begin(self, batch: Any) -> None:
         """Be ready for a batch, before anything happens for it, and count its samples.

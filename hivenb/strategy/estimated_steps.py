@@ -126,8 +126,8 @@ class EstimatedSteps:
     def see_batch(self, samples: int) -> None:
         """Say so if a batch holds another number of samples than was reckoned with; the first one tells."""
         through, self._taken_for = self._taken_for, None
-        if through is None or samples == through.in_batch or samples >= through.samples:
-            return
+        if through is None or samples in (0, through.in_batch) or samples >= through.samples:
+            return  # it is as it was said, has nothing to count, as with an auxiliary peer, or is a whole pass
         self._say(
             f"trainer.estimated_stepping_batches was reckoned with {through.in_batch} samples in each batch, as the "
             f"data says, and the first one holds {samples}. Give HivemindStrategy(batch_size={samples}), or "

@@ -319,6 +319,11 @@ class HivemindStrategy(OneDeviceStrategy):
         return 0 if self._optimizer is None else self._optimizer.local_epoch
 
     @property
+    def samples_in_batch(self) -> int:
+        """Samples that the present or last batch counts for; 0 before the first, and for an auxiliary peer."""
+        return self._batches.samples_in_batch
+
+    @property
     def data_is_exhausted(self) -> bool:
         """Whether the present or last ``fit`` has ended since its data gave no batch any more."""
         return self._callback is not None and self._callback.data_is_exhausted

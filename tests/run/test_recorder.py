@@ -255,3 +255,32 @@ def test_the_epochs_of_a_swarm_that_was_joined_late_are_not_those_of_this_peer()
     assert recorder.epochs == 1
     recorder.on_epoch(EpochReport(54, 10, 2, 0.1))
     assert recorder.epochs == 4
+
+
+class TakesApart(tiny.TinyModel):
+    """Takes what it needs out of its batches, which are dicts."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch.pop("x"), batch.pop("y")), batch_idx)
+
+
+def some_are_none(examples):
+    batch = torch.utils.data.default_collate(examples)
+    some_are_none.calls += 1
+    return None if some_are_none.calls % 2 else {"x": batch[0], "y": batch[1]}
+
+
+def test_a_batch_that_is_none_or_was_taken_apart_has_no_samples_to_count_anew():
+    some_are_none.calls = 0
+    data = torch.utils.data.DataLoader(tiny.loader().dataset, batch_size=8, collate_fn=some_are_none)
+    recorder = Recorder(History())
+    lightning.Trainer(callbacks=[recorder], max_epochs=1, **tiny.QUIET).fit(TakesApart(), data)
+    assert (recorder.steps, recorder.samples) == (8, 0)
+
+
+@pytest.mark.parametrize(("batch", "samples"), [({}, 24), (None, 0)], ids=["taken apart", "None"])
+def test_what_the_strategy_has_counted_counts(batch, samples):
+    recorder = Recorder(History())
+    trainer = SimpleNamespace(strategy=SimpleNamespace(samples_in_batch=24, optimizer=None))
+    recorder.on_train_batch_end(trainer, None, None, batch, 0)
+    assert recorder.samples == samples

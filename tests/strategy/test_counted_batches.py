@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hivenb
 from hivenb.errors import OptionsError
+from hivenb.history import History
+from hivenb.run.recorder import Recorder
 from hivenb.strategy import HivemindStrategy
 
 
@@ -151,3 +153,35 @@ class TestNone:
         flags = half_precision() if scaled else {}
         trainer(chosen, max_steps=3, callbacks=[Others()], **flags).fit(Choosy(1), loader())
         assert epochs == [0, 1, 1]
+
+
+class TakesApart(TinyModel):
+    """Takes what it needs out of its batches, which are dicts."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step((batch.pop("x"), batch.pop("y")), batch_idx)
+
+
+class SecondIsNone:
+    """Collates samples into dicts, the second time into None, which Lightning leaves out."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, examples: Any) -> Any:
+        self.calls += 1
+        x, y = torch.utils.data.default_collate(examples)
+        return None if self.calls == 2 else {"x": x, "y": y}
+
+
+@pytest.mark.parametrize(("auxiliary", "samples"), [(False, 12), (True, 0)])
+def test_samples_are_recorded_as_they_were_counted_before_the_step(
+    swarm: hivenb.Swarm, auxiliary: bool, samples: int
+) -> None:
+    chosen, recorder = strategy(swarm, target=4, auxiliary=auxiliary), Recorder(History())
+    assert chosen.samples_in_batch == 0
+    data = DataLoader(loader(16).dataset, batch_size=4, collate_fn=SecondIsNone())
+    trainer(chosen, max_epochs=1, callbacks=[recorder]).fit(TakesApart(), data)
+    assert (recorder.steps, recorder.samples) == (4, samples)
+    assert chosen.samples_in_batch == (0 if auxiliary else 4)
+    assert chosen.hivemind_epoch == (0 if auxiliary else 3)
