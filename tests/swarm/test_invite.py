@@ -87,8 +87,8 @@ def test_what_is_none(given: object, message: str) -> None:
 
 #: What comes along when an invite is copied out of a chat, a page or a mail.
 AROUND = [
-    '"{}"', "'{}'", "`{}`", "({})", "<{}>", "[{}]", "“{}”", "«{}»", "```\n{}\n```", "\ufeff{}", "{}\u200b", "\u2060{}", "{}.",
-    "{},", "{})", "{}>", "{}!", "{}…", "{}==", "Here: {}", "Here is it:\n{}\nSee you, Ann", "> {}", "{} thanks",
+    '"{}"', "'{}'", "`{}`", "({})", "<{}>", "[{}]", "“{}”", "«{}»", "```\n{}\n```", "\ufeff{}", "{}\u200b", "\u2060{}",
+    "{}.", "{},", "{})", "{}>", "{}!", "{}…", "{}==", "Here: {}", "Here is it:\n{}\nSee you, Ann", "> {}", "{} thanks",
     "{}\n-- \nA", "{} A", "{} AB", "{} ABC", "invite={}&x=1",
 ]  # fmt: skip
 
@@ -218,10 +218,11 @@ class TestWithKey:
             lambda invite: invite[:30] + "AAAA" + invite[30:],
         ],
     )
-    def test_what_is_wrong_with_one_is_said_without_it(self, spoil: Any) -> None:
+    @pytest.mark.parametrize("read", [read_invite, decode_invite])
+    def test_what_is_wrong_with_one_is_said_without_it(self, spoil: Any, read: Any) -> None:
         invite = encode_invite([LOCAL], KEY)
         with pytest.raises(InviteError) as caught:
-            read_invite(spoil(invite))
+            read(spoil(invite))
         told = f"{caught.value} {caught.value.__cause__!r}"
         assert invite[len(INVITE_PREFIX) :][:20] not in told
         assert base64.b64encode(KEY.pack()).decode()[60:80] not in told
