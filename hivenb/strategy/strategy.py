@@ -693,6 +693,7 @@ class HivemindStrategy(OneDeviceStrategy):
                     give_back(self._optimizer, given)
             finally:
                 self._is_set_up = False
+                self.left = None  # what is loaded from now on, as by trainer.test(ckpt_path=...), is meant
                 order, self._order_of_data = self._order_of_data, None
                 if order is not None:
                     module: Any = self.lightning_module

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hivenb.errors import TrainingError
+from hivenb.strategy import HivemindStrategy
 from hivenb.strategy.reused_model import (
     LeftModel,
     changed_structure,
@@ -181,3 +182,20 @@ def test_parameters_that_an_optimizer_does_not_have_are_named() -> None:
     model.body.requires_grad_(False)
     del model.layer
     assert "2 parameters that it trains are no longer" in str(changed_structure(model, trained, before))
+
+
+def test_after_training_weights_of_a_checkpoint_are_loaded() -> None:
+    """As by ``trainer.test(ckpt_path="best")`` after another start of a run."""
+    strategy, model, best = HivemindStrategy(16), tiny.TinyModel(), tiny.TinyModel().state_dict()
+    tiny.trainer(strategy)
+    strategy.connect(model)
+    strategy.left = LeftModel()
+    with torch.no_grad():
+        model.layer.weight.zero_()
+    strategy.load_model_state_dict({"state_dict": best})
+    assert not model.layer.weight.any()
+    strategy.teardown()
+    strategy.connect(model)
+    strategy.load_model_state_dict({"state_dict": best})
+    assert torch.equal(model.layer.weight, best["layer.weight"])
+    strategy.teardown()
