@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader
 
 from hivenb.errors import OptionsError, TrainingError
 from hivenb.figures.history import Series, Snapshot
 from hivenb.figures.metric_names import validation_loss_among
 from hivenb.options.options import Options
+from hivenb.run.fit import parts_of
 from hivenb.run.monitor import MemoryUse, let_go_of_tensors
 from hivenb.run.status import RunState
 from hivenb.run.training import TrainingRun
@@ -142,11 +146,11 @@ class ComparedTraining:
     """What is the same for all options of a comparison.
 
     :param model: the LightningModule to begin with; it stays as it is
-    :param data: as for :class:`hivenb.TrainingRun`
+    :param data: as for :class:`hivenb.TrainingRun`; generators of random numbers that its loaders have stay as they are
     :param epochs: swarm epochs for each, after all peers have met; at least 2
     :param local_peers: further peers, as processes on this machine
     :param seed: of all random numbers
-    :param trainer_kwargs: keyword arguments of ``lightning.Trainer``
+    :param trainer_kwargs: keyword arguments of ``lightning.Trainer``; callbacks stay as they are
     :param swarm_settings: keyword arguments of :class:`hivenb.Swarm`
     """
 
@@ -163,20 +167,22 @@ class ComparedTraining:
 
         :param name: of these options
         :param tell: called about twice a second with how far it has come
-        :raises TrainingError: if the training ends before its epochs are over
+        :raises TrainingError: if the training ends before its epochs are over, or its callbacks cannot be copied
         :raises Exception: what ended it
         """
+        with _generators_kept(self.data):
+            return self._outcome(name, options, tell)
+
+    def _outcome(self, name: str, options: Options, tell: Callable[[Unfinished], None]) -> Outcome:
         import lightning
 
         lightning.seed_everything(self.seed, verbose=False)
         memory, peers = MemoryUse(), 1 + self.local_peers
         state = Unfinished(name, options, "opens a swarm")
         tell(state)
+        model, trainer_kwargs = self._copies()
         with Swarm(f"comparison: {name}", **self.swarm_settings) as swarm:
-            run = TrainingRun(
-                copy.deepcopy(self.model), self.data, swarm=swarm, options=options, keep_history=False,
-                **self.trainer_kwargs,
-            )  # fmt: skip
+            run = TrainingRun(model, self.data, swarm=swarm, options=options, keep_history=False, **trainer_kwargs)
 
             def look(words: str) -> None:
                 memory.look()
@@ -202,17 +208,49 @@ class ComparedTraining:
             run.stop()
         return outcome_of(name, options, run.history.snapshot(), peers, memory)
 
+    def _copies(self) -> tuple[Any, dict[str, Any]]:
+        """The model and the keyword arguments of the Trainer for one training, which change nothing of these."""
+        memo: dict[int, Any] = {}  # a callback may hold the model: its copy holds that of the model
+        model, trainer_kwargs = copy.deepcopy(self.model, memo), dict(self.trainer_kwargs)
+        try:  # they count, as EarlyStopping does
+            callbacks = copy.deepcopy(trainer_kwargs.get("callbacks"), memo)
+        except Exception as e:
+            raise TrainingError(
+                f"callbacks={trainer_kwargs['callbacks']!r} cannot be copied for each of the trainings "
+                f"({type(e).__name__}: {e}); keep open files, locks and generators out of them"
+            ) from e
+        return model, trainer_kwargs | ({} if callbacks is None else {"callbacks": callbacks})
 
-def run_each(training: ComparedTraining, options: Mapping[str, Options], watch: Watch) -> Comparison:
+
+@contextmanager
+def _generators_kept(data: Any) -> Iterator[None]:
+    """Put the generators of random numbers of some data's loaders back to where they were."""
+    kept = [(generator, generator.get_state()) for generator in _generators(data)]
+    try:
+        yield
+    finally:
+        for generator, state in kept:
+            generator.set_state(state)
+
+
+def _generators(data: Any) -> list[torch.Generator]:
+    loaders = [part for part in parts_of(data) if isinstance(part, DataLoader)]
+    samplers = [sampler for loader in loaders for sampler in (loader.sampler, loader.batch_sampler)]
+    holders = [*loaders, *samplers, *(getattr(sampler, "sampler", None) for sampler in samplers)]
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def run_each(training: ComparedTraining, options: Mapping[Any, Options], watch: Watch) -> Comparison:
     """Train with each of several options in turn, from the same start, with as many peers, each in a swarm of its own.
 
     An interrupt (KeyboardInterrupt) stops the training at work and begins no other; a training that fails does not
     keep the others from their turn. What is finished is returned. See :func:`hivenb.compare`, which shows it.
 
     :param training: what is the same for all
-    :param options: by the name under which to compare them
+    :param options: by the name under which to compare them, which becomes a text
     :param watch: called about twice a second, on this thread, with what there is so far
-    :raises OptionsError: if there is nothing to compare
+    :raises OptionsError: if there is nothing to compare, or two names read the same
     :raises Exception: the first error, if every training has failed
     """
     is_named = isinstance(options, Mapping) and all(isinstance(one, Options) for one in options.values())
@@ -221,6 +259,10 @@ def run_each(training: ComparedTraining, options: Mapping[str, Options], watch: 
         raise OptionsError(f"options={options!r}: give a dict of hivenb.Options by name, such as {example}")
     if training.epochs < 2:
         raise OptionsError(f"epochs={training.epochs!r}: give at least 2; the first one is not counted")
+    names = [str(name) for name in options]  # such as 1 and 32, which stand in a table
+    if len(set(names)) < len(names):
+        raise OptionsError(f"options have names that read the same: {', '.join(names)}; give each one of its own")
+    options = dict(zip(names, options.values(), strict=True))
     entries: dict[str, Outcome | Unfinished] = {name: Unfinished(name, one) for name, one in options.items()}
 
     def put(entry: Outcome | Unfinished) -> None:

@@ -332,7 +332,7 @@ class InTerminal:
 
 @shown_with(trainer_keywords)
 def compare(
-    options: Mapping[str, Options],
+    options: Mapping[Any, Options],
     model: Any,
     data: Any,
     *,
@@ -344,16 +344,16 @@ def compare(
 ) -> ShownComparison:
     """Train the same model with each of several options in turn, and put what came out side by side.
 
-    Each training starts from the same parameters and random numbers, in a swarm of its own with as many peers. While
-    they work, a table and curves in the cell, or a line in a terminal, say how far they are. The comparison has time
-    per swarm epoch, share of it for which training stood still, bytes sent in it, memory that this training took, the
-    loss of training and that of validation, and the curves in one picture.
+    Each training starts from the same parameters and random numbers, with callbacks copied from those given, in a swarm
+    of its own with as many peers. While they work, a table and curves in the cell, or a line in a terminal, say how far
+    they are. The comparison has time per swarm epoch, share of it for which training stood still, bytes sent in it,
+    memory that this training took, the loss of training and that of validation, and the curves in one picture.
 
     An interrupt (Kernel > Interrupt, or Ctrl+C) ends the comparison, not what it has found: the training at work is
     stopped, and ``compare`` returns the comparison with what is finished; ``unfinished`` says what is not. A training
     that fails is shown as failed, and the others have their turn.
 
-    :param options: by the name under which to compare them
+    :param options: by the name under which to compare them, a text or what is to become one, such as a number
     :param model: the LightningModule to begin with; it stays as it is
     :param data: as for :class:`hivenb.TrainingRun`
     :param epochs: swarm epochs for each, after all peers have met; at least 2

@@ -7,10 +7,12 @@ import math
 import pickle
 import re
 import signal
-from threading import Thread, main_thread
+from contextlib import nullcontext
+from threading import Lock, Thread, main_thread
 from types import SimpleNamespace
 from typing import Any
 
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -194,6 +196,62 @@ class TestView:
 def test_what_cannot_be_compared_is_refused(options: Any, epochs: int) -> None:
     with pytest.raises(OptionsError):
         hivenb.compare(options, TinyModel(), loader(), epochs=epochs)
+
+
+class Counts(lightning.Callback):
+    """Counts what it sees, as EarlyStopping does, in a model that it holds."""
+
+    def __init__(self, model: Any) -> None:
+        self.seen, self.model = 0, model
+
+
+@pytest.fixture
+def begins_with(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, list[float]]]:
+    """What each training begins with, of which only is left what a comparison makes of it: what its callback has seen,
+    whether that holds the model that is trained, and its first batches."""
+    found = list[tuple[int, bool, list[float]]]()
+
+    def run(model: Any, data: Any, *, callbacks: Any, **_: Any) -> Any:
+        (train, validation), (callback,) = data, callbacks
+        batches = [float(next(iter(loader))[0].sum()) for loader in (train, *validation)]
+        found.append((callback.seen, callback.model is model, batches))
+        callback.seen += 1
+        return SimpleNamespace(history=History(), start=int, stop=int, status=SimpleNamespace(epoch=0))
+
+    monkeypatch.setattr(comparison, "Swarm", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(comparison, "TrainingRun", run)
+    for name in ("_meet", "_follow", "_require_all"):
+        monkeypatch.setattr(comparison, name, lambda *_: True)
+    monkeypatch.setattr(comparison, "outcome_of", lambda name, *_: figures(told([0.1] * 4), name=name))
+    return found
+
+
+def own_random(seed: int) -> Any:
+    """A loader with random numbers of its own."""
+    dataset = loader(64).dataset
+    return torch.utils.data.DataLoader(dataset, 8, shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+
+def test_no_training_begins_with_what_another_one_has_left(begins_with: Any) -> None:
+    model, data = TinyModel(), (own_random(1), [own_random(2)])
+    callback = Counts(model)
+    training = ComparedTraining(model, data, 2, 0, 0, {"callbacks": [callback]})
+    compared = run_each(training, {1: OPTIONS, 32: OPTIONS}, lambda now: None)
+    assert [(seen, holds_it) for seen, holds_it, _ in begins_with] == [(0, True)] * 2
+    assert begins_with[0] == begins_with[1], "the same batches"
+    assert (callback.seen, callback.model) == (0, model)
+    assert compared["32"].name == "32"
+    assert str(ShownComparison(compared.entries)).splitlines()[1].startswith("1   "), "a number is a name"
+    with pytest.raises(OptionsError, match="names that read the same: 1, 1"):
+        run_each(training, {1: OPTIONS, "1": OPTIONS}, lambda now: None)
+
+
+def test_a_callback_that_cannot_be_copied_is_named(begins_with: Any) -> None:
+    callback = Counts(Lock())
+    training = ComparedTraining(TinyModel(), loader(), 2, 0, 0, {"callbacks": callback})
+    with pytest.raises(TrainingError, match=r"callbacks=<.*Counts .* cannot be copied .*\(TypeError: .*lock"):
+        run_each(training, {"one": OPTIONS}, lambda now: None)
+    assert begins_with == []
 
 
 @pytest.mark.process
