@@ -78,9 +78,9 @@ class SampleCount:
 
     @property
     def of_first_batch(self) -> int:
-        """Samples of the batch at which this was first looked at: each other one is weighed against it."""
+        """Samples of the batch at which this was first looked at: each other one is weighed against it. At least 1."""
         self._of_first_batch = self._of_first_batch or self.in_batch
-        return self._of_first_batch
+        return self._of_first_batch or 1
 
 
 def _warn_if_ambiguous(batch: Any, counted: int, further: Iterator[int | None]) -> None:
@@ -196,22 +196,44 @@ class CountedBatches:
         return output
 
     def before_backward(self, closure_loss: Any) -> None:
-        """Count a batch, as it gives a gradient; and weigh it, where gradients are summed in the model."""
+        """Count a batch, as it gives a gradient; and weigh it, where gradients of several batches are summed."""
         training = self._training
         if not closure_loss.requires_grad:
             return
         self._samples.note_gradient()
-        if not training.options.reuse_grad_buffers:
+        if training.options.reuse_grad_buffers:
+            if (optimizer := training.optimizer) is None:
+                return
+            averager, trainer = optimizer.grad_averager, training.lightning_module.trainer
+            averager.keep_gradients()
+            # Lightning divides the loss by the number of batches of a step
+            averager.sum_in_units_of(self._samples.of_first_batch * trainer.accumulate_grad_batches)
+        elif not self._sums_for_a_step:
             return
-        if (optimizer := training.optimizer) is None:
-            return
-        averager, trainer = optimizer.grad_averager, training.lightning_module.trainer
-        averager.keep_gradients()
-        # Lightning divides the loss by the number of batches of a step
-        averager.sum_in_units_of(self._samples.of_first_batch * trainer.accumulate_grad_batches)
         weight = self._samples.in_batch / self._samples.of_first_batch
         if weight != 1:
             closure_loss.register_hook(lambda gradient: gradient * weight)
+
+    @property
+    def _sums_for_a_step(self) -> bool:
+        """Whether Lightning sums gradients of several batches up for a step, which the optimizer takes for a mean."""
+        module = self._training.lightning_module
+        is_summed = module.automatic_optimization and module.trainer.accumulate_grad_batches > 1
+        return bool(is_summed and not self._training.options.reuse_grad_buffers)
+
+    def _to_mean(self, optimizer: Any) -> None:
+        """Let the sum of the weighed gradients of a step be their mean over its samples.
+
+        They are as many as Lightning has divided by, unless the pass has ended or begun within the step, a batch has
+        given none, or batches are unequal.
+        """
+        if not (samples := self._samples.since_step) or not self._sums_for_a_step:
+            return
+        every = self._training.lightning_module.trainer.accumulate_grad_batches
+        factor = every * self._samples.of_first_batch / samples
+        if factor != 1:
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            torch._foreach_mul_([one.grad for one in parameters if one.grad is not None], factor)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Make a step of the swarm's optimizer, with the batches since the last one.
@@ -238,14 +260,16 @@ class CountedBatches:
         plugin, samples = self._training.precision_plugin, self._samples
         scaler = getattr(plugin, "scaler", None)
         optimizer.skipped_batches.counted = samples.counted
-        if scaler is None:
-            return plugin.optimizer_step(optimizer, closure=closure, **kwargs)
 
-        def computing() -> int | None:
-            closure()
-            return samples.since_step or None  # without a result, Lightning hands nothing to the scaler
+        def computing() -> Any:
+            output = closure()
+            self._to_mean(optimizer)  # before the gradients are clipped
+            # without a result, Lightning hands nothing to a scaler
+            return output if scaler is None else samples.since_step or None
 
         output = plugin.optimizer_step(optimizer, closure=computing, **kwargs)
+        if scaler is None:
+            return output
         if self._training.lightning_module.automatic_optimization and not samples.since_step:
             scaler.pass_over(optimizer)
         return output

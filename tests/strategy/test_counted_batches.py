@@ -9,7 +9,7 @@ import torch
 from lightning import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from tiny import MODES, TinyModel, loader, own_run, trainer
+from tiny import MODES, TinyModel, loader, own_run, samples, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 import hivenb
@@ -153,6 +153,48 @@ class TestNone:
         flags = half_precision() if scaled else {}
         trainer(chosen, max_steps=3, callbacks=[Others()], **flags).fit(Choosy(1), loader())
         assert epochs == [0, 1, 1]
+
+
+def in_batches(*sizes: int) -> DataLoader[Any]:
+    """The same samples in batches of these sizes."""
+    parts = zip(*(part.split(sizes) for part in samples(sum(sizes))), strict=True)
+    return DataLoader(list(parts), batch_size=None)
+
+
+class TestSeveralBatchesForAStep:
+    """The step is of the mean over all their samples, however many they are."""
+
+    @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "all delays"])
+    @pytest.mark.parametrize(
+        ("sizes", "without", "steps"),
+        [
+            ((8, 8, 8, 8), (), (16, 16)),
+            ((8, 8, 4), (), (16, 4)),  # the pass ends within the group
+            ((8, 8, 8), (1,), (8, 8)),
+            ((6, 2, 1, 5), (), (8, 6)),
+        ],
+        ids=["whole", "the last of a pass", "one that gives none", "unequal"],
+    )
+    def test_count_by_their_samples(self, swarm: hivenb.Swarm, mode: str, sizes: Any, without: Any, steps: Any) -> None:
+        ours, plain = (Choosy(*which, **OPTIMIZERS["momentum"]) for which in (without, ()))
+        chosen = strategy(swarm, target=1, **MODES[mode])
+        trainer(chosen, max_epochs=2, accumulate_grad_batches=2).fit(ours, in_batches(*sizes))
+        batches = [part for i, part in enumerate(in_batches(*sizes)) if i not in without]
+        whole = [torch.cat(parts).split(steps) for parts in zip(*batches, strict=True)]
+        expected = DataLoader(list(zip(*whole, strict=True)), batch_size=None)
+        trainer("auto", max_epochs=2).fit(plain, expected)
+        assert chosen.hivemind_epoch == 4
+        assert_same(ours, plain)
+
+    @pytest.mark.parametrize("flags", [{"gradient_clip_val": 0.1}, half_precision()], ids=["clipped", "scaled"])
+    def test_are_clipped_and_scaled_as_one(self, swarm: hivenb.Swarm, flags: Any) -> None:
+        ours, plain = TinyModel(), TinyModel()
+        trainer(strategy(swarm, target=1), max_epochs=2, accumulate_grad_batches=2, **flags).fit(
+            ours, in_batches(6, 2, 5)
+        )
+        trainer("auto", max_epochs=2, gradient_clip_val=flags.get("gradient_clip_val")).fit(plain, in_batches(8, 5))
+        for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(mine, theirs, atol=5e-3 if "plugins" in flags else 1e-6), (mine - theirs).abs().max()
 
 
 class TakesApart(TinyModel):
