@@ -93,7 +93,7 @@ class RunOptions:
     def pending(self) -> Options | None:
         """What was asked for, here or by the host, and is not in force yet."""
         if changes := self._changes[-1:]:
-            return changes[0].options
+            return self._as_to_come(changes[0])
         plan = self._plan
         if plan is None or plan.newest == self._shared or self._refused is not None:
             return None
@@ -338,6 +338,15 @@ class RunOptions:
 
     def _waiting(self) -> list[OptionsChange]:
         return [change for change in self._changes if change.rest]
+
+    def _as_to_come(self, change: OptionsChange) -> Options:
+        """All options as they will be once a change is in force: with what came into force while it waits."""
+        if not change.rest:
+            return change.options
+        try:
+            return with_shared_part(self._in_force.replace(**change.rest), change.shared, change.options)
+        except OptionsError:  # what came between does not go with it
+            return change.options
 
     def _without_rest(self, change: OptionsChange) -> Options:
         """As much of a change as goes with what all peers agree on for the present; the rest of it waits."""
