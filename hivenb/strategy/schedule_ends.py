@@ -28,21 +28,39 @@ _COUNTERS = frozenset({"last_epoch", "_step_count", "base_lrs", "_last_lr", "T_c
 def end_of(scheduler: Any, estimated: float | None) -> int | None:
     """The step after which a scheduler is not to move: it ends there, and would fail or begin anew.
 
-    :param estimated: steps that the training was said to have, if anybody has asked
+    :param estimated: steps that the training was said to have, if anybody has asked; a scheduler may be made for a
+      whole multiple of them, as for so many peers
     :returns: ``None`` for one that may go on for ever, such as one with a period of its own
     """
+    return _end_of(scheduler, estimated, 0)
+
+
+def _end_of(scheduler: Any, estimated: float | None, begins: int) -> int | None:
+    """The same, counted from the step at which another scheduler hands over to it."""
     if isinstance(scheduler, OneCycleLR):
         return int(scheduler.total_steps) - 1  # where it has its lowest rate; its next step is past that
     if isinstance(scheduler, SequentialLR):
-        last = end_of(scheduler._schedulers[-1], None if estimated is None else estimated - scheduler._milestones[-1])
-        return None if last is None else int(scheduler._milestones[-1]) + last
+        milestone = int(scheduler._milestones[-1])
+        last = _end_of(scheduler._schedulers[-1], estimated, begins + milestone)
+        return None if last is None else milestone + last
     if isinstance(scheduler, ChainedScheduler):
-        ends = [end for one in scheduler._schedulers if (end := end_of(one, estimated)) is not None]
+        ends = [end for one in scheduler._schedulers if (end := _end_of(one, estimated, begins)) is not None]
         return min(ends, default=None)
-    for name, length in _named_lengths(scheduler):
-        if 0 < length < math.inf and length == int(length) and (name == _OF_TRANSFORMERS or length == estimated):
+    lengths = [(name, length) for name, length in _named_lengths(scheduler) if 0 < length < math.inf]
+    longest = max((length for _, length in lengths), default=0)
+    for name, length in lengths:
+        if length != int(length):
+            continue
+        is_said = name == _OF_TRANSFORMERS or begins + length == estimated
+        # a smaller number may be that of a warm-up
+        if is_said or (length == longest and _is_multiple(begins + length, estimated)):
             return int(length)
     return None
+
+
+def _is_multiple(length: float, estimated: float | None) -> bool:
+    # of one step, everything is
+    return estimated is not None and 1 < estimated < math.inf and length % estimated == 0
 
 
 def lengths_of(scheduler: Any) -> list[float]:

@@ -88,13 +88,40 @@ def test_one_that_knows_when_training_ends_needs_no_estimate() -> None:
     assert end_of(made(MADE["of transformers"][0]), 4) == 8
 
 
+def with_long_warmup(optimizer: torch.optim.Optimizer) -> LambdaLR:
+    return LambdaLR(optimizer, lambda step, warmup=16, total=32: min(step / warmup, 1 - step / total))
+
+
+@pytest.mark.parametrize(
+    ("make", "end"),
+    [
+        (closed_over(32), 32),
+        (partial(CosineAnnealingLR, T_max=24), 24),
+        (lambda optimizer: CosineAnnealingLR(optimizer, T_max=24.0), 24),
+        (with_long_warmup, 32),
+        (
+            lambda optimizer: SequentialLR(
+                optimizer, [LinearLR(optimizer, total_iters=2), CosineAnnealingLR(optimizer, T_max=22)], milestones=[2]
+            ),
+            24,
+        ),
+    ],
+)
+def test_one_that_is_made_for_several_peers_ends_as_well(make: Make, end: int) -> None:
+    assert end_of(made(make), 8) == end
+    assert end_of(made(make), 1) is None
+    assert end_of(made(make), float("inf")) is None
+    assert end_of(made(make), None) is None
+
+
 @pytest.mark.parametrize(
     "make",
     [
         partial(CosineAnnealingLR, T_max=3),
         partial(CosineAnnealingWarmRestarts, T_0=8),
         partial(StepLR, step_size=8),
-        closed_over(32),  # for four peers
+        closed_over(30),
+        lambda optimizer: LambdaLR(optimizer, lambda step, warmup=16, total=30: min(step / warmup, 1 - step / total)),
     ],
 )
 def test_others_go_on(make: Make) -> None:
