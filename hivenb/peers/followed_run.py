@@ -97,6 +97,10 @@ class FollowedRun(Protocol):
         """Have a name in the DHT from now on that is its own; called before anybody follows it there."""
 
     @property
+    def swarm(self) -> Any:
+        """The :class:`hivenb.Swarm` in which it trains."""
+
+    @property
     def model(self) -> Any:
         """The LightningModule."""
 

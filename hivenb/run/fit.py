@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from hivenb._signatures import keywords_of
-from hivenb.errors import OptionsError, TrainingError
+from hivenb.errors import OptionsError, SwarmError, TrainingError
 from hivenb.options.options import DEFAULT_RUN_ID, Options
 from hivenb.run.concurrent_runs import RunInSwarm
 from hivenb.run.model_copy import model_of
@@ -25,6 +25,7 @@ from hivenb.run.monitor import Monitor
 from hivenb.run.raised_exits import EndsInError
 from hivenb.run.training_length import require_way_to_go
 from hivenb.strategy.strategy import HivemindStrategy
+from hivenb.swarm.start import ANOTHER_RUN
 from hivenb.swarm.swarm import Swarm
 
 if TYPE_CHECKING:
@@ -323,6 +324,11 @@ def prepare_fit(
     """
     train, validation = split_data(run.data, run.model)
     run.swarm.restart_if_ended()
+    if not run.swarm.is_open:
+        raise SwarmError(
+            f"this run belongs to a swarm {run.swarm.name!r} that is closed, and cannot be started any more. Open one "
+            f"with swarm = hivenb.Swarm({run.swarm.name!r}), and {ANOTHER_RUN}"
+        )
     with run.swarm.logs.this_thread():
         strategy = HivemindStrategy(dht=run.swarm.dht, **run.options.to_strategy_kwargs())
         trainer = make_trainer(strategy, folder, run.trainer_kwargs, [recorder, gate], new_trainer)

@@ -228,6 +228,13 @@ def _start_failed(error: Exception, initial_peers: Sequence[str], host_maddrs: S
     return f"the DHT could not be started: {what}"
 
 
+#: What to do with the model of a run whose swarm is closed, or another one.
+ANOTHER_RUN = (
+    "make another run with hivenb.TrainingRun(run.model, ..., swarm=swarm): the model has its weights, and the "
+    "optimizer begins anew"
+)
+
+
 # -- running ---------------------------------------------------------------------------------------------------------
 
 

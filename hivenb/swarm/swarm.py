@@ -19,7 +19,7 @@ from hivenb.engine.network.access.tokens import Secret
 from hivenb.engine.network.addresses import is_loopback
 from hivenb.engine.network.dht import DHT, STARTUP_TIMEOUT, reachable_addresses
 from hivenb.engine.progress.peer_reports import PeerInfo, read_peers
-from hivenb.errors import SwarmError
+from hivenb.errors import LocalPeerError, SwarmError
 from hivenb.options.options import DEFAULT_RUN_ID
 from hivenb.peers.followed_run import FollowedRun
 from hivenb.peers.local_peer import LocalPeer
@@ -27,7 +27,7 @@ from hivenb.peers.local_peers import LocalPeers
 from hivenb.swarm.invite import read_addresses, read_invite
 from hivenb.swarm.invites import Blocking, Invites
 from hivenb.swarm.run_names import RunNames, Runs
-from hivenb.swarm.start import RunningDHT, Settings, check_name, read_settings, start_dht
+from hivenb.swarm.start import ANOTHER_RUN, RunningDHT, Settings, check_name, read_settings, start_dht
 from hivenb.system.environment import detect, require_linux
 from hivenb.system.logs import collect_logs
 
@@ -380,10 +380,19 @@ class Swarm:
           been started
         :param restart: whether one that dies is started again, three times a minute at most
         :returns: the new peers
-        :raises LocalPeerError: if one cannot be started, or the swarm is closed before they all have
+        :raises LocalPeerError: if one cannot be started, the swarm is closed before they all have, or the run is of
+          another swarm
         :raises SwarmError: if the swarm is closed
         """
         self._running.require()
+        if run.swarm is not self:
+            where = run.swarm.name
+            which = f"a swarm {where!r} that is closed; " if not run.swarm.is_open else f"another swarm, {where!r}; "
+            what_to_do = "" if not run.swarm.is_open else "add them there, with run.swarm.add_local_peers(...), or "
+            raise LocalPeerError(
+                f"peers of the swarm {self.name!r} cannot train in the run {run.options.run_id!r}: it belongs to "
+                f"{which}{what_to_do}{ANOTHER_RUN}"
+            )
         return self.local.add(count, run, restart=restart)
 
     def remove_local_peers(self, count: int | None = None, run: FollowedRun | None = None) -> None:

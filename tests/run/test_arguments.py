@@ -11,11 +11,12 @@ import torch
 from lightning.pytorch.utilities import CombinedLoader
 
 import hivenb
-from hivenb.errors import OptionsError, TrainingError
+from hivenb.errors import LocalPeerError, OptionsError, SwarmError, TrainingError
 from hivenb.options.options import Options
 from hivenb.run.fit import check_arguments, split_data
+from hivenb.run.status import RunState
 from hivenb.swarm.run_names import RunNames, Runs
-from hivenb.swarm.start import Settings
+from hivenb.swarm.start import RunningDHT, Settings
 from hivenb.system.logs import collect_logs
 
 OPTIONS = Options(target_batch_size=8)
@@ -66,6 +67,22 @@ def test_options_of_another_kind_are_refused_with_what_to_write() -> None:
     swarm = object.__new__(hivenb.Swarm)
     with pytest.raises(OptionsError, match=r"hivenb\.Options\(target_batch_size=\.\.\.\)"):
         check_arguments(tiny.TinyModel(), swarm, {"target_batch_size": 32}, {})
+
+
+def test_a_run_whose_swarm_is_closed_says_that_it_stays_there() -> None:
+    run, other = run_in(closed_swarm()), closed_swarm("new")
+    advice = r"make another run with hivenb\.TrainingRun\(run\.model, .*swarm=swarm\): the model has its weights"
+    with pytest.raises(
+        SwarmError, match=rf"belongs to a swarm 'gone' that is closed.*hivenb\.Swarm\('gone'\), and {advice}"
+    ):
+        run.start()
+    assert run.status.state is RunState.READY
+    other._running = RunningDHT("new", SimpleNamespace(is_usable=True))
+    with pytest.raises(LocalPeerError, match=rf"belongs to a swarm 'gone' that is closed; {advice}"):
+        other.add_local_peers(1, run)
+    run.swarm._running = other._running
+    with pytest.raises(LocalPeerError, match=rf"another swarm, 'new'; add them there, .*, or {advice}"):
+        run.swarm.add_local_peers(1, run_in(other))
 
 
 @pytest.mark.parametrize("given", [{"target_batch_size": 16}, "float16"])

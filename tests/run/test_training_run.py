@@ -232,7 +232,7 @@ def test_an_error_of_memory_holds_none(make, kind):
 def test_start_in_a_closed_swarm_is_a_clear_error(swarm):
     run = TrainingRun(tiny.TinyModel(), tiny.loader(), swarm=swarm, options=Options(target_batch_size=32))
     swarm.close()
-    with pytest.raises(SwarmError, match="is closed; open one"):
+    with pytest.raises(SwarmError, match=r"a swarm '.*' that is closed.* make another run with .*run\.model"):
         run.start()
     assert run.status.state is RunState.READY
 
