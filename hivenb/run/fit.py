@@ -264,10 +264,13 @@ class Fit:
         """The swarm's optimizer; ``None`` before the Trainer has set it up and after it has ended."""
         return self.strategy.optimizer
 
-    def __call__(self, model: lightning.LightningModule, checkpoint: Path | None) -> None:
+    def __call__(
+        self, model: lightning.LightningModule, checkpoint: Path | None, is_stopping: Callable[[], bool]
+    ) -> None:
         """Train until the Trainer ends.
 
         :param checkpoint: to go on from, if any
+        :param is_stopping: whether somebody has stopped the run
         :raises TrainingError: if the end that was set for it is that of the checkpoint, there was not one batch, or the
           thread that watches the swarm has ended with an error meanwhile
         """
@@ -287,9 +290,11 @@ class Fit:
                 f"the thread that watches the swarm has ended with {error!r}, an error of hivenb's own; please report "
                 "it. run.start() goes on from here"
             ) from error
-        if self.recorder.steps == before and (self.strategy.data_is_exhausted or not self.trainer.should_stop):
-            if not self.gate.has_begun:  # Lightning has left all out
-                require_way_to_go(self.trainer, self.trainer)
+        if self.recorder.steps != before:
+            return
+        if not self.gate.has_begun and not (self.trainer.should_stop and is_stopping()):  # Lightning has left all out
+            require_way_to_go(self.trainer, self.trainer)
+        if self.strategy.data_is_exhausted or not self.trainer.should_stop:
             raise TrainingError("the training data gave no batches; is the dataset empty?")
 
     def end(self) -> None:

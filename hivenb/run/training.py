@@ -544,7 +544,7 @@ class TrainingRun:
         self._options.join(hosting)
         self._rolling_back.join(hosting)
         fit.strategy.left = self._folder.left_in(model_of(self.model))
-        fit(self.model, self._folder.checkpoint)
+        fit(self.model, self._folder.checkpoint, lambda: self._state is RunState.STOPPING)
 
     def _keep(self, fit: Fit, has_failed: bool) -> None:
         """Keep what another start needs of a fit that is over."""

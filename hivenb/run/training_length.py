@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from lightning.pytorch.callbacks import Timer
+
 from hivenb.errors import TrainingError
 
 #: Before this share of the whole is done, what is left cannot be told from it.
@@ -84,6 +86,30 @@ def require_way_to_go(trainer: Any, since: Any) -> None:
                 f"the run has trained as long as it was to: {name}={end} is reached. For more, make a TrainingRun of "
                 f"the same model with a larger {name}; without one, it trains until it is stopped"
             )
+    if (most := _seconds_that_are_up(trainer, since)) is not None:
+        raise TrainingError(
+            f"the run has trained as long as it was to: max_time, {most:,g} seconds, is up. For more, make a "
+            "TrainingRun of the same model, for which it begins anew; without max_time, it trains until it is stopped"
+        )
+
+
+def _seconds_that_are_up(trainer: Any, since: Any) -> float | None:
+    """For how long it was to train, if that time is up and it is to do nothing else at least."""
+    least = trainer.fit_loop.min_epochs or 0, trainer.fit_loop.epoch_loop.min_steps or 0
+    if since.current_epoch < least[0] or since.global_step < least[1]:
+        return None
+    timers, before = ([one for one in of.callbacks if isinstance(one, Timer)] for of in (trainer, since))
+    if len(timers) != len(before):  # another end was set meanwhile
+        return None
+    both = [(timer._duration, old) for timer, old in zip(timers, before, strict=True)]
+    return next(
+        (most for most, old in both if most is not None and _is_at_rest(old) and old.time_elapsed() >= most), None
+    )
+
+
+def _is_at_rest(timer: Timer) -> bool:
+    """Whether it has ended, or not begun: one whose training has failed goes on."""
+    return timer.start_time() is None or timer.end_time() is not None
 
 
 def _goals(trainer: Any, begins: bool = False) -> list[tuple[float, int, int, str]]:

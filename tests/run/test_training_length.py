@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
 import pytest
 from tiny import QUIET, TinyModel, loader
 
+from hivenb.errors import TrainingError
 from hivenb.run import pause_and_stop
+from hivenb.run.fit import Fit
 from hivenb.run.pause_and_stop import Stage
 from hivenb.run.status import RunState
-from hivenb.run.training_length import Beginning, Length, length_of
+from hivenb.run.training_length import Beginning, Length, length_of, require_way_to_go
 
 
 def test_pauses_and_the_time_between_a_stop_and_the_next_start_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +87,52 @@ def test_the_goal_is_what_ends_the_run_first(tmp_path: Any, limits: Any, goal: i
     left = [math.inf if seen.seconds_left is None else seen.seconds_left for seen in looks.seen]
     assert left == sorted(left, reverse=True)
     assert length_of(trainer, 1100.0, looks.since, False).done == goal
+
+
+def test_a_run_whose_time_is_up_is_refused_unless_it_gets_more(tmp_path: Any) -> None:
+    trainer = fitted(tmp_path, Looks(), max_epochs=-1, max_time={"milliseconds": 30})
+    for limits, is_over in (
+        ({"max_time": {"milliseconds": 30}}, True),
+        ({"max_time": {"milliseconds": 30}, "min_steps": trainer.global_step}, True),
+        ({"max_time": {"milliseconds": 30}, "min_steps": trainer.global_step + 1}, False),
+        ({"max_time": {"milliseconds": 30}, "min_epochs": trainer.current_epoch + 1}, False),
+        ({"max_time": {"hours": 1}}, False),
+        ({}, False),
+    ):
+        again = lightning.Trainer(**QUIET, max_epochs=-1, **limits)
+        with pytest.raises(TrainingError, match=r"max_time, .* seconds, is up\. For") if is_over else nullcontext():
+            require_way_to_go(again, trainer)
+
+
+def test_the_time_since_a_failure_does_not_count(tmp_path: Any) -> None:
+    class Fails(lightning.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            raise ArithmeticError
+
+    limits = {"max_epochs": -1, "max_time": {"milliseconds": 1}}
+    failed, again = (lightning.Trainer(**QUIET, **limits, callbacks=[Fails()]) for _ in range(2))
+    with pytest.raises(ArithmeticError):
+        failed.fit(TinyModel(), loader())
+    require_way_to_go(again, failed)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_checkpoint_whose_time_is_up_says_so_in_place_of_an_end(tmp_path: Any, is_stopped: bool) -> None:
+    time = {"milliseconds": 30}
+    fitted(tmp_path, Looks(), max_epochs=-1, max_time=time).save_checkpoint(tmp_path / "up.ckpt")
+    seen = SimpleNamespace
+    fit = Fit(
+        lightning.Trainer(**QUIET, max_epochs=-1, max_time=time),
+        strategy=seen(data_is_exhausted=False),  # type: ignore[arg-type]
+        monitor=seen(error=None),  # type: ignore[arg-type]
+        recorder=seen(steps=0),  # type: ignore[arg-type]
+        gate=seen(has_begun=False),  # type: ignore[arg-type]
+        modes=seen(begin=lambda model: None, end=lambda: None),  # type: ignore[arg-type]
+        train=loader(),
+        validation=None,
+    )
+    with nullcontext() if is_stopped else pytest.raises(TrainingError, match=r"max_time, .* seconds, is up"):
+        fit(TinyModel(), tmp_path / "up.ckpt", lambda: is_stopped)
 
 
 @pytest.mark.parametrize("is_written_in_a_pass", [False, True], ids=["after", "at the end of a pass"])

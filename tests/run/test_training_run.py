@@ -287,6 +287,16 @@ def test_a_run_that_has_come_to_its_end_says_so_and_stays_as_it_is(make, tmp_pat
     assert another.status.step == 4
 
 
+def test_a_run_whose_time_is_up_says_so(make):
+    run = make(max_time={"milliseconds": 200})
+    run.start()
+    assert run.wait(timeout=PATIENCE)
+    assert run.status.state is RunState.FINISHED
+    with pytest.raises(TrainingError, match=r"max_time, 0\.2 seconds, is up"):
+        run.start()
+    assert run.status.state is RunState.FINISHED
+
+
 def test_a_stop_ends_all_waiting(make):
     run = make(model=Slow())
     run.start()
