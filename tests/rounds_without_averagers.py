@@ -119,6 +119,7 @@ def participant(**changes: Any) -> Any:
         "grad_averager": FakeAverager(),
         "local_epoch": 4,
         "is_synchronized_with_peers": lambda: True,
+        "rounds": SimpleNamespace(has_group=False, last=SimpleNamespace(group_size=1)),
         "tracker": SimpleNamespace(
             global_epoch=4,
             target_batch_size=64,

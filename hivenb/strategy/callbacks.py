@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loops.utilities import _is_max_limit_reached
 
 from hivenb.engine.optimizer.optimizer import Optimizer
 from hivenb.strategy.trains import Trains
@@ -60,7 +61,11 @@ class FirstCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if (optimizer := self._living_optimizer()) is not None:
+            if _is_last_pass(trainer):  # what is saved of it is the trained model
+                optimizer.finish_delayed_updates()
             optimizer.release_module(keep=True)
+        elif _is_last_pass(trainer):
+            self._finish_without_averager()
         passed = trainer.fit_loop.epoch_loop.batch_progress
         if passed.current.ready or trainer.should_stop:
             return
@@ -92,3 +97,14 @@ class FirstCallback(Callback):
     def _living_optimizer(self) -> Optimizer | None:
         optimizer = self._training.optimizer
         return optimizer if optimizer is not None and optimizer.is_alive() else None
+
+
+def _is_last_pass(trainer: Any) -> bool:
+    """Whether training ends after the pass through the data that has just ended, as far as is known by now."""
+    # not Lightning's own ``done``, which says so on the page each time that it is asked
+    loop = trainer.fit_loop
+    return bool(
+        trainer.should_stop
+        or _is_max_limit_reached(loop.epoch_loop.global_step, loop.max_steps)
+        or _is_max_limit_reached(loop.epoch_progress.current.processed, loop.max_epochs)
+    )

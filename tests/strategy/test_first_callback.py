@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from lightning import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
-from tiny import TinyModel, loader, own_run, trainer
+from tiny import DELAYS, TinyModel, loader, own_run, parameters, trainer
 
 import hivenb
 from hivenb.strategy import HivemindStrategy
@@ -64,3 +65,18 @@ def test_without_an_averager_nobody_sees_a_model_that_is_ahead(hook: str, is_ahe
     training: Any = SimpleNamespace(optimizer=optimizer)
     getattr(FirstCallback(training), hook)(None, None)
     assert finished == [True] * is_ahead
+
+
+class Saves(TinyModel):
+    """Keeps its parameters at the end of each pass, as who saves a model there does."""
+
+    def on_train_epoch_end(self) -> None:
+        self.saved = parameters(self)
+
+
+@pytest.mark.parametrize("length", [{"max_epochs": 2}, {"max_epochs": 9, "max_steps": 8}], ids=["epochs", "steps"])
+def test_at_the_end_of_the_last_pass_the_model_has_the_last_step(swarm: hivenb.Swarm, length: dict[str, int]) -> None:
+    strategy = HivemindStrategy(16, dht=swarm.dht, **own_run(), **DELAYS, delay_compensation=False)
+    model = Saves()
+    trainer(strategy, **length).fit(model, loader(64))
+    torch.testing.assert_close(model.saved, parameters(model))

@@ -31,6 +31,7 @@ from hivenb.engine.averaging.rest_download import SharesRest
 from hivenb.engine.averaging.round import Round
 from hivenb.engine.averaging.state_download import Download
 from hivenb.engine.averaging.torch_optimizer_state import (
+    add_change,
     group_settings,
     initialize_optimizer_state,
     initialized_by,
@@ -739,8 +740,13 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         if self._failure is not None:
             return  # there are none: the buffers hold whatever was there before
         self._has_changed_meanwhile = False
-        if self.delta_rule_averaging and self._old_tensors is not None:
-            super()._apply_averaging_results_()  # which computes in between
+        sent = self._old_tensors if self.delta_rule_averaging else None  # which computes in between
+        if sent is not None:
+            # replaces what hivemind/optim/state_averager.py does, after which a second moment may be negative
+            parameters = set(self._numbers_of_module())
+            with self.get_tensors() as averages:
+                for number, (tensor, average) in enumerate(zip(self._local_tensors(), averages, strict=True)):
+                    add_change(tensor, average, sent[number], is_statistic=number not in parameters)
         else:
             self._apply_averages()
         if not self.delta_rule_averaging:
@@ -942,7 +948,8 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         # hivemind/optim/state_averager.py:load_optimizer_state checks nothing: with a scheduler at one peer and none
         # at the other, each number lands in the place of another one
         tensors, tails = split_tails(loaded.metadata, loaded.tensors)
-        if isinstance(loaded.epoch, int) and loaded.epoch >= self.local_epoch:  # else hivemind refuses the state
+        is_taken = isinstance(loaded.epoch, int) and loaded.epoch >= self.local_epoch  # else hivemind refuses the state
+        if is_taken:
             self._tails = dict(tails)
         mismatch = state_mismatch(self.optimizer, self.extra_tensors, loaded.metadata, tensors)
         if mismatch is not None:
@@ -950,7 +957,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
                 f"the state of the swarm does not fit this peer: {mismatch}. All peers need the same model, optimizer "
                 "and parameter groups, and either all or none of them a scheduler"
             )
-        self.states_taken += 1
+        self.states_taken += is_taken
         return loaded.metadata, tensors
 
     # -- in the averager's own process --------------------------------------------------------------------------

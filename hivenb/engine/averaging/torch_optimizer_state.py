@@ -186,3 +186,23 @@ def _can_be(name: str, mine: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@torch.no_grad()
+def add_change(tensor: torch.Tensor, average: torch.Tensor, sent: torch.Tensor, *, is_statistic: bool) -> None:
+    """Let a tensor that has gone on during a round have what the round has changed.
+
+    A statistic goes no further than to the average or stays where it is, whichever is beyond: a second moment that has
+    decayed meanwhile could become negative, and the next step nan.
+
+    :param tensor: of the model or its optimizer
+    :param average: that the round has made of what was sent
+    :param sent: as the tensor was when the round began
+    :param is_statistic: whether it is one of the optimizer's
+    """
+    change = torch.sub(average, sent).to(device=tensor.device, dtype=tensor.dtype)
+    if not is_statistic:
+        tensor.add_(change)
+        return
+    there = average.to(device=tensor.device, dtype=tensor.dtype)
+    tensor.copy_((tensor + change).clamp(torch.minimum(there, tensor), torch.maximum(there, tensor)))

@@ -168,6 +168,9 @@ class CatchingUp:
         self._asks_since: float | None = None
         #: whether the others have averaged gradients without this peer, in the background
         self.was_excluded = False
+        #: whether others that have ended this peer's epoch are known to average its gradients in the background: they
+        #: report the next one before they have its state
+        self.others_are_late = False
         self.claims = UnverifiedClaims()
 
     @property
@@ -185,18 +188,24 @@ class CatchingUp:
         if own.local_epoch >= own.tracker.global_epoch or self.is_hopeless:
             return False
         in_one_group = own.grad_averager is not None and not own.grad_averager.group_size_is_fixed
-        return in_one_group and not (own.delay_grad_averaging or own.auxiliary)
+        return in_one_group and not (own.delay_grad_averaging or own.auxiliary or self._is_waited_for)
+
+    @property
+    def _is_waited_for(self) -> bool:
+        """Whether others that have ended this peer's epoch average its gradients in the background, with this peer."""
+        own = self._participant
+        return own.local_epoch == own.tracker.global_epoch - 1 and (self.others_are_late or own.rounds.has_group)
 
     @property
     def may_follow(self) -> bool:
         """Whether this peer has what it takes to end an epoch that the others have ended a moment ago.
 
-        With gradients averaged in the background, they wait for its own then.
+        With gradients averaged in the background, here or at them, they wait for its own then.
         """
         # hivemind/optim/optimizer.py:_should_load_state_from_peers wants the very epoch of the others at the first look
         # of each. Over a long line, that look may come when they have gone on
         own = self._participant
-        return bool(own.delay_grad_averaging and own.rounds.last.group_size > 1)
+        return bool((own.delay_grad_averaging and own.rounds.last.group_size > 1) or self._is_waited_for)
 
     def is_late(self) -> bool:
         """Whether the others are ahead of a peer that has computed nothing yet; waits until they were looked at."""
@@ -248,6 +257,8 @@ class CatchingUp:
             if self.claims.note_download(began, sought, own.local_epoch, self._others):
                 own.tracker.look_at_once()
             has_taken = own.state_averager.states_taken > taken_before
+            if has_taken:
+                self.others_are_late = own.local_epoch == sought - 1
             # what a newcomer that could download nothing has at random is no state of the next epoch, if one behind
             has_state = own.local_epoch > 0 or has_taken
             lacks_all = not has_state and own.local_epoch < own.tracker.global_epoch

@@ -293,6 +293,7 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         try:
             self._end_epoch(grad_scaler)
         except MissedRound:
+            self._catching_up.others_are_late = False
             self.load_state_from_peers()
             return
         self._catching_up.end()

@@ -352,7 +352,7 @@ class AgreedRounds:
     @property
     def gradients_ahead(self) -> int:
         """By how much the number of a round of gradients is ahead of what its peers report while they look for it."""
-        return -1 if self._participant.delay_grad_averaging else 0
+        return -1 if self._participant.delay_grad_averaging or self._catching_up.others_are_late else 0
 
     @property
     def is_due(self) -> bool:
@@ -367,6 +367,17 @@ class AgreedRounds:
     def is_alone(self) -> bool:
         """Whether there is nobody to average with."""
         return bool(self._participant.tracker.global_progress.num_peers <= 1)
+
+    @property
+    def has_group(self) -> bool:
+        """Whether the round of this peer's epoch has a group, which waits for its gradients. For the training thread.
+
+        Those who average gradients in the background report the next epoch already then.
+        """
+        control = self.gradients.take()
+        if control is None or control.epoch != self._participant.local_epoch:
+            return False
+        return bool(control.stage is AveragingStage.AWAITING_TRIGGER)
 
     # -- the training thread: before a round --------------------------------------------------------------------
 
@@ -486,6 +497,7 @@ class AgreedRounds:
             self.last = RoundOutcome()
             return self.last
         is_in_one_group = not own.grad_averager.group_size_is_fixed
+        are_ahead = self.attendance.newest_epoch > own.local_epoch
         excluded = is_in_one_group and is_excluded(
             control,
             own.grad_averager,
@@ -494,6 +506,8 @@ class AgreedRounds:
             timeout=own.averaging_timeout,
         )
         self.last = outcome_of(control, own.averaging_timeout)
+        if are_ahead and self.last.group_size > 1:
+            self._catching_up.others_are_late = True
         have_gone_on = is_in_one_group and self.attendance.newest_epoch > own.local_epoch
         if self.last.failed and (have_gone_on or excluded):
             # where the state was averaged before the step, no round after it mends what this peer has not got

@@ -13,8 +13,10 @@ from in_memory.real_time import RealTimeDHT
 from tiny import TinyModel, parameters, train
 from torch.testing._internal.two_tensor import TwoTensor
 
+from hivenb.engine.averaging.state_download import Download
 from hivenb.engine.averaging.torch_optimizer_state import (
     _names_of_values,
+    add_change,
     group_settings,
     initialize_optimizer_state,
     restore_switches,
@@ -168,3 +170,47 @@ def test_a_state_that_cannot_be_sent_is_refused_before_training() -> None:
     optimizer = InTwoParts(TinyModel().parameters(), 0.1)
     with pytest.raises(TrainingError, match="InTwoParts keeps its state in tensors of the class TwoTensor"):
         initialize_optimizer_state(optimizer)
+
+
+def test_a_second_moment_that_has_decayed_during_a_round_stays_positive() -> None:
+    """As of a row of an embedding that only this peer has used: the average is half of what it has sent."""
+    sent, average = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.5, 2.0, 0.5])
+    now = torch.tensor([0.36, 0.36, 1.0])
+    add_change(now, average, sent, is_statistic=True)
+    assert now.tolist() == pytest.approx([0.36, 1.36, 0.5])
+    parameter = torch.tensor([0.36, 0.36, 1.0])
+    add_change(parameter, average, sent, is_statistic=False)
+    assert parameter.tolist() == pytest.approx([-0.14, 1.36, 0.5])
+
+
+@pytest.mark.parametrize("has_outer", [False, True])
+def test_it_does_so_where_a_round_ends_after_local_updates(make_optimizer: Make, has_outer: bool) -> None:
+    model = TinyModel()
+    outer = {"averager_opts": {"outer_optimizer": partial(torch.optim.SGD, lr=1.0)}} if has_outer else {}
+    options = {"use_local_updates": True, "delay_state_averaging": True, "average_opt_statistics": ("exp_avg_sq",)}
+    averager = make(make_optimizer, model, **options, **outer).state_averager
+    moments = [averager.optimizer.state[one]["exp_avg_sq"] for one in model.parameters()]
+    for one in moments:
+        one.fill_(1.0)
+    averager._load_local_tensors_into_averager_()
+    with averager.get_tensors() as tensors:
+        averager._old_tensors = tuple(one.clone() for one in tensors)
+        for one in tensors[len(moments) :]:
+            one.fill_(0.5)
+    for one in moments:
+        one.fill_(0.36)
+    if averager.outer_rounds is not None:
+        averager.outer_rounds.note_alone(0)
+    averager._apply_averaging_results_()
+    for one in moments:
+        torch.testing.assert_close(one, torch.full_like(one, 0.36))
+
+
+@pytest.mark.parametrize("behind", [1, 0])
+def test_a_state_of_before_is_not_one_that_was_taken(make_optimizer: Make, behind: int) -> None:
+    """hivemind refuses it. Whoever lacks what the others have, asks once more."""
+    averager = make(make_optimizer, TinyModel()).state_averager
+    metadata, tensors, _ = averager.get_current_state()
+    averager.local_epoch = metadata["epoch"] + behind
+    averager._accept(Download(b"another", metadata, tensors))
+    assert averager.states_taken == (0 if behind else 1)

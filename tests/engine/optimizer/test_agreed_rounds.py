@@ -279,6 +279,32 @@ class TestOutcome:
         assert state.weight == 1.0, "what it has put in was of before the step, as the others' was"
 
 
+@pytest.mark.parametrize(
+    ("stage", "epoch", "has_group"),
+    [
+        (AveragingStage.AWAITING_TRIGGER, 4, True),
+        (AveragingStage.LOOKING_FOR_GROUP, 4, False),
+        (AveragingStage.AWAITING_TRIGGER, 3, False),
+        (None, 4, False),
+    ],
+)
+def test_a_group_that_has_met_for_this_epoch_waits_for_its_gradients(stage: Any, epoch: int, has_group: bool) -> None:
+    rounds = rounds_of(participant())
+    rounds.gradients.control = None if stage is None else FakeRound(stage, epoch)  # type: ignore[assignment]
+    assert rounds.has_group is has_group
+
+
+def test_who_averages_with_those_that_report_the_next_epoch_knows_that_they_are_late() -> None:
+    own = participant()
+    rounds = rounds_of(own)
+    for epoch, is_late in ((4, False), (5, True)):
+        rounds.see_swarm([report(b"other", epoch)], frozenset())
+        control = FakeRound(AveragingStage.AWAITING_TRIGGER, 4)
+        control.set_result({b"other": None, OWN: None})
+        rounds.average_gradients(control)  # type: ignore[arg-type]
+        assert rounds.gradients_ahead == (-1 if is_late else 0)
+
+
 class TestTheStateBeforeTheStep:
     OFFERING: ClassVar = [
         ({}, True),

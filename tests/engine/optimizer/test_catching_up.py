@@ -30,6 +30,30 @@ class TestCalledFor:
     def test_not_where_nobody_waits_for_its_gradients(self, changes: dict[str, Any]) -> None:
         assert not self.at(5, **changes).is_called_for
 
+    def test_not_where_those_who_average_in_the_background_wait_for_its_gradients(self) -> None:
+        for ahead, is_late in ((1, False), (2, True)):
+            catching_up = self.at(4 + ahead)
+            catching_up._participant.rounds.has_group = True
+            assert catching_up.is_called_for is is_late
+            assert catching_up.may_follow is not is_late
+
+    def test_not_where_the_newest_state_of_the_others_is_of_this_epoch_still(self) -> None:
+        """They have reported the next one, and have not averaged yet: this peer's gradients are waited for."""
+        downloading = Downloading(4, 5, found=4, take_over=False)
+        catching_up, own = downloading.catching_up, downloading.participant
+        own.delay_grad_averaging = own.delay_optimizer_step = False
+        own.grad_averager = FakeAverager()
+        assert catching_up.is_called_for
+        catching_up.take_over_state()
+        assert own.local_epoch == 4
+        assert not catching_up.is_called_for
+        own.tracker.global_epoch = 6
+        assert catching_up.is_called_for
+        downloading.found = 6
+        catching_up.take_over_state()
+        own.tracker.global_epoch = 7
+        assert catching_up.is_called_for, "once more"
+
     def test_not_where_the_swarm_averages_in_several_groups(self) -> None:
         own = participant()
         own.tracker.global_epoch, own.grad_averager.group_size_is_fixed = 5, True
@@ -111,7 +135,8 @@ class Downloading:
     def __init__(
         self, own: int, others: int, found: int | None, averager: FakeAverager | None = None, take_over: bool = True
     ):
-        rounds = SimpleNamespace(take=lambda wait: None, leave=lambda wait: None)
+        gradients = SimpleNamespace(cancel=lambda: None)
+        rounds = SimpleNamespace(take=lambda wait: None, leave=lambda wait: None, has_group=False, gradients=gradients)
         self.participant = participant(
             local_epoch=own,
             state_averager=averager or FakeAverager(),

@@ -20,7 +20,7 @@ from hivemind.compression import CompressionBase, CompressionInfo, TensorRole
 
 from hivenb.engine.averaging.extensions.extension import Exchange, Extension, GroupRecords, ServedState, Tail
 from hivenb.engine.averaging.state_download import places_in
-from hivenb.engine.averaging.torch_optimizer_state import initialized_by
+from hivenb.engine.averaging.torch_optimizer_state import add_change, initialized_by
 from hivenb.engine.matchmaking.group_records import is_helper
 from hivenb.engine.trust.aggregation import NEXT_TO_NOTHING
 
@@ -328,8 +328,7 @@ class OuterRounds(Extension):
             copy([results[number] for number in numbers], [locals_[number] for number in numbers])
         else:
             for number in numbers:
-                local = locals_[number]
-                local.add_(torch.sub(results[number], sent[number]).to(device=local.device, dtype=local.dtype))
+                add_change(locals_[number], results[number], sent[number], is_statistic=number >= count)
         self.fragments.discount(self._samples_sent, pieces)
 
     @property
