@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from hivenb.strategy.counted_batches import count_samples
-from hivenb.strategy.schedule_ends import lengths_of
+from hivenb.strategy.schedule_ends import lengths_of, negative_length
 from hivenb.strategy.trains import Trains
 
 #: Passes over the data beyond which swarm epochs are reckoned from this many.
@@ -25,7 +25,7 @@ class Pass:
     """A pass over the data of one peer.
 
     :param batches: in it; infinite if nobody knows
-    :param in_batch: samples in each batch but the last
+    :param in_batch: samples in each batch but the last; of several loaders, in the first one
     :param samples: in the pass
     """
 
@@ -101,7 +101,10 @@ class EstimatedSteps:
         To be called when the data of the Trainer is set up.
 
         :param schedulers: that ``configure_optimizers`` has made
+        :raises MisconfigurationException: if one is made for a negative number of steps
         """
+        for scheduler in schedulers:
+            _require_length(scheduler, trainer)
         through = self._pass_of(trainer) if schedulers else None
         if through is None or through.batches == math.inf:
             return
@@ -128,6 +131,9 @@ class EstimatedSteps:
         through, self._taken_for = self._taken_for, None
         if through is None or samples in (0, through.in_batch) or samples >= through.samples:
             return  # it is as it was said, has nothing to count, as with an auxiliary peer, or is a whole pass
+        present = None if self._trainer is None else self._pass_of(self._trainer)
+        if present is not None and present.in_batch == samples:
+            return  # somebody has changed it, such as BatchSizeFinder; a pass has as many samples as before
         self._say(
             f"trainer.estimated_stepping_batches was reckoned with {through.in_batch} samples in each batch, as the "
             f"data says, and the first one holds {samples}. Give HivemindStrategy(batch_size={samples}), or "
@@ -140,17 +146,33 @@ class EstimatedSteps:
     def _pass_of(self, trainer: Any) -> Pass | None:
         if trainer.train_dataloader is None:
             trainer.fit_loop.setup_data()
-        loaders = trainer.fit_loop._combined_loader.flattened
-        return (
-            None
-            if not loaders
-            else pass_over(loaders[0], trainer.num_training_batches, self._training.options.batch_size)
+        combined = trainer.fit_loop._combined_loader
+        return pass_over(
+            combined.flattened,
+            trainer.num_training_batches,
+            self._training.options.batch_size,
+            is_cycled=combined._mode == "max_size_cycle",
         )
 
     def _say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
             rank_zero_warn(text)
+
+
+def _require_length(scheduler: Any, trainer: Any) -> None:
+    length = negative_length(scheduler)
+    if length is None:
+        return
+    if trainer.max_epochs == -1:
+        why = "trainer.max_epochs is -1, which stands for no end, and it seems to be made of that"
+    else:
+        why = "a schedule cannot have that length"
+    raise MisconfigurationException(
+        f"{type(scheduler).__name__} is made for {length:g} steps: {why}. Its learning rate would be wrong. Give "
+        "max_epochs=..., and make it of self.trainer.estimated_stepping_batches, which is the number of swarm epochs "
+        "to be expected; or give that number itself"
+    )
 
 
 def epochs_in(through: Pass, steps: int, every: int, target: int) -> int:
@@ -161,9 +183,11 @@ def epochs_in(through: Pass, steps: int, every: int, target: int) -> int:
     :param target: samples of an epoch
     :returns: those that are whole; at least 1
     """
-    in_step = every * through.in_batch
+    in_step: float = every * through.in_batch
     steps_in_pass = math.ceil(through.batches / every) if through.batches < math.inf else math.inf
     in_last = through.samples - (steps_in_pass - 1) * in_step if steps_in_pass < math.inf else 0
+    if in_last < 0:  # of several loaders, some end before the pass does, or have small batches in between
+        in_step = in_last = through.samples / steps_in_pass
     walked = min(steps, _PASSES_WALKED * steps_in_pass)
     epochs, carried = 0, 0.0
     for begun in _passes(walked, steps_in_pass):
@@ -188,43 +212,67 @@ def _passes(steps: float, in_pass: float) -> Iterator[int]:
         steps -= in_pass
 
 
-def pass_over(loader: Any, batches: float, batch_size: int | None) -> Pass | None:
-    """What a pass over a loader holds, as far as it can be told without going through it.
+def pass_over(
+    loaders: Sequence[Any], batches: float, batch_size: int | None, *, is_cycled: bool = False
+) -> Pass | None:
+    """What a pass over loaders holds, as far as it can be told without going through them.
 
-    :param loader: the one whose samples are counted
-    :param batches: that are computed of it
+    :param loaders: those that together give each batch, of which all samples count
+    :param batches: that are computed of them
     :param batch_size: samples for which each batch counts, whatever it holds; ``None`` if they are counted
+    :param is_cycled: whether a loader begins anew that ends before the pass does; else it gives nothing any more
     :returns: ``None`` if nobody knows how many samples a batch has
     """
     if batch_size is not None:
         return Pass(batches, batch_size, batches * batch_size)
-    in_batch = _samples_in_batch(loader)
-    if in_batch is None:
+    in_batch = [size for one in loaders if (size := _samples_in_batch(one)) is not None]
+    if not loaders or len(in_batch) < len(loaders):
         return None
-    whole = _samples_in_pass(loader, in_batch)
-    is_cut = whole is None or batches * in_batch <= whole
-    return Pass(batches, in_batch, batches * in_batch if is_cut or whole is None else whole)
+    of_each = zip(loaders, in_batch, strict=True)
+    return Pass(batches, sum(in_batch), sum(_samples_given(one, size, batches, is_cycled) for one, size in of_each))
+
+
+def _samples_given(loader: Any, in_batch: int, batches: float, is_cycled: bool) -> float:
+    whole, length = _samples_in_round(loader, in_batch), _length(loader)
+    if whole is None or batches == math.inf:
+        return batches * in_batch
+    rounds, rest = divmod(batches, length) if is_cycled and length else (0, batches)
+    return rounds * whole + min(rest * in_batch, whole)
+
+
+def _batch_sampler(loader: Any) -> Any:
+    """What tells a loader which samples make a batch; ``None`` if nothing does."""
+    given = getattr(loader, "batch_sampler", None)
+    if given is not None:
+        return given
+    sampler = getattr(loader, "sampler", None)  # a dataset may take the indices of a whole batch at once
+    return sampler if _is_size(getattr(sampler, "batch_size", None)) else None
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def _samples_in_batch(loader: Any) -> int | None:
-    for owner in (loader, getattr(loader, "batch_sampler", None)):
-        size = getattr(owner, "batch_size", None)
-        if isinstance(size, int) and size > 0:
+    sampler = _batch_sampler(loader)
+    for owner in (loader, sampler):
+        size: int | None = getattr(owner, "batch_size", None)
+        if _is_size(size):
             return size
-    if isinstance(loader, DataLoader) and loader.batch_sampler is not None:
-        batches, samples = _length(loader.batch_sampler), _length(loader.dataset)
+    if isinstance(loader, DataLoader) and sampler is not None:
+        batches, samples = _length(sampler), _length(loader.dataset)
         return None if not batches or samples is None else max(1, round(samples / batches))
     data = loader.dataset if isinstance(loader, DataLoader) else loader  # which gives batches
     if not hasattr(data, "__getitem__") or not _length(data):
         return None
     try:
         return count_samples(data[0])
-    except (LookupError, MisconfigurationException):
+    except Exception:  # of somebody's dataset, which may be asked for something else; the first batch will tell
         return None
 
 
-def _samples_in_pass(loader: Any, in_batch: int) -> int | None:
-    sampler = getattr(loader, "batch_sampler", None)
+def _samples_in_round(loader: Any, in_batch: int) -> int | None:
+    sampler = _batch_sampler(loader)
     if sampler is None:
         return None
     samples = _length(getattr(sampler, "sampler", None) or loader.dataset)

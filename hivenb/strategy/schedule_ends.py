@@ -75,6 +75,19 @@ def lengths_of(scheduler: Any) -> list[float]:
     return [length for _, length in _named_lengths(scheduler)]
 
 
+def negative_length(scheduler: Any) -> float | None:
+    """The negative number of steps for which a scheduler is made by mistake; ``None`` if there is none.
+
+    Of numbers that a function of somebody knows it is not looked for: one of them may be an exponent.
+    """
+    for one in getattr(scheduler, "_schedulers", ()):  # of several in a row, or at once
+        if (length := negative_length(one)) is not None:
+            return length
+    names = ("T_max", "total_iters", _OF_TRANSFORMERS)
+    known = (length for name, length in _named_lengths(scheduler) if name in names)
+    return next((length for length in known if length < 0), None)
+
+
 def _named_lengths(scheduler: Any) -> Iterator[tuple[str, float]]:
     if isinstance(scheduler, CosineAnnealingLR):
         yield from _numbers({"T_max": scheduler.T_max})

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,14 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tiny import TinyModel, loader, own_run, samples, trainer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
 import hivenb
 from hivenb.strategy import HivemindStrategy
-from hivenb.strategy.estimated_steps import Pass, epochs_in, pass_over
+from hivenb.strategy.counted_batches import SampleCount
+from hivenb.strategy.estimated_steps import EstimatedSteps, Pass, epochs_in, pass_over
 
 
 def linear(step: int, *, num_training_steps: int) -> float:
@@ -270,6 +274,16 @@ class Unequal(BatchSampler):
         return 2
 
 
+class OfBatches(Dataset[Any]):
+    """Takes the indices of a whole batch at once."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, indices: list[int]) -> Any:
+        return torch.zeros(len(indices), 4)
+
+
 DATA = TensorDataset(*samples(60))
 LISTED = [samples(8), samples(8), samples(4)]
 
@@ -286,22 +300,89 @@ LISTED = [samples(8), samples(8), samples(4)]
         (LISTED, 3, Pass(3, 8, 24)),
         (DataLoader(Stream(), batch_size=8), float("inf"), Pass(float("inf"), 8, float("inf"))),
         (iter(LISTED), float("inf"), None),
+        (DataLoader(DATA, sampler=BatchSampler(SequentialSampler(DATA), 8, False), batch_size=None), 8, Pass(8, 8, 60)),
+        (DataLoader(DATA, sampler=BatchSampler(SequentialSampler(DATA), 8, True), batch_size=None), 7, Pass(7, 8, 56)),
+        (DataLoader(OfBatches(), sampler=Unequal(), batch_size=None), 2, None),
         (DataLoader(Stream(), batch_size=None), float("inf"), None),
     ],
 )
 def test_a_pass_is_what_the_data_says(data: Any, batches: float, expected: Pass | None) -> None:
-    assert pass_over(data, batches, None) == expected
-    assert pass_over(data, batches, 3) == Pass(batches, 3, 3 * batches)
+    assert pass_over([data], batches, None) == expected
+    assert pass_over([data], batches, 3) == Pass(batches, 3, 3 * batches)
 
 
-def test_of_several_loaders_the_first_is_counted(swarm: hivenb.Swarm) -> None:
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle", "max_size"])
+@pytest.mark.parametrize(
+    "sizes", [[(64, 8), (20, 4)], [(20, 4), (64, 8)], [(7, 2), (64, 8), (60, 16)], [(16, 8), (64, 8)]], ids=str
+)
+def test_of_several_loaders_all_samples_are_reckoned_with_as_they_are_counted(mode: Any, sizes: Any) -> None:
+    combined, count = CombinedLoader([loader(*one) for one in sizes], mode), SampleCount()
+    counted = []
+    for batch, _, _ in combined:
+        count.look_at(batch, None, combined.iterables)
+        counted.append(count.in_batch)
+    through = pass_over(combined.flattened, len(counted), None, is_cycled=mode == "max_size_cycle")
+    assert through is not None
+    assert through == Pass(len(counted), counted[0], sum(counted))
+    for target in (4, 32):
+        epochs, gathered = 0, 0
+        for samples_in_batch in counted:
+            gathered += samples_in_batch
+            if gathered >= target:
+                epochs, gathered = epochs + 1, 0
+        assert abs(epochs_in(through, len(counted), 1, target) - epochs) <= 1
+
+
+def test_of_several_loaders_one_of_which_is_not_known_nothing_is() -> None:
+    assert pass_over([loader(64, 8), DataLoader(Stream(), batch_size=None)], 8, None) is None
+    assert pass_over([], 8, None) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mode", "epochs"),
+    [
+        ([(64, 8), (64, 4)], "min_size", 2),
+        ([(16, 8), (64, 8)], "max_size_cycle", 4),
+        ([(16, 8), (48, 8)], "max_size", 2),
+    ],
+)
+def test_a_schedule_for_several_loaders_ends_with_training(
+    swarm: hivenb.Swarm, sizes: Any, mode: Any, epochs: int
+) -> None:
     class OfTwo(Scheduled):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return super().training_step(batch["one"], batch_idx)
+            return super().training_step(batch["last"], batch_idx)
 
-    data = CombinedLoader({"one": loader(64, 8), "other": loader(64, 4)}, "min_size")
-    chosen, rate, _ = fit(swarm, OfTwo(), data, 16, max_epochs=1)
-    assert (chosen.hivemind_epoch, rate) == (4, 0.0)
+    data = CombinedLoader({name: loader(*size) for name, size in zip(("first", "last"), sizes, strict=True)}, mode)
+    chosen, rate, said = fit(swarm, OfTwo(), data, 32, max_epochs=1)
+    assert (chosen.hivemind_epoch, rate, said) == (epochs, 0.0, [])
+
+
+@pytest.mark.parametrize("max_epochs", [-1, 3])
+def test_a_schedule_of_a_number_that_stands_for_no_end_is_refused(max_epochs: int) -> None:
+    scheduler = CosineAnnealingLR(torch.optim.SGD(TinyModel().parameters(), 0.1), T_max=-1)
+    steps: Any = EstimatedSteps(SimpleNamespace())
+    with pytest.raises(MisconfigurationException, match=r"made for -1 steps: .*Give max_epochs=.*estimated_step") as e:
+        steps.check(SimpleNamespace(max_epochs=max_epochs), [scheduler])
+    assert ("trainer.max_epochs is -1" in str(e.value)) is (max_epochs == -1)
+
+
+def test_a_batch_size_that_was_found_after_the_estimate_is_no_other_than_the_data_says(
+    swarm: hivenb.Swarm, tmp_path: Any
+) -> None:
+    class Found(Scheduled):
+        batch_size = 4
+
+        def train_dataloader(self) -> Any:
+            return loader(64, self.batch_size)
+
+        def val_dataloader(self) -> Any:
+            return loader(8, self.batch_size)
+
+    model, finds = Found(), BatchSizeFinder(steps_per_trial=1, init_val=4, max_trials=2)
+    chosen, rate, said = fit(swarm, model, None, 16, max_epochs=2, callbacks=[finds], default_root_dir=tmp_path)
+    assert model.batch_size == 8
+    assert (chosen.hivemind_epoch, rate, said) == (8, 0.0, [])
 
 
 def test_a_copy_of_a_strategy_borrows_the_same_swarm(swarm: hivenb.Swarm) -> None:

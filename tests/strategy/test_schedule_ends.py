@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from hivenb.strategy.schedule_ends import end_of, lengths_of
+from hivenb.strategy.schedule_ends import end_of, lengths_of, negative_length
 
 Make = Callable[[torch.optim.Optimizer], Any]
 
@@ -136,3 +136,22 @@ def test_what_is_not_assigned_yet_is_no_number() -> None:
         return scheduler
 
     made(make)
+
+
+@pytest.mark.parametrize(
+    ("make", "length"),
+    [
+        (partial(CosineAnnealingLR, T_max=-1), -1),
+        (
+            lambda optimizer: SequentialLR(
+                optimizer, [ConstantLR(optimizer), CosineAnnealingLR(optimizer, T_max=-3)], milestones=[2]
+            ),
+            -3,
+        ),
+        (lambda optimizer: LambdaLR(optimizer, partial(linear, num_warmup_steps=0, num_training_steps=-1)), -1),
+        (lambda optimizer: LambdaLR(optimizer, lambda step, power=-0.5: (step + 1) ** power), None),
+        (partial(CosineAnnealingLR, T_max=3), None),
+    ],
+)
+def test_a_negative_length_is_seen(make: Make, length: float | None) -> None:
+    assert negative_length(made(make)) == length
