@@ -526,6 +526,9 @@ class TrainingRun:
             ended = RunState.STOPPED if self._state is RunState.STOPPING else RunState.FINISHED
             ended = RunState.FAILED if failure is not None else ended
             self.history.mark("run", ended.value if failure is None else f"failed: {type(failure).__name__}")
+            if failure is not None:  # for who does not wait for it, and looks later what has become of it
+                what = f"{type(failure).__name__}: {failure}"
+                logger.error(f"the run {self.options.run_id!r} has failed: {what}", exc_info=failure)
             self._kept_history.end()
             self._stage.enter(ended)
 

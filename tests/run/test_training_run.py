@@ -646,7 +646,7 @@ def test_a_run_that_nobody_refers_to_trains_on_and_leaves_no_folder(home):
 # -- failing ------------------------------------------------------------------------------------------------------
 
 
-def test_an_error_in_training_surfaces_and_a_corrected_start_works(make):
+def test_an_error_in_training_surfaces_and_a_corrected_start_works(make, capfd):
     model = Thorny()
     run = make(model)
     run.start()
@@ -660,6 +660,9 @@ def test_an_error_in_training_surfaces_and_a_corrected_start_works(make):
     assert isinstance(run.exception, ArithmeticError)
     assert (status.step, status.epoch) == (5, 1)
     assert "failed: ArithmeticError" in [event.text for event in run.history.snapshot().events]
+    told = f"the run {run.options.run_id!r} has failed: ArithmeticError: step 5 went wrong Traceback"
+    assert len([line for line in run.log_lines if told in line and "in training_step" in line]) == 1
+    assert capfd.readouterr() == ("", ""), "only kept"
 
     model.thorn = -1
     run.start()
