@@ -313,7 +313,7 @@ def test_a_pass_is_what_the_data_says(data: Any, batches: float, expected: Pass 
 
 @pytest.mark.parametrize("mode", ["min_size", "max_size_cycle", "max_size"])
 @pytest.mark.parametrize(
-    "sizes", [[(64, 8), (20, 4)], [(20, 4), (64, 8)], [(7, 2), (64, 8), (60, 16)], [(16, 8), (64, 8)]], ids=str
+    "sizes", [[(64, 8), (20, 4)], [(20, 4), (64, 8)], [(7, 2), (64, 8), (60, 16)], [(8, 8), (160, 8)]], ids=str
 )
 def test_of_several_loaders_all_samples_are_reckoned_with_as_they_are_counted(mode: Any, sizes: Any) -> None:
     combined, count = CombinedLoader([loader(*one) for one in sizes], mode), SampleCount()
@@ -378,6 +378,9 @@ def test_a_batch_size_that_was_found_after_the_estimate_is_no_other_than_the_dat
 
         def val_dataloader(self) -> Any:
             return loader(8, self.batch_size)
+
+        def on_train_start(self) -> None:
+            pass  # asks no other time
 
     model, finds = Found(), BatchSizeFinder(steps_per_trial=1, init_val=4, max_trials=2)
     chosen, rate, said = fit(swarm, model, None, 16, max_epochs=2, callbacks=[finds], default_root_dir=tmp_path)
