@@ -190,6 +190,9 @@ class CountedBatches:
         :param step: Lightning's
         """
         if self._training.options.auxiliary:
+            module = self._training.lightning_module
+            if not module.automatic_optimization:
+                module.optimizers().step()  # which the module's own step would call; it comes to optimizer_step below
             return None
         output = step(*args, **kwargs)
         self._rollback.see_loss(output)

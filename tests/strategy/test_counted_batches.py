@@ -66,6 +66,18 @@ class TestStepsByHand:
         trainer("auto", max_epochs=1).fit(plain, loader(64, 16))
         assert_same(model, plain)
 
+    def test_are_made_for_a_helper_which_computes_nothing(self, swarm: hivenb.Swarm) -> None:
+        class Refusing(Manual):
+            def training_step(self, batch: Any, batch_idx: int) -> None:
+                raise AssertionError("a helper makes no step of the module")
+
+        chosen = strategy(swarm, auxiliary=True)
+        helping = trainer(chosen, max_epochs=1, limit_train_batches=3)
+        helping.fit(Refusing(), loader())
+        assert chosen.optimizer is not None
+        assert chosen.optimizer.skipped_batches.calls == helping.global_step == 3
+        assert chosen.hivemind_epoch == 0
+
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"lr": 0.1, "momentum": 0.9},
