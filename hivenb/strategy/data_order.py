@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import os
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sized
 from typing import Any
@@ -126,7 +127,9 @@ class OrderOfData:
 
     def __init__(self, peer: str | None, device: torch.device):
         self._peer, self._device = peer, device
-        self._given: dict[int, tuple[Any, Any]] = {}  # by the id of what stands for it: that, and what was given
+        # By the id of what stands for it: that, and what was given. A Trainer that loads its data anew for each pass has
+        # the last ones alone; the others go, and their workers with them.
+        self._given: dict[int, tuple[weakref.ref[DataLoader[Any]], DataLoader[Any]]] = {}
         self._count: Counter[int] = Counter()
         self._was_early = False
         self._early: list[tuple[DataLoader[Any], tuple[Any, ...]]] = []
@@ -159,8 +162,15 @@ class OrderOfData:
         made = in_own_order(loader, key, trainer)
         if is_early:
             self._early.append((made, key))
-        self._given[id(made)] = made, loader
+        self._note(made, loader)
         return made
+
+    def _note(self, made: DataLoader[Any], given: DataLoader[Any]) -> None:
+        # a CombinedLoader that is given for each pass anew has what stood for it in the last one
+        if (known := self._given.get(id(given))) is not None:
+            given = known[1]
+        number, all_given = id(made), self._given
+        self._given[number] = weakref.ref(made, lambda _: all_given.pop(number, None)), given
 
     def _take_random_numbers(self) -> None:
         """Go on with random numbers of this peer's own: no more weights are made, unless that was done already."""
@@ -185,6 +195,7 @@ class OrderOfData:
             self._take_random_numbers()
             for loader, key in self._early:
                 _begin_at(loader, key, trainer)
+            self._early.clear()
             if all(isinstance(one, DataLoader) for one in trainer.fit_loop._combined_loader.flattened):
                 iter(trainer.fit_loop._data_fetcher)  # workers have begun with what was known then
         said, self._remarks = self._remarks, []
@@ -194,9 +205,11 @@ class OrderOfData:
         """Give back what was given: the data to its CombinedLoader, and random numbers as all peers have them."""
         combined = trainer.fit_loop._combined_loader
         if combined is not None and self._given:
-            for made, _ in self._given.values():
-                _end_workers(made)
-            combined.flattened = [self._given.get(id(one), (one, one))[1] for one in combined.flattened]
+            for made in [reference() for reference, _ in self._given.values()]:
+                if made is not None:
+                    _end_workers(made)
+            known = {number: given for number, (_, given) in self._given.items()}
+            combined.flattened = [known.get(id(one), one) for one in combined.flattened]
         self._given.clear()
         if self._random is None:
             return

@@ -5,7 +5,9 @@ Most of it needs no swarm: a Trainer with a strategy that does nothing but that.
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -178,6 +180,43 @@ def test_data_of_the_module_and_loaded_anew_for_each_pass() -> None:
     first, second = (train(peer, None, InModule(), reload_dataloaders_every_n_epochs=1) for peer in (FIRST, SECOND))
     assert [sorted(numbers) for numbers in first.passes] == [list(range(SAMPLES))] * 2
     assert len({tuple(numbers) for model in (first, second) for numbers in model.passes}) == 4
+
+
+@BY_WORKERS
+@pytest.mark.parametrize("estimates", [False, True])
+def test_loaders_that_were_loaded_anew_for_a_pass_go_with_it_and_so_do_their_workers(
+    workers: int, estimates: bool
+) -> None:
+    class Loads(Model):
+        def __init__(self) -> None:
+            super().__init__(estimates)
+            self.made: list[Any] = []
+            self.alive: list[int] = []
+
+        def train_dataloader(self) -> Any:
+            return shuffled(num_workers=workers, persistent_workers=workers > 0)
+
+        def on_train_epoch_end(self) -> None:
+            self.made.append(weakref.ref(self.trainer.train_dataloader))
+            self.alive.append(len([one for one in self.made if one() is not None]))
+            assert len(multiprocessing.active_children()) == workers
+
+    model = train(FIRST, None, Loads(), max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    assert model.alive == [1, 1, 1]
+    assert multiprocessing.active_children() == []
+
+
+def test_a_combined_loader_that_is_given_for_each_pass_anew_has_its_own_loaders_after_training() -> None:
+    given = shuffled()
+    combined = CombinedLoader({"one": given}, "min_size")
+
+    class Gives(Model):
+        def train_dataloader(self) -> Any:
+            return combined
+
+    model = train(FIRST, None, Gives(), max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    assert len({tuple(numbers) for numbers in model.passes}) == 3
+    assert combined.iterables == {"one": given}
 
 
 def test_loaders_of_one_size_have_orders_of_their_own_unless_their_generators_agree() -> None:
