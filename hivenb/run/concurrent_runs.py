@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from hivenb.figures.history import History
     from hivenb.peers.local_peer import LocalPeer
+    from hivenb.run.checkpoints import RunFolder
     from hivenb.swarm.swarm import Swarm
 
 
@@ -68,6 +69,10 @@ class Neighbour(RunInSwarm, Protocol):
     @property
     def started_at(self) -> float:
         """When it was started last, by ``time.monotonic()``."""
+
+    @property
+    def kept_folder(self) -> RunFolder:
+        """Where it keeps what another start needs."""
 
     def stop(self) -> None:
         """End training; returns when it has ended."""

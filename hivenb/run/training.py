@@ -80,7 +80,8 @@ class TrainingRun:
       also in another kernel: below the user's state directory, apart for each working directory and each class of
       model, or in a folder that is named here or by ``HIVENB_HISTORY``. ``False``, or ``HIVENB_HISTORY=off``, keeps no
       file
-    :param resume: whether to go on with what the last run of this name in this swarm has learned, whose place it takes.
+    :param resume: whether to go on with what the last run of this name in this swarm has learned, whose place it takes;
+      where there is nothing, a mark in the history and the log say so. A run that nobody holds any more is gone.
       Without it, a model that was made anew is a new run, with a name of its own in the DHT; but in a swarm that was
       joined by an invite the run is that of the others, and this peer takes over their state
     :param trainer_kwargs: keyword arguments of ``lightning.Trainer``, over :data:`hivenb.run.fit.TRAINER_DEFAULTS`
@@ -133,6 +134,9 @@ class TrainingRun:
         self._kept_history = KeptHistory(self.history, folder, kept_as, type(model_of(model)).__qualname__)
         if (earlier := self._kept_history.earlier()) is not None:
             self.history.begin_after(earlier)
+        former = before(self) if resume else None
+        #: when a run was started that this one is to resume, and what it keeps, whoever else holds it: until it trains
+        self._to_resume = None if former is None else (former.started_at, former.kept_folder)
         swarm.runs.adopt(self)
 
     # -- what a person does -------------------------------------------------------------------------------------
@@ -430,7 +434,8 @@ class TrainingRun:
     @property
     def origin(self) -> str:
         """What the present or last start has begun with: ``"new run"``, with the weights of its model; ``"goes on from
-        swarm epoch 12"``, or ``"joined at swarm epoch 12"``, with the state of the other peers. Empty before the first
+        swarm epoch 12"``, or ``"joined at swarm epoch 12"``, with the state of the other peers; ``"new run: there was
+        nothing to resume"`` with ``resume=True`` where no run of its name has left anything. Empty before the first
         start."""
         return self._origin if self._state is not RunState.READY else ""
 
@@ -538,7 +543,7 @@ class TrainingRun:
         give_way(older, self)
         if older and not self._recorder.steps and (earlier := self._kept_history.earlier()) is not None:
             self.history.begin_after(earlier)  # theirs, too, who trained when this run was made
-        if former is not None and self._folder.checkpoint is None:
+        if self._folder.checkpoint is None:
             self._go_on_from(former)
         fit.strategy.on_joined = self._joined
         fit.monitor.start()
@@ -584,6 +589,15 @@ class TrainingRun:
             self._origin = f"goes on from swarm epoch {self._recorder.epoch:,}"
         elif self._name != self.experiment and not self.swarm.is_joined:
             self.history.mark("run", f"new run {self._name}", breaks_trend=True)
+        if self._resumes and self._folder.checkpoint is None:
+            self._origin = "new run: there was nothing to resume"
+            with_what = "with the weights of its model, unless other peers have a state of the run"
+            self.history.mark("run", f"nothing to resume: begins {with_what}")
+            logger.info(
+                f"the run {self._name!r} has nothing to resume, as no run of that name is known here any more that has "
+                f"trained: it begins {with_what}. run.start(checkpoint) goes on from a file"
+            )
+        self._to_resume = None
         self.followers.tell(self.options)
         self.swarm.local.come_back_with(self)
 
@@ -593,14 +607,17 @@ class TrainingRun:
         self._origin = f"joined at swarm epoch {epoch:,}"
         self.history.mark("run", f"{self._origin}, with the state of the others", breaks_trend=True)
 
-    def _go_on_from(self, former: TrainingRun) -> None:
+    def _go_on_from(self, former: TrainingRun | None) -> None:
         """Go on with what an earlier run of this process has learned under the same name, if that is wanted."""
-        is_asked_for = self._resumes or (self.swarm.is_joined and former.model is not self.model)
-        if not is_asked_for or former.kept_folder.checkpoint is None:
+        began_at, folder = self._to_resume or (-math.inf, None)
+        if former is not None and former.started_at >= began_at:
+            is_asked_for = self._resumes or (self.swarm.is_joined and former.model is not self.model)
+            folder = former.kept_folder if is_asked_for else None
+        if folder is None or folder.checkpoint is None:
             return
-        if (difference := former.kept_folder.difference(self.model)) is None:
-            self._folder.go_on_from(former.kept_folder)
-            self._recorder.epoch = former.status.epoch
+        if (difference := folder.difference(self.model)) is None:
+            self._recorder.epoch = self._folder.begin_at(folder.checkpoint, self._recorder.epoch, is_active=False)
+            self._folder.go_on_from(folder)
         elif self._resumes:
             raise TrainingError(
                 f"the run {self._name!r} cannot be resumed: {difference}. Build the same model, or make a new run, "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from types import SimpleNamespace
 from typing import Any
 
+import lightning
 import pytest
 import tiny
 import torch
@@ -13,6 +16,7 @@ from lightning.pytorch.utilities import CombinedLoader
 import hivenb
 from hivenb.errors import LocalPeerError, OptionsError, SwarmError, TrainingError
 from hivenb.options.options import Options
+from hivenb.run.concurrent_runs import before, claim_place
 from hivenb.run.fit import check_arguments, split_data
 from hivenb.run.status import RunState
 from hivenb.swarm.run_names import RunNames, Runs
@@ -83,6 +87,25 @@ def test_a_run_whose_swarm_is_closed_says_that_it_stays_there() -> None:
     run.swarm._running = other._running
     with pytest.raises(LocalPeerError, match=rf"another swarm, 'new'; add them there, .*, or {advice}"):
         run.swarm.add_local_peers(1, run_in(other))
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_the_newest_run_is_resumed_be_it_held_or_not(is_gone) -> None:
+    swarm = closed_swarm()
+    runs = [run_in(swarm) for _ in range(2)]
+    for started_at, run in enumerate(runs):
+        trainer = lightning.Trainer(**tiny.QUIET, max_steps=1 + started_at)
+        trainer.fit(copy.deepcopy(run.model), tiny.loader())
+        run.kept_folder.keep_state(trainer)
+        run._started_at = float(started_at)
+        claim_place(run)
+    new = run_in(swarm, resume=True)
+    if is_gone:
+        del run, runs[1]
+        gc.collect()
+    new._go_on_from(before(new))  # as the first start does
+    assert torch.load(new.kept_folder.checkpoint, weights_only=False)["global_step"] == 2
+    assert new.status.epoch == 1, "a file of a Trainer without a swarm has none"
 
 
 @pytest.mark.parametrize("given", [{"target_batch_size": 16}, "float16"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import weakref
 
 import pytest
 import tiny
@@ -166,6 +167,37 @@ def test_a_new_model_begins_anew_unless_the_state_of_the_run_is_wanted(make, hom
         assert new.status.epoch > 2
     else:
         assert new.origin == "new run"
+
+
+def test_what_is_to_be_resumed_outlives_the_run_that_has_left_it(make):
+    old = make("left", Still(1.0), **ALONE)
+    old.start()
+    assert old.wait(epochs=2, timeout=PATIENCE)
+    old.stop()
+    epoch, gone = old.status.epoch, weakref.ref(old)
+    new = make("left", Still(2.0), resume=True, **ALONE)
+    del old
+    make.runs.remove(gone())
+    gc.collect()
+    assert gone() is None
+    new.start()
+    assert new.wait(steps=1, timeout=PATIENCE)
+    assert {float(parameter.detach().mean()) for parameter in new.model.parameters()} == {1.0}
+    assert new.origin == f"goes on from swarm epoch {epoch}"
+    assert not any("nothing to resume" in text for text in marks(new))
+
+
+def test_where_nothing_is_to_be_resumed_the_run_says_so(make):
+    run = make("nobody", resume=True, **ALONE)
+    run.start()
+    assert run.wait(epochs=1, timeout=PATIENCE)
+    assert run.origin == "new run: there was nothing to resume"
+    assert any(text.startswith("nothing to resume: begins with the weights of its model") for text in marks(run))
+    assert any("the run 'nobody' has nothing to resume" in line for line in run.log_lines)
+    run.stop()
+    run.start()
+    assert run.wait(epochs=1, timeout=PATIENCE)
+    assert run.origin.startswith("goes on from swarm epoch")
 
 
 def test_what_does_not_fit_cannot_be_resumed(make):
