@@ -127,8 +127,8 @@ class OrderOfData:
 
     def __init__(self, peer: str | None, device: torch.device):
         self._peer, self._device = peer, device
-        # By the id of what stands for it: that, and what was given. A Trainer that loads its data anew for each pass has
-        # the last ones alone; the others go, and their workers with them.
+        # By the id of what stands for it: that, and what was given. Of data that is loaded anew for each pass, the last
+        # is kept alone; all before goes, and its workers with it.
         self._given: dict[int, tuple[weakref.ref[DataLoader[Any]], DataLoader[Any]]] = {}
         self._count: Counter[int] = Counter()
         self._was_early = False

@@ -64,7 +64,7 @@ class LossWatch:
             if self._is_strange(loss):
                 self._strange += 1
                 if math.isfinite(loss) and self._strange >= USUAL_AFTER:
-                    self._begin_anew()
+                    self.begin_anew()
                 continue
             self._strange = 0
             self._recent.append(loss)
@@ -76,7 +76,8 @@ class LossWatch:
         """Judge what comes next as if nothing had happened: training has returned to where it was."""
         self._strange = 0
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
+        """Know of no losses: what comes next is of another training, or a loss that was strange is usual by now."""
         self._recent.clear()
         self._first.clear()
         self._bounds, self._strange = None, 0

@@ -49,6 +49,9 @@ class Rollback:
         self.kept = KeptState()
         #: of the losses of this peer
         self.loss_watch = LossWatch()
+        self._begin()
+
+    def _begin(self) -> None:
         self._unread: list[torch.Tensor | float] = []
         self._read_at = 0.0
         self._to_come: Return | None = None
@@ -57,6 +60,12 @@ class Rollback:
         self._returns, self._returned_at = 0, 0
         self._diverged_since: float | None = None
         self._was_with_others = False
+
+    def begin_anew(self) -> None:
+        """Forget what was kept and seen of a training before, with which the present one does not go on."""
+        self.kept.forget()
+        self.loss_watch.begin_anew()
+        self._begin()
 
     # -- the last good state --------------------------------------------------------------------------------------
 

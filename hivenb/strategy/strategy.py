@@ -365,6 +365,8 @@ class HivemindStrategy(OneDeviceStrategy):
         if getattr(plugin, "scaler", None) is not None:
             plugin.scaler = scaler_for(plugin.scaler, self.options.reuse_grad_buffers)
         self._set_up = set_up_as(self.optimizers[0])
+        if self.left is None:  # another training, or one that begins at a checkpoint: nothing to return to yet
+            self.rollback.begin_anew()
         scheduler = schedulers_for_hivemind(
             self.lr_scheduler_configs,
             self.options.scheduler_fn,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -152,6 +153,22 @@ def test_what_is_not_finite_ends_a_run_which_returns_when_it_starts_again(swarm,
     assert run.wait(epochs=2, timeout=PATIENCE)
     assert run.model.is_well
     assert len(returns(run)) == 1
+
+
+def test_a_run_that_begins_at_a_checkpoint_has_no_state_from_before_that(swarm, start, eventually, tmp_path):
+    run = start(swarm)
+    eventually(lambda: run.snapshot_epoch is not None, PATIENCE)
+    run.stop()
+    saved = shutil.copy(run.kept_folder.checkpoint, tmp_path / "saved.ckpt")
+    before = run.snapshot_epoch
+    begun = []
+    run.model.on_train_start = lambda: begun.append(run.snapshot_epoch)
+    run.start()
+    assert run.wait(steps=2, timeout=PATIENCE)
+    run.stop()
+    run.start(saved)
+    assert run.wait(steps=2, timeout=PATIENCE)
+    assert begun == [before, None]
 
 
 @pytest.mark.parametrize("factor", [1e4, float("nan")])

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lightning import Callback
+from tiny import TinyModel, loader, own_run, trainer
 
+import hivenb
+from hivenb.strategy import HivemindStrategy
+from hivenb.strategy.reused_model import LeftModel
 from hivenb.strategy.rollback import Rollback
 from hivenb.swarm.agreement.options_record import Return
 
@@ -68,3 +74,25 @@ def test_who_has_downloaded_a_state_since_then(downloaded: int, done: list[str])
     own.optimizer.local_epoch = downloaded
     own.return_if_due()
     assert own.done == done
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_another_fit_has_what_was_kept_only_if_it_goes_on_with_the_model(swarm: hivenb.Swarm, goes_on: bool) -> None:
+    class Looks(Callback):
+        def on_train_start(self, *args: Any) -> None:
+            kept.append(chosen.rollback.kept.epoch)
+            calm.append(chosen.rollback.loss_watch.is_calm)
+
+    kept: list[int | None] = []
+    calm: list[bool] = []
+    chosen = HivemindStrategy(8, dht=swarm.dht, matchmaking_time=0.5, snapshot_every=2, **own_run())
+    fitting = trainer(chosen, max_epochs=1, callbacks=[Looks()])
+    fitting.fit(TinyModel(), loader())
+    assert (chosen.rollback.kept.epoch or 0) > 0
+    before = chosen.rollback.kept.epoch
+    chosen.rollback.loss_watch.note([math.nan])
+    chosen.left = LeftModel() if goes_on else None
+    fitting.fit_loop.max_epochs = 2
+    fitting.fit(TinyModel(), loader())
+    assert kept == [None, before if goes_on else None]
+    assert calm == [True, not goes_on]
