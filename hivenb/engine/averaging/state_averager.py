@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -698,15 +699,16 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
     def _share_averaged(self) -> float:
         """By how much of their norm the averages differ from the model's parameters, which are not averaged yet.
 
-        Of large models, by the first of their numbers: a step that differs does so anywhere.
+        Of large models, by the first numbers of each tensor: a step that differs does so anywhere.
         """
-        left, own = MOST_BESIDE_GRADIENTS, []
-        for parameter in self.main_parameters:
-            own.append(parameter.detach().flatten()[:left].cpu().float())
-            left -= own[-1].numel()
+        share = min(1.0, MOST_BESIDE_GRADIENTS / max(1, sum(one.numel() for one in self.main_parameters)))
+        counts = [math.ceil(share * one.numel()) for one in self.main_parameters]
+        of_each = zip(self.main_parameters, counts, strict=True)
+        own = [one.detach().reshape(-1)[:count].cpu().float() for one, count in of_each]
         with self.get_tensors() as averaged:
             differences = [
-                (one.flatten()[: mine.numel()].float() - mine).norm() for one, mine in zip(averaged, own, strict=False)
+                (one.reshape(-1)[:count].float() - mine).norm()
+                for one, count, mine in zip(averaged, counts, own, strict=False)
             ]
         norm = torch.stack([one.norm() for one in own]).norm()
         return float(torch.stack(differences).norm() / norm.clamp_min(1e-30))
@@ -729,9 +731,13 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
 
     def _numbers_of_module(self) -> list[int]:
         """Of the tensors that are averaged, those that the module may change: all but the optimizer's statistics."""
+        behind = self._numbers_of_statistics().stop
+        return [*range(len(self.main_parameters)), *range(behind, behind + len(self.extra_tensors))]
+
+    def _numbers_of_statistics(self) -> range:
+        """Of the tensors that are averaged, those of the optimizer."""
         count = len(self.main_parameters)
-        total = count * (1 + len(self.opt_keys_for_averaging)) + len(self.extra_tensors)
-        return [*range(count), *range(total - len(self.extra_tensors), total)]
+        return range(count, count * (1 + len(self.opt_keys_for_averaging)))
 
     def _apply_averaging_results_(self) -> None:
         if self.outer_rounds is not None:
@@ -743,10 +749,10 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         sent = self._old_tensors if self.delta_rule_averaging else None  # which computes in between
         if sent is not None:
             # replaces what hivemind/optim/state_averager.py does, after which a second moment may be negative
-            parameters = set(self._numbers_of_module())
+            statistics = self._numbers_of_statistics()
             with self.get_tensors() as averages:
                 for number, (tensor, average) in enumerate(zip(self._local_tensors(), averages, strict=True)):
-                    add_change(tensor, average, sent[number], is_statistic=number not in parameters)
+                    add_change(tensor, average, sent[number], is_statistic=number in statistics)
         else:
             self._apply_averages()
         if not self.delta_rule_averaging:
@@ -767,7 +773,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
             outer.forget_round()
             return
         with self.get_tensors() as averages:
-            outer.apply(averages, sent, list(self._local_tensors()), self.staging.copy)
+            outer.apply(averages, sent, list(self._local_tensors()), self.staging.copy, self._numbers_of_statistics())
 
     def step_outer_alone(self) -> None:
         """Step the outer optimizer, if there is one, as the only peer of the run."""

@@ -139,6 +139,10 @@ class AttendanceList:
         #: the oldest epoch of those that can take part in rounds
         self.oldest_epoch = 0
 
+    def ahead_of(self, epoch: int) -> frozenset[bytes]:
+        """Ids of the other peers that have ended an epoch, as of the last call."""
+        return frozenset(peer for peer, known in self._known.items() if known.epoch > epoch)
+
     def call(self, reports: Sequence[LocalTrainingProgress]) -> frozenset[Attendance]:
         """Those that are there and can take part in rounds.
 

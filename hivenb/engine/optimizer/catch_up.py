@@ -187,14 +187,25 @@ class CatchingUp:
         own = self._participant
         if own.local_epoch >= own.tracker.global_epoch or self.is_hopeless:
             return False
-        in_one_group = own.grad_averager is not None and not own.grad_averager.group_size_is_fixed
-        return in_one_group and not (own.delay_grad_averaging or own.auxiliary or self._is_waited_for)
+        return self.waits_for_gradients and not self.may_be_waited_for
 
     @property
-    def _is_waited_for(self) -> bool:
-        """Whether others that have ended this peer's epoch average its gradients in the background, with this peer."""
+    def waits_for_gradients(self) -> bool:
+        """Whether this peer ends an epoch only when the gradients of all are there, in one group."""
         own = self._participant
-        return own.local_epoch == own.tracker.global_epoch - 1 and (self.others_are_late or own.rounds.has_group)
+        in_one_group = own.grad_averager is not None and not own.grad_averager.group_size_is_fixed
+        return in_one_group and not (own.delay_grad_averaging or own.auxiliary)
+
+    @property
+    def may_be_waited_for(self) -> bool:
+        """Whether others that have ended this peer's epoch may average its gradients all the same, in the background.
+
+        Its round tells: it is a missed one if none of them is in it.
+        """
+        own = self._participant
+        if not self.waits_for_gradients or own.local_epoch != own.tracker.global_epoch - 1:
+            return False
+        return self.others_are_late or bool(own.rounds.has_group)
 
     @property
     def may_follow(self) -> bool:
@@ -205,7 +216,7 @@ class CatchingUp:
         # hivemind/optim/optimizer.py:_should_load_state_from_peers wants the very epoch of the others at the first look
         # of each. Over a long line, that look may come when they have gone on
         own = self._participant
-        return bool((own.delay_grad_averaging and own.rounds.last.group_size > 1) or self._is_waited_for)
+        return bool((own.delay_grad_averaging and own.rounds.last.group_size > 1) or self.may_be_waited_for)
 
     def is_late(self) -> bool:
         """Whether the others are ahead of a peer that has computed nothing yet; waits until they were looked at."""
@@ -258,7 +269,7 @@ class CatchingUp:
                 own.tracker.look_at_once()
             has_taken = own.state_averager.states_taken > taken_before
             if has_taken:
-                self.others_are_late = own.local_epoch == sought - 1
+                self.others_are_late = self.waits_for_gradients and own.local_epoch == sought - 1
             # what a newcomer that could download nothing has at random is no state of the next epoch, if one behind
             has_state = own.local_epoch > 0 or has_taken
             lacks_all = not has_state and own.local_epoch < own.tracker.global_epoch

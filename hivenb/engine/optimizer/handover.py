@@ -36,6 +36,7 @@ class Handover:
     :param frozen: what of the given parameters is not trained
     :param compensation: with how gradients are clipped, and how long the last average was
     :param is_to_catch_up: whether the others have averaged gradients without this peer
+    :param others_are_late: whether others average in the background what they have reported as ended
     """
 
     tracker: ProgressTracker
@@ -51,6 +52,7 @@ class Handover:
     frozen: UntrainedParameters
     compensation: DelayCompensation
     is_to_catch_up: bool
+    others_are_late: bool
 
 
 def release(optimizer: Optimizer) -> Handover:
@@ -73,6 +75,7 @@ def release(optimizer: Optimizer) -> Handover:
         frozen=optimizer.frozen,
         compensation=optimizer.compensation,
         is_to_catch_up=optimizer.is_to_catch_up,
+        others_are_late=optimizer.others_are_late,
     )
     optimizer.compensation.forget()
     optimizer.end_averagers()
@@ -121,6 +124,7 @@ def take_over(handover: Handover, make: Callable[..., Optimizer], *, offload: bo
         successor.take_part()
     if handover.is_to_catch_up:
         successor.fall_behind()
+    successor.others_are_late = handover.others_are_late
     return successor
 
 

@@ -284,6 +284,7 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
         if self._catching_up.has_missed_a_round:  # since it was looked at in this step
             self.load_state_from_peers()
             return
+        self.rounds.note_who_is_ahead()
         if not self.settle() and not self.tracker.ready_to_update_epoch:
             return  # it was thought to be over by a batch that does not count
         samples = self.local_progress.samples_accumulated
@@ -561,6 +562,15 @@ class Optimizer(SkipsBatches, hivemind.Optimizer):
     def is_to_catch_up(self) -> bool:
         """Whether the others' state is to be downloaded before another batch counts."""
         return self._catching_up.was_excluded
+
+    @property
+    def others_are_late(self) -> bool:
+        """Whether others average gradients in the background, and report an epoch as ended before that."""
+        return self._catching_up.others_are_late
+
+    @others_are_late.setter
+    def others_are_late(self, are_late: bool) -> None:
+        self._catching_up.others_are_late = are_late
 
     def others_share_state(self) -> bool:
         """Whether other peers are there, from which the state can be downloaded; waits until they were looked at."""

@@ -159,11 +159,13 @@ class RoundOutcome:
     :param group_size: peers that averaged together, this one included
     :param failed: why it failed; ``None`` if it did not, or there was nobody to average with
     :param refused: why what a peer has sent was not taken, in words, by the peer's id
+    :param peers: ids of those that averaged together and have said for which epoch
     """
 
     group_size: int = 1
     failed: str | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    peers: frozenset[bytes] = frozenset()
 
     def report(self, epoch: int, samples: int, seconds: float) -> EpochReport:
         """What the epoch came to that this round has ended, as :class:`EpochReport` has it."""
@@ -187,7 +189,8 @@ def outcome_of(control: Round, timeout: float) -> RoundOutcome:
     try:
         gathered = control.result(timeout)
         refused = {str(peer): reason for peer, reason in getattr(gathered, "refused", {}).items()}
-        return RoundOutcome(len(gathered), refused=refused)
+        peers = frozenset(peer.to_bytes() for peer, epoch in gathered.items() if epoch == control.epoch)
+        return RoundOutcome(len(gathered), refused=refused, peers=peers)
     except concurrent.futures.CancelledError:
         return RoundOutcome(
             failed=None if control.is_deserted else "given up: the others have gone on without this peer"
@@ -267,6 +270,7 @@ class AgreedRounds:
         #: the others for whom no round waits, as of the last look; for any thread to read
         self.excluded_peers: tuple[ExcludedPeer, ...] = ()
         self._state_to_come: Round | None = None
+        self._ahead: frozenset[bytes] = frozenset()
         self._told_samples: tuple[SampleReports, Any] | None = None
         self._told_line: tuple[bool, Any] = False, None
 
@@ -448,6 +452,11 @@ class AgreedRounds:
         timeout = self._participant.averaging_timeout
         agreed.look_for(partial(averager.schedule_step, gather=epoch, timeout=timeout, **kwargs))
 
+    def note_who_is_ahead(self) -> None:
+        """Know who has ended this peer's epoch already, and is to be in the round that ends it here."""
+        may_be_waited_for = self._catching_up.may_be_waited_for
+        self._ahead = self.attendance.ahead_of(self._participant.local_epoch) if may_be_waited_for else frozenset()
+
     def be_ready_for_gradients(self) -> None:
         """Have a round of gradients to begin, whether it was looked for before or not; none if this peer is alone."""
         self.take(wait=True)
@@ -497,7 +506,6 @@ class AgreedRounds:
             self.last = RoundOutcome()
             return self.last
         is_in_one_group = not own.grad_averager.group_size_is_fixed
-        are_ahead = self.attendance.newest_epoch > own.local_epoch
         excluded = is_in_one_group and is_excluded(
             control,
             own.grad_averager,
@@ -506,7 +514,9 @@ class AgreedRounds:
             timeout=own.averaging_timeout,
         )
         self.last = outcome_of(control, own.averaging_timeout)
-        if are_ahead and self.last.group_size > 1:
+        if self._ahead and not self.last.failed:
+            if not self._ahead & self.last.peers:
+                raise MissedRound  # its group was one of before, or those who are late as well
             self._catching_up.others_are_late = True
         have_gone_on = is_in_one_group and self.attendance.newest_epoch > own.local_epoch
         if self.last.failed and (have_gone_on or excluded):

@@ -294,15 +294,39 @@ def test_a_group_that_has_met_for_this_epoch_waits_for_its_gradients(stage: Any,
     assert rounds.has_group is has_group
 
 
-def test_who_averages_with_those_that_report_the_next_epoch_knows_that_they_are_late() -> None:
-    own = participant()
-    rounds = rounds_of(own)
-    for epoch, is_late in ((4, False), (5, True)):
-        rounds.see_swarm([report(b"other", epoch)], frozenset())
-        control = FakeRound(AveragingStage.AWAITING_TRIGGER, 4)
-        control.set_result({b"other": None, OWN: None})
+class TestThoseAhead:
+    """Others report that they have ended this peer's epoch, and its round has a group all the same."""
+
+    QUICK, LATE = PeerID(b"a quick one"), PeerID(b"as late as this one")
+
+    def averaged_with(self, *peers: PeerID, epoch: int | None = 4) -> AgreedRounds:
+        """A round with these and with this peer is over."""
+        own = participant()
+        rounds = own.rounds = rounds_of(own)
+        own.tracker.global_epoch = 5
+        rounds.see_swarm([report(self.QUICK.to_bytes(), 5), report(self.LATE.to_bytes(), 4)], frozenset())
+        rounds.gradients.control = control = FakeRound(AveragingStage.AWAITING_TRIGGER, 4)  # type: ignore[assignment]
+        assert not rounds._catching_up.has_missed_a_round
+        rounds.note_who_is_ahead()
+        control.set_result({PeerID(OWN): 4} | dict.fromkeys(peers, epoch))
         rounds.average_gradients(control)  # type: ignore[arg-type]
-        assert rounds.gradients_ahead == (-1 if is_late else 0)
+        return rounds
+
+    def test_who_averages_with_them_knows_that_they_do_so_in_the_background(self) -> None:
+        rounds = self.averaged_with(self.QUICK, self.LATE)
+        assert rounds._catching_up.others_are_late
+        assert rounds.gradients_ahead == -1
+
+    @pytest.mark.parametrize("peers", [(), (LATE,)], ids=["alone", "with one that is late as well"])
+    def test_a_round_without_them_is_a_missed_one(self, peers: tuple[PeerID, ...]) -> None:
+        """They have given this peer up: its batch took too long."""
+        with pytest.raises(MissedRound):
+            self.averaged_with(*peers)
+
+    def test_so_is_one_of_another_epoch(self) -> None:
+        """Plain hivemind does not say of which one it is."""
+        with pytest.raises(MissedRound):
+            self.averaged_with(self.QUICK, epoch=None)
 
 
 class TestTheStateBeforeTheStep:

@@ -298,6 +298,7 @@ class OuterRounds(Extension):
         sent: Sequence[torch.Tensor] | None,
         locals_: Sequence[torch.Tensor],
         copy: Copy,
+        statistics: range,
     ) -> None:
         """Step the anchors with what a round has made of the buffers, and let the model go on from there.
 
@@ -305,6 +306,7 @@ class OuterRounds(Extension):
         :param sent: what this peer has sent; ``None`` if it has learned nothing since
         :param locals_: what of this peer was averaged
         :param copy: copies averages there
+        :param statistics: numbers of those of the optimizer's statistics
         """
         kind, piece = self._exchanged.tolist()
         exchanged = _Exchanged(kind)
@@ -328,7 +330,7 @@ class OuterRounds(Extension):
             copy([results[number] for number in numbers], [locals_[number] for number in numbers])
         else:
             for number in numbers:
-                add_change(locals_[number], results[number], sent[number], is_statistic=number >= count)
+                add_change(locals_[number], results[number], sent[number], is_statistic=number in statistics)
         self.fragments.discount(self._samples_sent, pieces)
 
     @property
