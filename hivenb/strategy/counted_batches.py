@@ -236,7 +236,8 @@ class CountedBatches:
         factor = every * self._samples.of_first_batch / samples
         if factor != 1:
             parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            torch._foreach_mul_([one.grad for one in parameters if one.grad is not None], factor)
+            if gradients := [one.grad for one in parameters if one.grad is not None]:  # a hook may have taken them away
+                torch._foreach_mul_(gradients, factor)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Make a step of the swarm's optimizer, with the batches since the last one.

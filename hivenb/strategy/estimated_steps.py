@@ -236,6 +236,7 @@ def _samples_given(loader: Any, in_batch: int, batches: float, is_cycled: bool) 
     whole, length = _samples_in_round(loader, in_batch), _length(loader)
     if whole is None or batches == math.inf:
         return batches * in_batch
+    whole = min(whole, length * in_batch) if length else whole  # a sampler may go through a part of the data
     rounds, rest = divmod(batches, length) if is_cycled and length else (0, batches)
     return rounds * whole + min(rest * in_batch, whole)
 

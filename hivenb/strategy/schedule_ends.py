@@ -53,7 +53,8 @@ def _end_of(scheduler: Any, estimated: float | None, begins: int) -> int | None:
             continue
         is_said = name == _OF_TRANSFORMERS or begins + length == estimated
         # a smaller number may be that of a warm-up
-        if is_said or (length == longest and _is_multiple(begins + length, estimated)):
+        is_multiple = length == longest and _is_multiple(begins + length, estimated)
+        if is_said or (is_multiple and _goes_wrong_after(scheduler, int(length))):
             return int(length)
     return None
 
@@ -61,6 +62,18 @@ def _end_of(scheduler: Any, estimated: float | None, begins: int) -> int | None:
 def _is_multiple(length: float, estimated: float | None) -> bool:
     # of one step, everything is
     return estimated is not None and 1 < estimated < math.inf and length % estimated == 0
+
+
+def _goes_wrong_after(scheduler: Any, length: int) -> bool:
+    """Whether a rate rises again after so many steps, or becomes negative; not where it is the peak of a warm-up."""
+    if isinstance(scheduler, CosineAnnealingLR):
+        return True
+    if not isinstance(scheduler, LambdaLR):
+        return False  # of total_iters, those of torch keep their last rate
+    try:
+        return any(one(length + 1) < 0 or one(length + 1) > one(length) for one in scheduler.lr_lambdas)
+    except Exception:  # of somebody's function, which knows no step beyond its end
+        return True
 
 
 def lengths_of(scheduler: Any) -> list[float]:

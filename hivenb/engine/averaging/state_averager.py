@@ -954,8 +954,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
         # hivemind/optim/state_averager.py:load_optimizer_state checks nothing: with a scheduler at one peer and none
         # at the other, each number lands in the place of another one
         tensors, tails = split_tails(loaded.metadata, loaded.tensors)
-        is_taken = isinstance(loaded.epoch, int) and loaded.epoch >= self.local_epoch  # else hivemind refuses the state
-        if is_taken:
+        if isinstance(loaded.epoch, int) and loaded.epoch >= self.local_epoch:  # else hivemind refuses the state
             self._tails = dict(tails)
         mismatch = state_mismatch(self.optimizer, self.extra_tensors, loaded.metadata, tensors)
         if mismatch is not None:
@@ -963,7 +962,7 @@ class TrainingStateAverager(_TrainingStateAverager, SharesRest):
                 f"the state of the swarm does not fit this peer: {mismatch}. All peers need the same model, optimizer "
                 "and parameter groups, and either all or none of them a scheduler"
             )
-        self.states_taken += is_taken
+        self.states_taken += 1
         return loaded.metadata, tensors
 
     # -- in the averager's own process --------------------------------------------------------------------------
