@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +58,10 @@ class PeerRecipe:
         # Not above: see _as_before_training. Made here, as one that is packed arrives without its experiment.
         from lightning.pytorch.loggers.logger import DummyLogger
 
-        logger = {"logger": DummyLogger()} if self.has_logger else {}
-        return {**self.trainer_kwargs, **logger, "limit_val_batches": 0}
+        folder = tempfile.gettempdir()  # of this peer alone, and it goes with it
+        save_dir = property(lambda _: folder)  # for modules that write beside what a logger writes
+        logger = {"logger": type("NoLogger", (DummyLogger,), {"save_dir": save_dir})()} if self.has_logger else {}
+        return {**self.trainer_kwargs, **logger, "default_root_dir": folder, "limit_val_batches": 0}
 
 
 def make_recipe(run: FollowedRun, initial_peers: tuple[str, ...], seed: int) -> bytes:

@@ -121,6 +121,8 @@ def before(run: Neighbour) -> Neighbour | None:
     """The run of this process that has trained last under the very name of another one; ``None`` if none has."""
     name = run.options.run_id
     same = (other for other in _runs if other is not run and other.swarm is run.swarm and other.options.run_id == name)
+    # one that has failed before it trained has nothing
+    same = (other for other in same if other.is_active or other.kept_folder.checkpoint is not None)
     return max(same, key=lambda other: other.started_at, default=None)
 
 

@@ -150,9 +150,9 @@ def _visible(text: str) -> str:
 
 
 def _bodies(text: str) -> list[str]:
-    """What follows the beginning of each invite in a text, without white space, up to what is in no invite."""
+    """What follows the beginning of each invite in a text, without what is in none, such as marks of a quoted mail."""
     _, *parts = "".join(_visible(text).split()).split(INVITE_PREFIX)
-    return [re.split(r"[^A-Za-z0-9_-]", part, maxsplit=1)[0] for part in parts]
+    return [re.sub(r"[^A-Za-z0-9_-]", "", part)[:MOST_CHARACTERS] for part in parts]
 
 
 def _unpacked(body: str) -> bytes:

@@ -72,7 +72,7 @@ class LogCollector(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = " ".join(self.format(record).split("\n"))
-        if is_noise(line):
+        if record.levelno < logging.ERROR and is_noise(line):  # what has failed may be of such a file
             return
         if os.getpid() == self._owner:
             self._keep(line)

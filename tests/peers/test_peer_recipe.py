@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tempfile
 import threading
 
 import cloudpickle
@@ -59,6 +60,7 @@ def test_a_module_finds_a_logger_at_a_peer_if_the_run_has_one(given, has_one):
     assert ("logger" in kwargs) is has_one
     if has_one:
         kwargs["logger"].experiment.add_scalar("loss", 1.0)
+        assert kwargs["logger"].save_dir == kwargs["default_root_dir"] == tempfile.gettempdir()
 
 
 class Data(lightning.LightningDataModule):

@@ -107,6 +107,8 @@ class TestInvite:
         broken = "\n   ".join(invite[i : i + 20] for i in range(0, len(invite), 20))
         assert decode_invite(f"  {broken}\n") == Invite(ALL)
         assert read_addresses(f"\n{broken} ") == ALL
+        for mark in ("> ", "| ", "\\"):  # of a quoted mail, or of a line that goes on
+            assert read_addresses(broken.replace("\n   ", f"\n{mark}")) == ALL
 
     @pytest.mark.parametrize("count", [1, 2, 3, 4, 5], ids=lambda count: f"{count} addresses")
     @pytest.mark.parametrize("around", AROUND)
@@ -213,7 +215,7 @@ class TestWithKey:
             lambda invite: invite.replace("hivenb://", "hivenb:"),
             lambda invite: f"my invite: {invite[:-9]}",
             lambda invite: f"hive\u200bnb://{invite[len(INVITE_PREFIX) : -9]}",
-            lambda invite: f"({invite[:60]}.{invite[60:]})",
+            lambda invite: f"({invite[:60]}A{invite[60:]})",
             lambda invite: invite[:-1] + "!",
             lambda invite: invite[:30] + "AAAA" + invite[30:],
         ],

@@ -148,3 +148,10 @@ def test_a_flood_in_a_child_is_cut_and_the_rest_comes_through(eventually):
     in_a_child(talk)
     eventually(lambda: any("last words after the flood" in line for line in collector.tail(5)))
     assert sum("a stranger has sent" in line for line in collector.tail()) <= 120
+
+
+@pytest.mark.parametrize(("level", "is_kept"), [(logging.WARNING, False), (logging.ERROR, True)])
+def test_an_error_is_kept_whatever_it_is_of(level, is_kept):
+    collector = collect_logs()
+    logging.getLogger("hivenb").log(level, "Checkpoint file not found: /tmp/hivenb-run-x/resume.ckpt")
+    assert ("hivenb-run-x/resume.ckpt" in " ".join(collector.tail(1))) is is_kept
