@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
-
-from lightning.pytorch.callbacks import Timer
+from typing import TYPE_CHECKING, Any
 
 from hivenb.errors import TrainingError
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Timer
 
 #: Before this share of the whole is done, what is left cannot be told from it.
 _TOO_EARLY = 0.02
@@ -95,6 +96,8 @@ def require_way_to_go(trainer: Any, since: Any) -> None:
 
 def _seconds_that_are_up(trainer: Any, since: Any) -> float | None:
     """For how long it was to train, if that time is up and it is to do nothing else at least."""
+    from lightning.pytorch.callbacks import Timer  # here: a length is shown without Lightning and what it imports
+
     least = trainer.fit_loop.min_epochs or 0, trainer.fit_loop.epoch_loop.min_steps or 0
     if since.current_epoch < least[0] or since.global_step < least[1]:
         return None

@@ -130,6 +130,14 @@ def test_a_stop_in_the_validation_at_the_end_of_a_pass_begins_no_other(validatio
     assert second.model.passes == [[*range(8)]] * (3 - validation)
 
 
+def test_a_training_of_so_many_steps_that_ends_with_a_pass_goes_on_with_the_next_one() -> None:
+    first, folder = Fitted(), RunFolder()
+    folder.keep_state(first.fit(max_steps=8, max_epochs=-1), first.gate.progress)
+    second = Fitted()
+    second.fit(checkpoint=folder.checkpoint, max_steps=16, max_epochs=-1)
+    assert (second.model.passes, second.model.ended) == ([[*range(8)]], 1)
+
+
 def test_a_stop_in_a_validation_in_mid_pass_goes_on_in_that_pass() -> None:
     first = Fitted()
     trainer = first.fit(Steers("on_validation_start", 3, first.stop), val_check_interval=4)

@@ -146,8 +146,9 @@ class OneStepLate(Callback):
         if self._batches > 1:
             self._go.release()
 
-    def on_train_epoch_end(self, trainer: Any, *args: Any) -> None:
-        if trainer.current_epoch + 1 == trainer.max_epochs:  # when training ends, the strategy waits for the last step
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        # the strategy waits for the last step before it says that the pass is over
+        if trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs:
             self._go.release()
 
 
