@@ -51,8 +51,9 @@ _RESERVE = bytes([2, 8, 0])
 #: Fields of the answer, and of the limit in it.
 _LIMIT, _DATA = 4, 2
 
-#: Seconds that a relay is given to answer, and starts until one has the limits that it was asked to have.
-_ANSWERS_WITHIN, _MOST_STARTS = 5.0, 20
+#: Seconds that a relay is given to answer, and starts until one has the limits that it was asked to have: on a machine
+#: where all cores are busy, one of six has them.
+_ANSWERS_WITHIN, _MOST_STARTS = 5.0, 60
 
 #: Seconds from one look at the own place to the next, and for which one without a place is connected to a relay before
 #: it begins anew: the daemon itself asks no relay again for an hour that it has asked before. Each time, so many times
