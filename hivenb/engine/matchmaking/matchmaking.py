@@ -150,14 +150,16 @@ class AttendanceList:
         """
         self.newest_epoch = newest = max((report.epoch for report in reports), default=0)
         # one that a look has missed is remembered for an epoch
-        self._known = {peer: known for peer, known in self._known.items() if known.epoch >= newest - 1}
-        present = [report for report in reports if report.epoch >= newest - 1]
-        for report in present:
-            known = self._known.get(report.peer_id)
-            since = report.epoch if known is None else min(known.since, report.epoch)
-            self._known[report.peer_id] = Attendance(report.peer_id, since, report.epoch)
-        self.oldest_epoch = min((report.epoch for report in present), default=0)
-        return frozenset(self._known[report.peer_id] for report in present)
+        remembered = {peer: one for peer, one in self._known.items() if one.epoch >= newest - 1}
+        present = []
+        for report in reports:
+            if report.epoch >= newest - 1:
+                known = remembered.get(report.peer_id)
+                since = report.epoch if known is None else min(known.since, report.epoch)
+                present.append(Attendance(report.peer_id, since, report.epoch))
+        self._known = remembered | {one.peer: one for one in present}  # at once: other threads read it
+        self.oldest_epoch = min((one.epoch for one in present), default=0)
+        return frozenset(present)
 
 
 # -- given up search -------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -279,8 +279,9 @@ class CatchingUp:
             self._asks_since = self._asks_since if lacks_news and self.was_excluded else None
             # with steps in the background all peers are one behind
             may_jump = has_state and (own.delay_optimizer_step or self.is_hopeless)
-            is_one_behind = own.local_epoch == own.tracker.global_epoch - 1
-            own.begin_epoch(own.tracker.global_epoch if may_jump and is_one_behind else own.local_epoch)
+            # by now: the others may have ended an epoch during the download
+            newest = max(own.tracker.global_epoch, self.newest_epoch())
+            own.begin_epoch(newest if may_jump and own.local_epoch == newest - 1 else own.local_epoch)
 
     def _has_asked_long(self, began: float) -> bool:
         """Whether others have given nothing for so long that they may have nothing to give, as helpers do."""
@@ -310,13 +311,24 @@ class CatchingUp:
 
     def can_be_helped(self) -> bool:
         """Whether others are there that give their state to those who ask; waits until they were looked at."""
+        self._look_anew(FIRST_LOOK_UNDER_LOAD)
+        return self._others_share
+
+    def are_there(self, peers: Collection[bytes]) -> bool:
+        """Whether some of these peers are there, and their reports count; waits until they were looked at.
+
+        :param peers: their ids
+        """
+        self._look_anew(FIRST_LOOK)
+        return any(PeerID.from_base58(one.peer_id).to_bytes() in peers for one in self._others)
+
+    def _look_anew(self, seconds: float) -> None:
         tracker, began = self._participant.tracker, time.monotonic()
         tracker.look_at_once()
-        while time.monotonic() < began + FIRST_LOOK_UNDER_LOAD:
+        while time.monotonic() < began + seconds:
             if tracker.look is not None and tracker.look.taken_at >= began:
                 break
             time.sleep(_LOOK_AGAIN)
-        return self._others_share
 
     @property
     def _others_share(self) -> bool:

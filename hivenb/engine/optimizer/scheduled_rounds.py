@@ -454,8 +454,11 @@ class AgreedRounds:
 
     def note_who_is_ahead(self) -> None:
         """Know who has ended this peer's epoch already, and is to be in the round that ends it here."""
-        may_be_waited_for = self._catching_up.may_be_waited_for
-        self._ahead = self.attendance.ahead_of(self._participant.local_epoch) if may_be_waited_for else frozenset()
+        # by their reports, and not by the swarm's epoch: hivemind leaves clients out of that
+        epoch, catching_up = self._participant.local_epoch, self._catching_up
+        are_waiting = self.attendance.newest_epoch == epoch + 1 and (catching_up.others_are_late or self.has_group)
+        is_waited_for = catching_up.waits_for_gradients and are_waiting
+        self._ahead = self.attendance.ahead_of(epoch) if is_waited_for else frozenset()
 
     def be_ready_for_gradients(self) -> None:
         """Have a round of gradients to begin, whether it was looked for before or not; none if this peer is alone."""
@@ -515,9 +518,10 @@ class AgreedRounds:
         )
         self.last = outcome_of(control, own.averaging_timeout)
         if self._ahead and not self.last.failed:
-            if not self._ahead & self.last.peers:
+            if self._ahead & self.last.peers:
+                self._catching_up.others_are_late = True
+            elif self._catching_up.are_there(self._ahead):
                 raise MissedRound  # its group was one of before, or those who are late as well
-            self._catching_up.others_are_late = True
         have_gone_on = is_in_one_group and self.attendance.newest_epoch > own.local_epoch
         if self.last.failed and (have_gone_on or excluded):
             # where the state was averaged before the step, no round after it mends what this peer has not got

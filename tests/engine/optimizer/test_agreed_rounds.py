@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -299,11 +300,23 @@ class TestThoseAhead:
 
     QUICK, LATE = PeerID(b"a quick one"), PeerID(b"as late as this one")
 
-    def averaged_with(self, *peers: PeerID, epoch: int | None = 4) -> AgreedRounds:
-        """A round with these and with this peer is over."""
+    def averaged_with(
+        self, *peers: PeerID, epoch: int | None = 4, swarm_epoch: int = 5, has_left: bool = False
+    ) -> AgreedRounds:
+        """A round with these and with this peer is over, and the quick one may have left since its report."""
         own = participant()
         rounds = own.rounds = rounds_of(own)
-        own.tracker.global_epoch = 5
+        own.tracker.global_epoch = swarm_epoch
+        here = [self.LATE] if has_left else [self.QUICK, self.LATE]
+        infos = [SimpleNamespace(peer_id=one.to_base58(), is_self=False) for one in here]
+        own.tracker.look = None
+
+        def look() -> None:
+            own.tracker.look = SimpleNamespace(
+                taken_at=time.monotonic(), peers=infos, gone=frozenset(), uncounted=frozenset()
+            )
+
+        own.tracker.look_at_once = look
         rounds.see_swarm([report(self.QUICK.to_bytes(), 5), report(self.LATE.to_bytes(), 4)], frozenset())
         rounds.gradients.control = control = FakeRound(AveragingStage.AWAITING_TRIGGER, 4)  # type: ignore[assignment]
         assert not rounds._catching_up.has_missed_a_round
@@ -322,6 +335,13 @@ class TestThoseAhead:
         """They have given this peer up: its batch took too long."""
         with pytest.raises(MissedRound):
             self.averaged_with(*peers)
+
+    def test_not_where_they_have_left_since(self) -> None:
+        """What they have reported is no state that anybody has."""
+        assert not self.averaged_with(self.LATE, has_left=True)._catching_up.others_are_late
+
+    def test_clients_are_ahead_as_well_though_they_are_of_no_account_for_the_epoch_of_the_swarm(self) -> None:
+        assert self.averaged_with(self.QUICK, self.LATE, swarm_epoch=4)._catching_up.others_are_late
 
     def test_so_is_one_of_another_epoch(self) -> None:
         """Plain hivemind does not say of which one it is."""

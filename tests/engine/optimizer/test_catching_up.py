@@ -182,6 +182,13 @@ class TestNothingToBeHad:
         assert downloading.catching_up.is_called_for
         assert not Downloading(0, 0, found=None).catching_up.is_called_for
 
+    def test_who_has_a_state_goes_on_at_the_epoch_that_the_others_have_reached_during_the_download(self) -> None:
+        late = Downloading(3, 4, found=4, take_over=False)
+        other = SimpleNamespace(is_self=False, client_mode=False, peer_id=b"other", epoch=5)
+        late.participant.tracker.look = SimpleNamespace(peers=[other], gone=frozenset(), uncounted=frozenset())
+        late.catching_up.take_over_state()
+        assert late.participant.local_epoch == 5
+
     def test_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "CATCHING_UP", -1.0)
         assert not Downloading(0, 1, found=None).catching_up.is_called_for
