@@ -88,6 +88,7 @@ def main(
     try:
         recipe: PeerRecipe = unpack(packed_recipe, main_module)
         torch.manual_seed(recipe.seed)
+        trainer_kwargs = recipe.for_trainer()
         with Swarm.join(recipe.initial_peers) as swarm:
             run = _Follower(
                 recipe.model,
@@ -95,7 +96,7 @@ def main(
                 swarm=swarm,
                 options=_trains_in_full(recipe.options),
                 keep_history=False,
-                **recipe.for_trainer(),
+                **trainer_kwargs,
             )
             try:
                 run.start()
@@ -105,7 +106,8 @@ def main(
                 _obey(connection, run)
             finally:
                 # as large as the model and its optimizer; this process ends without finalizers, its siblings train on
-                shutil.rmtree(run.kept_folder.path, ignore_errors=True)
+                for folder in (run.kept_folder.path, trainer_kwargs["default_root_dir"]):
+                    shutil.rmtree(folder, ignore_errors=True)
     except Exception as e:
         logger.exception("this peer failed")
         with contextlib.suppress(OSError):

@@ -53,14 +53,17 @@ class PeerRecipe:
     def for_trainer(self) -> dict[str, Any]:
         """Keyword arguments of the Trainer as they are in the process of the peer.
 
+        Their ``default_root_dir`` is a new folder, which whoever calls this removes.
+
         :returns: those of the run, without validation, and with a logger that writes nothing if the run has one
         """
         # Not above: see _as_before_training. Made here, as one that is packed arrives without its experiment.
         from lightning.pytorch.loggers.logger import DummyLogger
 
-        folder = tempfile.gettempdir()  # of this peer alone, and it goes with it
-        save_dir = property(lambda _: folder)  # for modules that write beside what a logger writes
-        logger = {"logger": type("NoLogger", (DummyLogger,), {"save_dir": save_dir})()} if self.has_logger else {}
+        folder = tempfile.mkdtemp(prefix="hivenb-peer-")
+        # for modules that write beside what a logger writes
+        folders = dict.fromkeys(("save_dir", "log_dir", "root_dir"), property(lambda _: folder))
+        logger = {"logger": type("NoLogger", (DummyLogger,), folders)()} if self.has_logger else {}
         return {**self.trainer_kwargs, **logger, "default_root_dir": folder, "limit_val_batches": 0}
 
 

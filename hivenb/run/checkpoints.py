@@ -121,10 +121,11 @@ class RunFolder:
         """
         if trainer.global_step > 0:
             path = self.path / "resume.ckpt"
-            batches, passes = trainer.fit_loop.epoch_loop.batch_progress, trainer.fit_loop.epoch_progress.current
+            batches = trainer.fit_loop.epoch_loop.batch_progress
+            passes: Any = trainer.fit_loop.epoch_progress.current  # Lightning declares it as less than it is
             if progress is not None:
                 trainer.fit_loop.load_state_dict(progress)
-            elif batches.is_last_batch and passes.completed == passes.ready:  # its validation and hooks are over too
+            elif batches.is_last_batch and passes.completed == passes.started:  # its validation and hooks are over too
                 batches.reset_on_run()  # with max_steps, Lightning would go on in the pass that is over
             self._require_room(lambda: trainer.save_checkpoint(path))
             self.checkpoint = path

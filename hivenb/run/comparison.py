@@ -105,12 +105,12 @@ class Comparison:
         """The others: interrupted, failed, not begun, or still at work."""
         return tuple(one for one in self.entries if isinstance(one, Unfinished))
 
-    def __getitem__(self, name: str) -> Outcome:
-        """The outcome of the options of that name.
+    def __getitem__(self, name: Any) -> Outcome:
+        """The outcome of the options of that name, or of what reads like it, such as a number.
 
         :raises KeyError: if there is none; it says why
         """
-        entry = next((one for one in self.entries if one.name == name), None)
+        entry = next((one for one in self.entries if one.name == str(name)), None)
         if isinstance(entry, Outcome):
             return entry
         known = ", ".join(repr(one.name) for one in self.outcomes) or "none"

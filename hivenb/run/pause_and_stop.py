@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.exceptions import _TunerExitException
 from hivenb.run.module_modes import KeptModes
 from hivenb.run.paused_model import PausedModel
 from hivenb.run.status import RunState
+from hivenb.run.training_length import let_timers_go_on
 
 
 class Stage:
@@ -157,6 +158,7 @@ class Gate(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.has_begun = True
+        let_timers_go_on(trainer)
         self._modes.see_trainer(pl_module._trainer)
         with self._stage.changed:
             if self._stage.state is RunState.STOPPING:

@@ -110,6 +110,16 @@ def _seconds_that_are_up(trainer: Any, since: Any) -> float | None:
     )
 
 
+def let_timers_go_on(trainer: Any) -> None:
+    """Let the Timers of a Trainer that has begun measure again, of which each may have ended with a Trainer before."""
+    from lightning.pytorch.callbacks import Timer
+    from lightning.pytorch.trainer.states import RunningStage
+
+    for one in trainer.callbacks:
+        if isinstance(one, Timer):
+            one._end_time[RunningStage.TRAINING] = None  # the seconds until then are in the checkpoint
+
+
 def _is_at_rest(timer: Timer) -> bool:
     """Whether it has ended, or not begun: one whose training has failed goes on."""
     return timer.start_time() is None or timer.end_time() is not None

@@ -114,7 +114,8 @@ class EstimatedSteps:
             return
         every = trainer.accumulate_grad_batches
         own = {*ends, *(end // every for end in ends), *(math.ceil(end / every) for end in ends)}
-        steps = min(math.ceil(through.batches / every) * max(trainer.max_epochs, 1), *ends, math.inf)
+        passes = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else math.inf
+        steps = min(math.ceil(through.batches / every) * passes, *ends)
         epochs = self._epochs(trainer, through, int(steps))
         for scheduler in schedulers:
             taken = next((length for length in lengths_of(scheduler) if length in own), None)
@@ -236,9 +237,13 @@ def _samples_given(loader: Any, in_batch: int, batches: float, is_cycled: bool) 
     whole, length = _samples_in_round(loader, in_batch), _length(loader)
     if whole is None or batches == math.inf:
         return batches * in_batch
-    whole = min(whole, length * in_batch) if length else whole  # a sampler may go through a part of the data
+    mean: float = in_batch
+    if length and _said_size(loader) is None:
+        mean = whole / length
+    elif length:
+        whole = min(whole, length * in_batch)  # a sampler may go through a part of the data
     rounds, rest = divmod(batches, length) if is_cycled and length else (0, batches)
-    return rounds * whole + min(rest * in_batch, whole)
+    return rounds * whole + min(rest * mean, whole)
 
 
 def _batch_sampler(loader: Any) -> Any:
@@ -254,12 +259,16 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and value > 0
 
 
+def _said_size(loader: Any) -> int | None:
+    """Samples in a batch, where a loader or what makes its batches says that each has as many."""
+    sizes = (getattr(owner, "batch_size", None) for owner in (loader, _batch_sampler(loader)))
+    return next((size for size in sizes if _is_size(size)), None)
+
+
 def _samples_in_batch(loader: Any) -> int | None:
+    if (size := _said_size(loader)) is not None:
+        return size
     sampler = _batch_sampler(loader)
-    for owner in (loader, sampler):
-        size: int | None = getattr(owner, "batch_size", None)
-        if _is_size(size):
-            return size
     if isinstance(loader, DataLoader) and sampler is not None:
         batches, samples = _length(sampler), _length(loader.dataset)
         return None if not batches or samples is None else max(1, round(samples / batches))

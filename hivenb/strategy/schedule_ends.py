@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,9 @@ from torch.optim.lr_scheduler import (
 
 #: Under this name, the functions that transformers makes schedules of know when training ends.
 _OF_TRANSFORMERS = "num_training_steps"
+
+#: Places beyond the end of a schedule at which it is looked at.
+_LOOKED_AT_BEYOND = 64
 
 #: What schedulers count themselves with.
 _COUNTERS = frozenset({"last_epoch", "_step_count", "base_lrs", "_last_lr", "T_cur"})
@@ -66,14 +69,21 @@ def _is_multiple(length: float, estimated: float | None) -> bool:
 
 def _goes_wrong_after(scheduler: Any, length: int) -> bool:
     """Whether a rate rises again after so many steps, or becomes negative; not where it is the peak of a warm-up."""
-    if isinstance(scheduler, CosineAnnealingLR):
-        return True
     if not isinstance(scheduler, LambdaLR):
-        return False  # of total_iters, those of torch keep their last rate
+        # of total_iters, those of torch keep their last rate; what a class of somebody does is not known
+        is_torch = type(scheduler).__module__.startswith("torch.")
+        return isinstance(scheduler, CosineAnnealingLR) or not is_torch
+    beyond = range(length + 1, 2 * length + 1, max(1, length // _LOOKED_AT_BEYOND))  # a floor may last a while
     try:
-        return any(one(length + 1) < 0 or one(length + 1) > one(length) for one in scheduler.lr_lambdas)
+        return any(min(rates) < 0 or max(rates) > last for last, rates in _rates(scheduler, length, beyond))
     except Exception:  # of somebody's function, which knows no step beyond its end
         return True
+
+
+def _rates(scheduler: LambdaLR, length: int, beyond: Sequence[int]) -> Iterator[tuple[float, list[float]]]:
+    """By each function: the factor after so many steps, and those beyond."""
+    for function in scheduler.lr_lambdas:
+        yield function(length), [function(step) for step in beyond]
 
 
 def lengths_of(scheduler: Any) -> list[float]:

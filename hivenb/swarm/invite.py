@@ -54,9 +54,25 @@ def read_invite(given: str | Iterable[object] | None) -> Invite:
     if not isinstance(given, str):
         return _together([read_invite(str(one)) for one in given])
     if bodies := _bodies(given):
-        return _together([decode_invite(INVITE_PREFIX + body) for body in bodies])
+        return _together(_whole(bodies))
     words: Sequence[str] = [word for word in re.split(r"[\s,]+", _visible(given)) if word]
     return Invite(tuple(dict.fromkeys(_checked(word) for word in words)))
+
+
+def _whole(bodies: Sequence[str]) -> list[Invite]:
+    """Those of several invites that can be read: one may be shortened in the text of a link to another.
+
+    :raises InviteError: if none can
+    """
+    invites, errors = list[Invite](), list[InviteError]()
+    for body in bodies:
+        try:
+            invites.append(decode_invite(INVITE_PREFIX + body))
+        except InviteError as e:
+            errors.append(e)
+    if not invites:
+        raise errors[0]
+    return invites
 
 
 def _together(invites: Sequence[Invite]) -> Invite:

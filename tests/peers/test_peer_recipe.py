@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import tempfile
+import os
 import threading
 
 import cloudpickle
@@ -60,7 +60,10 @@ def test_a_module_finds_a_logger_at_a_peer_if_the_run_has_one(given, has_one):
     assert ("logger" in kwargs) is has_one
     if has_one:
         kwargs["logger"].experiment.add_scalar("loss", 1.0)
-        assert kwargs["logger"].save_dir == kwargs["default_root_dir"] == tempfile.gettempdir()
+        assert kwargs["logger"].save_dir == kwargs["logger"].log_dir == kwargs["default_root_dir"]
+    other = cloudpickle.loads(make_recipe(run, ADDRESSES, seed=8)).for_trainer()
+    assert os.listdir(kwargs["default_root_dir"]) == []
+    assert other["default_root_dir"] != kwargs["default_root_dir"], "each peer has a folder of its own"
 
 
 class Data(lightning.LightningDataModule):

@@ -134,6 +134,7 @@ class TestView:
         assert re.match(r"later +waits for its turn ", third)
         assert [outcome.name for outcome in comparison.outcomes] == ["sync"]
         assert list(comparison.to_dataframe().index) == ["sync"]
+        assert ShownComparison((figures(told([0.1] * 4), name="32"),))[32].name == "32"
         with pytest.raises(KeyError, match=r"'now': epoch 3 of 20; finished: 'sync'"):
             comparison["now"]
         assert comparison.png() != ShownComparison(comparison.entries[:1]).png(), "a curve while it works"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import lightning
 import pytest
 import tiny
 from lightning import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from hivenb.run.checkpoints import RunFolder
@@ -97,9 +98,9 @@ class Fitted:
         self.stage.enter(RunState.STARTING)
         quiet = {**tiny.QUIET, "enable_checkpointing": any(isinstance(one, ModelCheckpoint) for one in callbacks)}
         flags = {"max_epochs": 3, **quiet, **kwargs}
-        trainer = lightning.Trainer(strategy=Steered(), callbacks=[*callbacks, self.gate], **flags)
-        trainer.fit(self.model, tiny.loader(), tiny.loader(seed=1), ckpt_path=checkpoint)
-        return trainer
+        self.trainer = lightning.Trainer(strategy=Steered(), callbacks=[*callbacks, self.gate], **flags)
+        self.trainer.fit(self.model, tiny.loader(), tiny.loader(seed=1), ckpt_path=checkpoint)
+        return self.trainer
 
 
 def test_what_is_written_after_a_stop_in_mid_pass_says_where_that_was(tmp_path: Path) -> None:
@@ -136,6 +137,28 @@ def test_a_training_of_so_many_steps_that_ends_with_a_pass_goes_on_with_the_next
     second = Fitted()
     second.fit(checkpoint=folder.checkpoint, max_steps=16, max_epochs=-1)
     assert (second.model.passes, second.model.ended) == ([[*range(8)]], 1)
+
+
+def test_a_pass_that_could_not_begin_is_trained_whole_by_the_next_start() -> None:
+    def fail() -> None:
+        raise OSError("no such file")
+
+    first, folder = Fitted(), RunFolder()
+    with pytest.raises(OSError, match="no such file"):
+        first.fit(Steers("on_train_epoch_start", 2, fail))
+    folder.keep_state(first.trainer, first.gate.progress)
+    second = Fitted()
+    second.fit(checkpoint=folder.checkpoint)
+    assert second.model.passes == [[*range(8)]] * 2
+
+
+def test_a_timer_of_somebody_ends_the_training_that_is_started_again() -> None:
+    first, timer, folder = Fitted(), Timer("00:00:10:00"), RunFolder()
+    folder.keep_state(first.fit(timer, Steers("on_train_batch_end", 3, first.stop)), first.gate.progress)
+    before, second = timer.time_elapsed(), Fitted()
+    timer._duration = before + 0.2
+    second.fit(Steers("on_train_batch_end", 2, lambda: time.sleep(0.3)), timer, checkpoint=folder.checkpoint)
+    assert len(second.model.passes[0]) == 2
 
 
 def test_a_stop_in_a_validation_in_mid_pass_goes_on_in_that_pass() -> None:

@@ -212,6 +212,11 @@ def test_what_cannot_be_known_is_said(swarm: hivenb.Swarm, data: Any, kwargs: An
     assert "Give max_epochs or max_steps" in said[0]
 
 
+def test_several_passes_that_only_max_steps_ends_are_known(swarm: hivenb.Swarm) -> None:
+    chosen, rate, said = fit(swarm, Scheduled(), loader(64, 8), 8, max_epochs=-1, max_steps=24)
+    assert (chosen.hivemind_epoch, rate, said) == (24, 0.0, [])
+
+
 def test_a_stream_with_an_end_is_known(swarm: hivenb.Swarm) -> None:
     chosen, rate, said = fit(swarm, Scheduled(), DataLoader(Stream(), batch_size=8), 16, max_steps=8)
     assert (chosen.hivemind_epoch, rate, said) == (4, 0.0, [])
@@ -274,6 +279,19 @@ class Unequal(BatchSampler):
         return 2
 
 
+class MostlyOfOne(BatchSampler):
+    """As many tokens in each batch: many of one long text, and one of many short ones."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from [[index] for index in range(49)] + [[*range(49, 60)]]
+
+    def __len__(self) -> int:
+        return 50
+
+
 class OfBatches(Dataset[Any]):
     """Takes the indices of a whole batch at once."""
 
@@ -296,6 +314,7 @@ LISTED = [samples(8), samples(8), samples(4)]
         (DataLoader(DATA, batch_size=8, drop_last=True), 7, Pass(7, 8, 56)),
         (DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 8, False)), 8, Pass(8, 8, 60)),
         (DataLoader(TensorDataset(*samples(4)), batch_sampler=Unequal()), 2, Pass(2, 2, 4)),
+        (DataLoader(DATA, batch_sampler=MostlyOfOne()), 50, Pass(50, 1, 60)),
         (DataLoader(LISTED, batch_size=None), 3, Pass(3, 8, 24)),
         (LISTED, 3, Pass(3, 8, 24)),
         (DataLoader(Stream(), batch_size=8), float("inf"), Pass(float("inf"), 8, float("inf"))),

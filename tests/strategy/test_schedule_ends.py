@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -88,6 +89,10 @@ def test_one_that_knows_when_training_ends_needs_no_estimate() -> None:
     assert end_of(made(MADE["of transformers"][0]), 4) == 8
 
 
+def cosine_with_floor(optimizer: torch.optim.Optimizer) -> LambdaLR:
+    return LambdaLR(optimizer, lambda step, total=32: max(0.1, 0.5 * (1 + math.cos(math.pi * step / total))))
+
+
 def with_long_warmup(optimizer: torch.optim.Optimizer) -> LambdaLR:
     return LambdaLR(optimizer, lambda step, warmup=16, total=32: min(step / warmup, 1 - step / total))
 
@@ -99,6 +104,8 @@ def with_long_warmup(optimizer: torch.optim.Optimizer) -> LambdaLR:
         (partial(CosineAnnealingLR, T_max=24), 24),
         (lambda optimizer: CosineAnnealingLR(optimizer, T_max=24.0), 24),
         (with_long_warmup, 32),
+        (cosine_with_floor, 32),
+        (partial(Own, total=24), 24),
         (
             lambda optimizer: SequentialLR(
                 optimizer, [LinearLR(optimizer, total_iters=2), CosineAnnealingLR(optimizer, T_max=22)], milestones=[2]
@@ -121,6 +128,7 @@ def test_one_that_is_made_for_several_peers_ends_as_well(make: Make, end: int) -
         partial(CosineAnnealingWarmRestarts, T_0=8),
         partial(StepLR, step_size=8),
         closed_over(30),
+        lambda optimizer: LambdaLR(optimizer, lambda step, warmup=16: min(1.0, step / warmup)),
         lambda optimizer: LambdaLR(optimizer, lambda step, warmup=16, total=30: min(step / warmup, 1 - step / total)),
     ],
 )

@@ -126,6 +126,18 @@ class TestInvite:
         for between in (" ", ",", "\n", ", or "):
             assert read_addresses(f"{first}{between}{second}") == ALL
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "An invite begins with hivenb://: {whole}",
+            "[{shortened}…]({whole})",
+            "{whole}\n-- \nSent with hivenb://",
+        ],
+    )
+    def test_what_only_looks_like_one_beside_it_does_no_harm(self, text: str) -> None:
+        invite = encode_invite(ALL)
+        assert read_addresses(text.format(whole=invite, shortened=invite[:40])) == ALL
+
     @pytest.mark.parametrize("kept", [1, 10, 40])
     def test_cut_off(self, kept: int) -> None:
         invite = encode_invite(ALL)
