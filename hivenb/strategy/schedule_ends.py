@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -75,15 +75,9 @@ def _goes_wrong_after(scheduler: Any, length: int) -> bool:
         return isinstance(scheduler, CosineAnnealingLR) or not is_torch
     beyond = range(length + 1, 2 * length + 1, max(1, length // _LOOKED_AT_BEYOND))  # a floor may last a while
     try:
-        return any(min(rates) < 0 or max(rates) > last for last, rates in _rates(scheduler, length, beyond))
+        return any(one(step) < 0 or one(step) > one(length) for one in scheduler.lr_lambdas for step in beyond)
     except Exception:  # of somebody's function, which knows no step beyond its end
         return True
-
-
-def _rates(scheduler: LambdaLR, length: int, beyond: Sequence[int]) -> Iterator[tuple[float, list[float]]]:
-    """By each function: the factor after so many steps, and those beyond."""
-    for function in scheduler.lr_lambdas:
-        yield function(length), [function(step) for step in beyond]
 
 
 def lengths_of(scheduler: Any) -> list[float]:

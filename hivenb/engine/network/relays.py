@@ -52,7 +52,7 @@ _RESERVE = bytes([2, 8, 0])
 _LIMIT, _DATA = 4, 2
 
 #: Seconds that a relay is given to answer, and starts until one has the limits that it was asked to have: on a machine
-#: where all cores are busy, one of six has them.
+#: where all cores are busy, one of four has them.
 _ANSWERS_WITHIN, _MOST_STARTS = 5.0, 60
 
 #: Seconds from one look at the own place to the next, and for which one without a place is connected to a relay before

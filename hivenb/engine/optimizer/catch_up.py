@@ -203,9 +203,12 @@ class CatchingUp:
         Its round tells: it is a missed one if none of them is in it.
         """
         own = self._participant
-        if not self.waits_for_gradients or own.local_epoch != own.tracker.global_epoch - 1:
-            return False
-        return self.others_are_late or bool(own.rounds.has_group)
+        return own.local_epoch == own.tracker.global_epoch - 1 and self.is_in_a_round_of_those_ahead
+
+    @property
+    def is_in_a_round_of_those_ahead(self) -> bool:
+        """Whether others that are one epoch ahead, if there are any, are to be in this peer's round as well."""
+        return self.waits_for_gradients and (self.others_are_late or bool(self._participant.rounds.has_group))
 
     @property
     def may_follow(self) -> bool:

@@ -455,10 +455,9 @@ class AgreedRounds:
     def note_who_is_ahead(self) -> None:
         """Know who has ended this peer's epoch already, and is to be in the round that ends it here."""
         # by their reports, and not by the swarm's epoch: hivemind leaves clients out of that
-        epoch, catching_up = self._participant.local_epoch, self._catching_up
-        are_waiting = self.attendance.newest_epoch == epoch + 1 and (catching_up.others_are_late or self.has_group)
-        is_waited_for = catching_up.waits_for_gradients and are_waiting
-        self._ahead = self.attendance.ahead_of(epoch) if is_waited_for else frozenset()
+        epoch = self._participant.local_epoch
+        may_come = self.attendance.newest_epoch == epoch + 1 and self._catching_up.is_in_a_round_of_those_ahead
+        self._ahead = self.attendance.ahead_of(epoch) if may_come else frozenset()
 
     def be_ready_for_gradients(self) -> None:
         """Have a round of gradients to begin, whether it was looked for before or not; none if this peer is alone."""
